@@ -1,0 +1,90 @@
+"""The small nouns of a step: what a drafter proposes, what the target says, what a verifier decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+NextKind: TypeAlias = Literal["recovered", "bonus"]
+TokenKind: TypeAlias = Literal["accepted", "recovered", "bonus"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """The tokens that a drafter proposes for one step: a tree of n nodes, in topological order.
+
+    tokens:  int32[n], token ids.
+    parents: int32[n], index of each node's parent, always smaller than the node's own index;
+             -1 means a child of the anchor (the last emitted token).
+    probs:   float32[n, vocab], the distribution that each node was drawn from, or None for a
+             point mass (lookup drafters, and every drafter under the `coupled` rule).
+    source:  name of the drafter, for metrics.
+    """
+
+    tokens: IntArray
+    parents: IntArray
+    probs: FloatArray | None = None
+    source: str = "none"
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @staticmethod
+    def empty(source: str = "none") -> Draft:
+        """A draft of length 0: the step is then plain decoding."""
+        return Draft(np.empty(0, np.int32), np.empty(0, np.int32), None, source)
+
+    @staticmethod
+    def chain(tokens: npt.ArrayLike, source: str, probs: FloatArray | None = None) -> Draft:
+        """A draft in which every token follows the one before it."""
+        ids = np.asarray(tokens, dtype=np.int32).reshape(-1)
+        return Draft(ids, np.arange(-1, len(ids) - 1, dtype=np.int32), probs, source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetScores:
+    """The target's logits for one sequence and one step.
+
+    logits: float32[n + 1, vocab]; row 0 follows the anchor, row i + 1 follows draft node i.
+    """
+
+    logits: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What survives a step: the accepted nodes, in order from the anchor, and one token more.
+
+    path:       indices into the draft; each one's parent is the one before it (the first's is -1).
+    next_token: the target's own token after the path.
+    next_kind:  "bonus" when the path ended at a leaf of the draft (an empty draft included),
+                "recovered" when the target left the draft where it still had children.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    next_kind: NextKind
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Counts and seconds of one step of one request, for metrics and the controller.
+
+    emitted counts the tokens kept after stop checks; drafted and accepted are as verified.
+    Seconds are this request's share of a batch's wall time.
+    """
+
+    source: str
+    drafted: int
+    accepted: int
+    emitted: int
+    draft_seconds: float
+    verify_seconds: float
+    other_seconds: float
+    accepted_depths: tuple[int, ...] = field(default=())

@@ -1,0 +1,127 @@
+"""The seams between the step loop and whatever computes logits.
+
+A `LanguageModel` is one set of weights with caches that a caller may extend and roll back. The
+draft model drafter uses it directly. `StepEngine` is the target's view of it: open, score, commit,
+close, with the anchor rule (the last emitted token is emitted, but not yet in the cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """The keys and values of one sequence. Rolling back costs O(1), keeping a path O(path)."""
+
+    @property
+    def length(self) -> int:
+        """Committed and uncommitted positions held, in tokens."""
+
+    @property
+    def capacity(self) -> int:
+        """Most positions that this cache may hold."""
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from `length` on. Raises ValueError when length > self.length."""
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        """Keep positions 0..base-1 and then, in order, the ones at `slots` (absolute, ascending,
+        all >= base): the path of a tree becomes a chain. `length` is base + len(slots) after."""
+
+    def close(self) -> None:
+        """Give the memory back. Any later use raises ValueError."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardItem:
+    """One sequence's share of a forward pass: n new tokens appended to `cache`.
+
+    tokens:  int32[n].
+    parents: int32[n]; -1 follows everything in the cache, i >= 0 follows new token i (i < own
+             index). A token sees the cache and its ancestors. Its position is cache length + depth.
+    rows:    int32[m], the new tokens whose logits are wanted (may be empty: prefill).
+    """
+
+    cache: Cache
+    tokens: IntArray
+    parents: IntArray
+    rows: IntArray
+
+
+class LanguageModel(Protocol):
+    """Weights that turn tokens into logits."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits, padding included."""
+
+    @property
+    def max_positions(self) -> int:
+        """The longest context that the model was made for."""
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for at most `capacity` positions."""
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        """Run one pass. Returns float32[len(item.rows), vocab] for each item.
+
+        The new tokens stay in the caches, at slots length, length + 1, … in the order given; the
+        caller truncates or keeps. Raises ValueError for ids outside the vocabulary or a full
+        cache, before any cache is changed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCaps:
+    """What an engine can do, matched against the drafter's and verifier's needs when built.
+
+    tree_attention: scores drafts that branch.
+    exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
+    """
+
+    tree_attention: bool
+    exact_bits: bool
+
+
+@dataclass(slots=True, eq=False)
+class SeqHandle:
+    """An open sequence: its cache, the anchor, and how far the prompt has been prefilled."""
+
+    cache: Cache
+    anchor: int
+    pending: IntArray  # int32[k], prompt tokens (without the anchor) that are not in the cache yet
+    committed: int = 0  # tokens in the sequence without the anchor
+
+
+class StepEngine(Protocol):
+    """A target that Outrider drives step by step."""
+
+    @property
+    def caps(self) -> EngineCaps: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    def open(self, prompt: Sequence[int], capacity: int) -> SeqHandle:
+        """Register a prompt of at least one token; nothing is computed yet. The anchor is its last
+        token. `capacity` is in positions and must cover prompt, output and draft."""
+
+    def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
+        """Put up to max_tokens pending prompt tokens into the cache; returns how many are left."""
+
+    def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
+        """Score anchor and draft nodes of each sequence in one pass. Prefill must be complete."""
+
+    def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
+        """Keep the anchor and the accepted path, drop the rest; next_token is the new anchor.
+        The only place where a target's cache rolls back."""
+
+    def close(self, seq: SeqHandle) -> None: ...

@@ -1,0 +1,107 @@
+"""What every model format is turned into: one description that engines and tokenizers read.
+
+Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …) whatever the file called them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+RopeStyle: TypeAlias = Literal["half", "interleaved"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """One weight matrix or vector, still in its file's encoding.
+
+    data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it.
+    type:  name of the ggml type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
+    shape: (rows, columns) with rows contiguous, or (length,) for a vector.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Architecture:
+    """The numbers of a decoder-only transformer of the Llama family. All checked to be sane.
+
+    inv_freq:   float32[rope_dim // 2], rotary frequencies with every scaling already applied
+                (linear, llama3, or GGUF's rope_freqs factors).
+    rope_scale: factor on cos and sin (1.0 unless a scaling variant asks for another).
+    rope_style: "half" rotates (i, i + d/2) pairs (Hugging Face, GGUF qwen2), "interleaved" rotates
+                (2i, 2i + 1) (GGUF llama, whose q and k rows are permuted for it).
+    """
+
+    name: str  # "llama" or "qwen2"
+    n_layers: int
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    max_positions: int
+    rms_eps: float
+    rope_dim: int
+    rope_style: RopeStyle
+    inv_freq: npt.NDArray[np.float32]
+    rope_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenizerData:
+    """What a tokenizer is built from, in GGUF's terms or as a Hugging Face tokenizer.json.
+
+    kind: "bpe" (GGUF `gpt2`: byte-level BPE), "spm" (GGUF `llama`: SentencePiece-style), or
+          "json" (tokenizer_json holds the file's text and the other fields may be empty).
+    pre:  GGUF's `tokenizer.ggml.pre` (llama-bpe, qwen2, smollm, gpt-2, default, …).
+    types: int32[n] of GGUF token types (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
+    eos_ids: every id that ends a turn (eos, eot, <|im_end|>, generation_config's list).
+    """
+
+    kind: Literal["bpe", "spm", "json"]
+    pre: str = ""
+    tokens: tuple[str, ...] = ()
+    types: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    merges: tuple[str, ...] = ()
+    scores: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    tokenizer_json: str = ""
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    unk_id: int | None = None
+    pad_id: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    add_space_prefix: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSource:
+    """A model that was opened and checked, with nothing computed or copied yet."""
+
+    path: Path
+    format: Literal["gguf", "safetensors"]
+    display_name: str
+    architecture: Architecture
+    tensors: Mapping[str, Tensor]
+    tokenizer: TokenizerData
+    chat_template: str | None
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(t.nbytes for t in self.tensors.values())
