@@ -1,0 +1,77 @@
+"""Outrider: lossless speculative decoding for large language models.
+
+    from outrider import LLM, SamplingParams
+
+    llm = LLM(model="target.gguf", speculative_model="draft.gguf", num_speculative_tokens=5)
+    print(llm.generate("Hello", SamplingParams(temperature=0.7, max_tokens=64))[0].outputs[0].text)
+
+What is named here is public; the rest may change.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import (
+    ConfigError,
+    DownloadError,
+    InsufficientMemoryError,
+    ModelError,
+    ModelFileError,
+    ModelNotFoundError,
+    OutriderError,
+    PromptError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
+
+if TYPE_CHECKING:
+    from outrider.config import SpeculativeConfig
+    from outrider.decoding.params import SamplingParams
+    from outrider.llm import LLM
+    from outrider.outputs import CompletionOutput, RequestOutput
+
+try:
+    __version__ = version("outrider")
+except PackageNotFoundError:  # a source tree on the path, not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "DownloadError",
+    "InsufficientMemoryError",
+    "ModelError",
+    "ModelFileError",
+    "ModelNotFoundError",
+    "OutriderError",
+    "PromptError",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "UnsupportedModelError",
+    "VocabularyMismatchError",
+    "__version__",
+]
+
+_LAZY = {  # imported when first asked for, so that `outrider --version` is instant
+    "LLM": "outrider.llm",
+    "SamplingParams": "outrider.decoding.params",
+    "SpeculativeConfig": "outrider.config",
+    "CompletionOutput": "outrider.outputs",
+    "RequestOutput": "outrider.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,120 @@
+"""Will it fit? An estimate from the models' numbers alone, made before any weight is loaded.
+
+Bytes throughout. The weights are counted as resident: the engine repacks them once into layouts of
+its own, which hold the file's values with a little padding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from outrider.errors import InsufficientMemoryError
+from outrider.models.source import Architecture, ModelSource
+
+REPACK = 1.03  # repacked weights / weights as stored
+KV_BYTES = 2  # a key or value is stored in fp16
+PASS_WIDTH = 256  # most tokens of one pass: a chunk of prefill
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def kv_bytes(arch: Architecture, positions: int) -> int:
+    """Bytes of the keys and values of `positions` positions of one sequence."""
+    return 2 * arch.n_layers * arch.n_kv_heads * arch.head_dim * KV_BYTES * positions
+
+
+def buffer_bytes(arch: Architecture, width: int = PASS_WIDTH) -> int:
+    """Bytes that one pass over `width` tokens works in: float32 activations and a few logits rows."""
+    heads = (arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
+    per_token = 4 * (4 * arch.hidden_size + 3 * arch.ffn_size + heads)
+    return width * per_token + 4 * 32 * arch.vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """One model's share, in bytes."""
+
+    name: str
+    weights: int
+    cache: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.buffers
+
+
+def estimate(source: ModelSource, positions: int, sequences: int = 1) -> ModelMemory:
+    """What `source` will need for `sequences` sequences of at most `positions` positions each."""
+    arch = source.architecture
+    return ModelMemory(
+        name=source.display_name,
+        weights=int(source.weights_bytes * REPACK),
+        cache=kv_bytes(arch, positions) * sequences,
+        buffers=buffer_bytes(arch),
+    )
+
+
+def available_bytes() -> int:
+    """Memory that this process can still take: the system's, or less where a control group limits it."""
+    return min([int(psutil.virtual_memory().available), *_cgroup_free()])
+
+
+def _cgroup_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """What each control group around this process leaves, page cache counted as free (Linux, v2 and v1)."""
+    try:
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in (g for g in groups if len(g) == 3):
+        if controllers == "":
+            folder, names = root, ("memory.max", "memory.current", "memory.stat")
+        elif "memory" in controllers.split(","):
+            folder = root / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+        else:
+            continue
+        inner = folder / path.strip("/")
+        for group in (inner, *inner.parents):
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((group / name).read_text()) for name in names[:2])
+                stat = dict(line.split() for line in (group / names[2]).read_text().splitlines())
+                cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+                yield max(0, limit - used + cached)
+            if group == folder:
+                break
+
+
+def check(parts: Sequence[ModelMemory], positions: int, available: int | None = None) -> None:
+    """Raise InsufficientMemoryError when the parts (target first, then the draft) do not fit.
+
+    The message names each model's size, what is available, and what to do.
+    """
+    free = available_bytes() if available is None else available
+    total = sum(p.total for p in parts)
+    if total <= free:
+        return
+    roles = ("target", "draft")
+    sizes = " + ".join(
+        f"{role} {p.name} {size(p.total)} (weights {size(p.weights)}, cache {size(p.cache)})"
+        for role, p in zip(roles, parts, strict=False)
+    )
+    advice = [f"a shorter context (-c / max_model_len, now {positions})", "a smaller quantization"]
+    if len(parts) > 1:
+        advice.append("no draft model (--spec ngram)")
+    raise InsufficientMemoryError(
+        f"not enough memory: {sizes} = {size(total)}, available {size(free)}; try {', or '.join(advice)}"
+    )
+
+
+def size(n: int) -> str:
+    """`n` bytes for a reader: "98 MB", "1.12 GB" (powers of ten)."""
+    if n >= 10**9:
+        return f"{n / 1e9:.2f} GB"
+    if n >= 10**6:
+        return f"{n / 1e6:.0f} MB"
+    return f"{n / 1e3:.0f} kB"

@@ -1,0 +1,192 @@
+"""Every spelling of vLLM's is honoured or refused by name; nothing is ignored in silence."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.config import (
+    DraftModelConfig,
+    EngineConfig,
+    NgramConfig,
+    NoneConfig,
+    parse_engine,
+    parse_speculative,
+)
+from outrider.errors import ConfigError, OutriderError
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, NoneConfig()),
+        ({}, NoneConfig()),
+        ("none", NoneConfig()),
+        ("ngram", NgramConfig()),
+        ({"method": "ngram"}, NgramConfig(5, 5, 5)),
+        ({"method": "ngram", "prompt_lookup_max": 4}, NgramConfig(5, 4, 4)),
+        ({"method": "ngram", "prompt_lookup_min": 2}, NgramConfig(5, 2, 2)),
+        ({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}, NgramConfig(5, 4, 2)),
+        ({"method": "ngram", "prompt_lookup_min": None, "prompt_lookup_max": None}, NgramConfig(5, 5, 5)),
+        ({"model": "[ngram]", "num_speculative_tokens": 3}, NgramConfig(3, 5, 5)),
+        ({"model": "d.gguf"}, DraftModelConfig("d.gguf", 5)),
+        ({"method": "draft_model", "model": "d", "num_speculative_tokens": 2}, DraftModelConfig("d", 2)),
+        ({"model": "o/d", "revision": "main", "max_model_len": 64}, DraftModelConfig("o/d", 5, 64, "main")),
+        ('{"method": "ngram", "num_speculative_tokens": 7}', NgramConfig(7)),
+        ({"model": "d", "draft_tensor_parallel_size": 1, "quantization": None}, DraftModelConfig("d")),
+        (DraftModelConfig("d", 4), DraftModelConfig("d", 4)),
+    ],
+)
+def test_todays_names(value: Any, expected: object) -> None:
+    assert parse_speculative(value) == expected
+
+
+def test_old_names_mean_the_same() -> None:
+    assert parse_speculative(speculative_model="d", num_speculative_tokens=3) == DraftModelConfig("d", 3)
+    old = parse_speculative(
+        speculative_model="[ngram]",
+        num_speculative_tokens=4,
+        ngram_prompt_lookup_max=3,
+        ngram_prompt_lookup_min=1,
+        speculative_draft_tensor_parallel_size=1,
+    )
+    assert old == NgramConfig(4, 3, 1)
+    assert parse_speculative(speculative_model=None, num_speculative_tokens=None) == NoneConfig()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"method": "ngarm"}, ["'ngarm'", "did you mean 'ngram'", "draft_model"]),
+        ({"method": "eagle3", "model": "m"}, ["'eagle3'", "not available", "ngram", "draft_model"]),
+        ({"method": 3}, ["3", "not available"]),
+        ({"modle": "d"}, ["'modle'", "did you mean 'model'"]),
+        ({"modle": None}, ["'modle'", "did you mean 'model'"]),
+        ({"num_speculative_tokens": 5}, ["without a drafter", "ngram"]),
+        ({"method": "draft_model"}, ["draft_model", "model"]),
+        ({"method": "ngram", "model": "d"}, ["model='d'", "'ngram'"]),
+        ({"model": "d", "prompt_lookup_max": 3}, ["prompt_lookup_max", "'draft_model'"]),
+        ({"model": "d", "draft_tensor_parallel_size": 2}, ["draft_tensor_parallel_size=2", "one process"]),
+        ({"model": "d", "draft_tensor_parallel_size": True}, ["draft_tensor_parallel_size=True"]),
+        ({"model": "d", "quantization": "awq"}, ["quantization='awq'", "file"]),
+        ({"model": "d", "draft_sample_method": "greedy"}, ["draft_sample_method", "noise"]),
+        ({"model": "d", "rejection_sample_method": "synthetic"}, ["rejection_sample_method", "coupled"]),
+        (
+            {"method": "ngram", "suffix_decoding_max_tree_depth": 24},
+            ["suffix_decoding_max_tree_depth", "ngram"],
+        ),
+        ({"method": "ngram", "num_speculative_tokens": 0}, ["num_speculative_tokens", "0"]),
+        ({"method": "ngram", "num_speculative_tokens": -2}, ["num_speculative_tokens", "-2"]),
+        ({"method": "ngram", "num_speculative_tokens": 10**6}, ["num_speculative_tokens", "at most"]),
+        ({"method": "ngram", "num_speculative_tokens": True}, ["num_speculative_tokens", "True"]),
+        ({"method": "ngram", "num_speculative_tokens": math.nan}, ["num_speculative_tokens", "NaN"]),
+        ({"method": "ngram", "num_speculative_tokens": "5"}, ["num_speculative_tokens", "'5'"]),
+        ({"method": "ngram", "prompt_lookup_max": 0}, ["prompt_lookup_max", "0"]),
+        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, ["larger"]),
+        ({"model": ""}, ["model"]),
+        ({"model": 7}, ["model", "7"]),
+        ('{"method": ', ["not JSON"]),
+        (7, ["mapping", "int"]),
+        ([1], ["mapping", "list"]),
+    ],
+)
+def test_refused_by_name_in_one_line(value: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_speculative(value)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_ready_config_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        parse_speculative(NgramConfig(0))
+
+
+def test_old_and_new_names_do_not_mix() -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        parse_speculative({"method": "ngram"}, speculative_model="d")
+    with pytest.raises(ConfigError, match="did you mean 'speculative_model'"):
+        parse_speculative(speculative_modle="d")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+_KEYS = st.sampled_from(
+    ["method", "model", "num_speculative_tokens", "prompt_lookup_max", "max_model_len", "quantization"]
+)
+
+
+@given(
+    st.dictionaries(
+        _KEYS | st.text(max_size=6), _JSON | st.sampled_from(["ngram", "draft_model"]), max_size=5
+    )
+)
+def test_anything_is_a_config_or_one_clear_line(value: dict[str, Any]) -> None:
+    for form in (value, json.dumps(value)):
+        try:
+            outcome: object = parse_speculative(form)
+        except OutriderError as e:
+            outcome = str(e)
+        if isinstance(outcome, str):
+            assert "\n" not in outcome
+        else:
+            assert isinstance(outcome, NoneConfig | NgramConfig | DraftModelConfig)
+
+
+def test_engine_arguments_that_change_nothing_are_taken() -> None:
+    config = parse_engine(
+        "t.gguf",
+        tensor_parallel_size=1,
+        gpu_memory_utilization=0.8,
+        enforce_eager=True,
+        disable_log_stats=False,
+        trust_remote_code=False,
+        dtype="auto",
+        max_num_seqs=2,
+        max_model_len=128,
+        seed=0,
+        speculative_model="d.gguf",
+        num_speculative_tokens=5,
+    )
+    assert config == EngineConfig(
+        "t.gguf", DraftModelConfig("d.gguf", 5), max_num_seqs=2, max_model_len=128, seed=0
+    )
+    assert parse_engine("t", max_model_len=-1).max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "one process"]),
+        ({"trust_remote_code": True}, ["trust_remote_code=True", "code"]),
+        ({"dtype": "bfloat16"}, ["dtype='bfloat16'", "file"]),
+        ({"enable_prefix_caching": True}, ["enable_prefix_caching"]),
+        ({"max_model_length": 5}, ["'max_model_length'", "did you mean 'max_model_len'"]),
+        ({"speculative_modle": "d"}, ["did you mean 'speculative_model'"]),
+        ({"max_model_len": 0}, ["max_model_len", "0"]),
+        ({"max_num_seqs": 0}, ["max_num_seqs"]),
+        ({"threads": -1}, ["threads", "-1"]),
+        ({"seed": -1}, ["seed", "-1"]),
+        ({"seed": 2**64}, ["seed"]),
+        ({"seed": 1.5}, ["seed", "1.5"]),
+    ],
+)
+def test_engine_arguments_refused(arguments: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_engine("t.gguf", **arguments)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_model_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="model must be"):
+        parse_engine("  ")
