@@ -20,7 +20,8 @@ RopeStyle: TypeAlias = Literal["half", "interleaved"]
 class Tensor:
     """One weight matrix or vector, still in its file's encoding.
 
-    data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it.
+    data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it. Its
+           start has the alignment that the file gave it, which may be none: copy before casting.
     type:  name of the ggml type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
     shape: (rows, columns) with rows contiguous, or (length,) for a vector.
     """
@@ -42,6 +43,9 @@ class Architecture:
     inv_freq:   float32[rope_dim // 2], rotary frequencies with every scaling already applied
                 (linear, llama3, or GGUF's rope_freqs factors).
     rope_scale: factor on cos and sin (1.0 unless a scaling variant asks for another).
+    rope_dim:   how many of the first columns of a head are rotated; even, at most head_dim.
+    max_positions: the trained context, or the sliding window where that is shorter (inside the
+                window, windowed and full attention are the same thing).
     rope_style: "half" rotates (i, i + d/2) pairs (Hugging Face, GGUF qwen2), "interleaved" rotates
                 (2i, 2i + 1) (GGUF llama, whose q and k rows are permuted for it).
     """
@@ -67,8 +71,10 @@ class TokenizerData:
     """What a tokenizer is built from, in GGUF's terms or as a Hugging Face tokenizer.json.
 
     kind: "bpe" (GGUF `gpt2`: byte-level BPE), "spm" (GGUF `llama`: SentencePiece-style), or
-          "json" (tokenizer_json holds the file's text and the other fields may be empty).
+          "json" (tokenizer_json holds the file's text; tokens, types, merges and scores are empty, and
+          add_bos and add_eos are False because the post-processor in the file adds them itself).
     pre:  GGUF's `tokenizer.ggml.pre` (llama-bpe, qwen2, smollm, gpt-2, default, …).
+    tokens: the pieces; a byte that is not UTF-8 is written `\\xNN` (the format wants UTF-8).
     types: int32[n] of GGUF token types (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
     eos_ids: every id that ends a turn (eos, eot, <|im_end|>, generation_config's list).
     """
@@ -91,7 +97,15 @@ class TokenizerData:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSource:
-    """A model that was opened and checked, with nothing computed or copied yet."""
+    """A model that was opened and checked, with nothing computed or copied yet.
+
+    tensors: exactly those that the architecture calls for, each with the right shape: token_embd.weight
+             [vocab, hidden], output_norm.weight, blk.N.{attn_norm, attn_q, attn_k, attn_v,
+             attn_output, ffn_norm, ffn_gate, ffn_up, ffn_down}.weight; qwen2 also has
+             blk.N.attn_{q,k,v}.bias, llama may have those and attn_output.bias. Without
+             output.weight [vocab, hidden] the output is tied to token_embd.weight. Vectors are
+             F32, F16 or BF16. rope_freqs.weight is not here: inv_freq has it.
+    """
 
     path: Path
     format: Literal["gguf", "safetensors"]
