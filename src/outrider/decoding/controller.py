@@ -1,0 +1,57 @@
+"""How much to draft. The loop asks before every step and tells what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.decoding.types import StepRecord
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a request could use: at most `tokens` drafted ones before max_tokens or the context's end."""
+
+    request_id: str
+    tokens: int
+
+
+class Controller(Protocol):
+    """Chooses each step's draft sizes."""
+
+    def choose(self, batch: Sequence[Room]) -> list[int]:
+        """Most draft nodes for each request, 0 .. its room. 0 is plain decoding and costs nothing."""
+
+    def record(self, request_id: str, step: StepRecord) -> None:
+        """What a step drafted, had accepted and cost."""
+
+    def explain(self, request_id: str) -> str:
+        """Why speculation is on or off for this request, in words."""
+
+    def release(self, request_id: str) -> None:
+        """The request has ended."""
+
+
+class FixedController:
+    """Always the same number of draft tokens, as far as there is room for them; 0 turns drafting off."""
+
+    def __init__(self, num_speculative_tokens: int) -> None:
+        if num_speculative_tokens < 0:
+            raise ConfigError(f"num_speculative_tokens must be at least 0, not {num_speculative_tokens}")
+        self.num_speculative_tokens = num_speculative_tokens
+
+    def choose(self, batch: Sequence[Room]) -> list[int]:
+        return [min(self.num_speculative_tokens, room.tokens) for room in batch]
+
+    def record(self, request_id: str, step: StepRecord) -> None:
+        pass
+
+    def explain(self, request_id: str) -> str:
+        if self.num_speculative_tokens == 0:
+            return "off: num_speculative_tokens is 0"
+        return f"on: a fixed draft of up to {self.num_speculative_tokens} tokens"
+
+    def release(self, request_id: str) -> None:
+        pass

@@ -1,0 +1,43 @@
+"""What the loop tells its caller: one event per token, one when a request ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from outrider.decoding.metrics import RequestMetrics
+from outrider.decoding.types import TokenKind
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token of the output, with the text that it made certain (often "" or several tokens' worth)."""
+
+    request_id: str
+    token_id: int
+    text: str
+    kind: TokenKind
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """The end of a request; nothing follows it.
+
+    finish_reason: "stop" (EOS, stop token or stop string), "length" (max_tokens or context end),
+                   "abort" (the caller's wish) or "error".
+    stop_reason:   the stop string or stop token id that ended the text; None for EOS and the rest.
+    text_tail:     text that had been held back and belongs to the output.
+    error:         what ended this request when finish_reason is "error".
+    """
+
+    request_id: str
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    text_tail: str
+    metrics: RequestMetrics
+    error: Exception | None = None
+
+
+Event: TypeAlias = TokenEvent | FinishEvent

@@ -1,0 +1,65 @@
+"""A request, and the tokens that it has so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from outrider.decoding.params import SamplingParams
+from outrider.errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    from outrider.decoding.context import TokenContext
+    from outrider.decoding.sampler import Sampler
+
+
+class Detokenizer(Protocol):
+    """Turns one request's output ids into text, piece by piece."""
+
+    def push(self, token_id: int, /) -> str:
+        """The text that this token completes; "" while a character is still incomplete."""
+
+    def flush(self) -> str:
+        """What is left at the end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One sequence to generate (`params.n` is the caller's to fan out, see `rng.derive_seed`).
+
+    prompt:      token ids, at least one.
+    eos_ids:     ids that end a text of this model.
+    detokenizer: None gives token ids without text, and rules stop strings out.
+    seed:        0 .. 2**64 - 1; `params.seed` itself is not read here.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    eos_ids: frozenset[int] = frozenset()
+    detokenizer: Detokenizer | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise PromptError("the prompt is empty: it needs at least one token")
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed must be in 0..{2**64 - 1}, not {self.seed}")
+        if self.params.stop_strings and self.detokenizer is None:
+            raise ConfigError("stop strings need a detokenizer; use stop_token_ids without one")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProposeJob:
+    """What a drafter is asked for one request in one step.
+
+    context: the tokens so far, prompt and output, the anchor last.
+    budget:  most nodes that the draft may have, at least 1.
+    sampler: the request's own, so that a draft model can draw with the target's noise.
+    """
+
+    request_id: str
+    context: TokenContext
+    budget: int
+    sampler: Sampler
