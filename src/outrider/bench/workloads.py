@@ -1,0 +1,69 @@
+"""What is measured on: named prompts, built in or from a JSON-lines file.
+
+A line is an object `{"id": …, "workload": …, "prompt": …}`, all text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from outrider.errors import ConfigError, nearest
+
+BUILT_IN = ("chat", "code", "edit")  # questions, programming, and edits that copy most of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One prompt of a workload."""
+
+    id: str
+    workload: str
+    prompt: str
+
+
+def load(name_or_file: str) -> list[Item]:
+    """The items of a built-in workload or of a JSON-lines file.
+
+    Raises ConfigError for an unknown name, and for a file that cannot be read, naming the bad line.
+    """
+    if name_or_file in BUILT_IN:
+        text = (
+            resources.files("outrider.bench").joinpath(f"workloads/{name_or_file}.jsonl").read_text("utf-8")
+        )
+        return parse(text, name_or_file)
+    path = Path(name_or_file)
+    if not path.is_file():
+        hint = nearest(name_or_file, BUILT_IN)
+        raise ConfigError(
+            f"workload {name_or_file!r} is neither a file nor one of {', '.join(BUILT_IN)}{hint}"
+        )
+    try:
+        return parse(path.read_text("utf-8"), name_or_file)
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"workload {name_or_file!r} cannot be read: {e}") from None
+
+
+def parse(text: str, where: str) -> list[Item]:
+    """The items of JSON-lines text; `where` names it in errors. Blank lines are skipped."""
+    items: list[Item] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{where}, line {number}: not JSON") from None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}, line {number}: not an object")
+        for key in ("id", "workload", "prompt"):
+            if not isinstance(value.get(key), str) or not value[key]:
+                raise ConfigError(f"{where}, line {number}: {key!r} must be text and not empty")
+        if any(value["id"] == item.id for item in items):
+            raise ConfigError(f"{where}, line {number}: the id {value['id']!r} occurs twice")
+        items.append(Item(value["id"], value["workload"], value["prompt"]))
+    if not items:
+        raise ConfigError(f"{where}: no prompts in it")
+    return items
