@@ -8,8 +8,6 @@ each string (9 s for a vocabulary of 49k, 25 s for one of 152k) and trusts the f
 are used as they come. Here every count, length and offset is held against the file's size before
 anything is made from it, and a large vocabulary takes a fraction of a second. The package's tables
 (type numbers, block sizes) are used; its writer and its reader are what the tests compare with.
-
-Nothing guards against a file that shrinks while it is mapped: the kernel then ends the process.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
-import os
-import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from outrider.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.gguf_metadata import Metadata, Value
 from outrider.models.layout import SUPPORTED_TYPES, shown
+from outrider.models.mapped import map_file
 from outrider.models.source import Tensor
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -122,34 +119,6 @@ class GGUFFile:
             name = kind.name if kind is not None else f"number {entry.type}"
             raise UnsupportedModelError(f"{where} has type {name}; supported: {', '.join(SUPPORTED_TYPES)}")
         return kind
-
-
-def map_file(path: Path) -> mmap.mmap | bytes:
-    """The bytes of a regular file, memory-mapped read-only (an empty one cannot be: b"" then).
-
-    Raises ModelNotFoundError when nothing is there or it is a folder, ModelFileError when it is no
-    regular file or cannot be read.
-    """
-    try:
-        # Non-blocking, so that a pipe with nobody at the other end is refused and not waited for.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise ModelNotFoundError(f"{path}: no such file") from error
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelNotFoundError(f"{path}: is a folder, not a model file")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(f"{path}: is not a regular file")
-        if status.st_size == 0:
-            return b""
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be mapped: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
 
 
 def read_gguf(path: Path) -> GGUFFile:

@@ -21,17 +21,8 @@ VECTOR_TYPES = ("F32", "F16", "BF16")
 
 # Ids of these pieces end a turn when the vocabulary has them as special tokens.
 END_OF_TURN = frozenset(
-    [
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "</s>",
-        "<end_of_turn>",
-    ]
-)
+    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "</s>")
+) | {"<end_of_turn>"}
 
 
 @dataclass(frozen=True, slots=True)

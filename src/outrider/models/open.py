@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.errors import ModelFileError, ModelNotFoundError
+from outrider.errors import ModelFileError, ModelNotFoundError, OutriderError
 from outrider.models.gguf import open_gguf
+from outrider.models.huggingface import open_huggingface
 from outrider.models.source import ModelSource
 
 
 def open_model(path: Path) -> ModelSource:
-    """Open the model at `path`: a GGUF file, a Hugging Face folder, or a folder with one GGUF file.
+    """Open the model at `path`: a GGUF file, a Hugging Face folder, or a folder with one GGUF file
+    and no safetensors.
 
     Nothing is loaded: tensors are views into the mapped file. Raises ModelNotFoundError, ModelFileError or
     UnsupportedModelError; each names the file and what is wrong.
     """
     path = Path(path)
     try:
-        is_folder = path.is_dir()
-    except ValueError:  # a NUL in the name, on Python before 3.13
-        is_folder = False
-    if not is_folder:
-        if path.suffix == ".safetensors":
+        return _open(path)
+    except OutriderError:
+        raise
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _open(path: Path) -> ModelSource:
+    if "\0" in str(path) or not path.is_dir():
+        if path.suffix == ".safetensors" and path.exists():
             raise ModelFileError(
                 f"{path}: give the folder that holds it, with config.json and tokenizer.json"
             )
         return open_gguf(path)
     found = sorted(path.glob("*.gguf"))
+    # Some repositories put a config.json beside their GGUF files, for its download counter.
+    if (path / "config.json").exists() and (not found or any(path.glob("*.safetensors"))):
+        return open_huggingface(path)
     if len(found) > 1:
         names = ", ".join(p.name for p in found[:5])
         raise ModelNotFoundError(f"{path}: holds {len(found)} GGUF files ({names}); name one of them")

@@ -1,0 +1,41 @@
+"""Files as read-only memory.
+
+Nothing guards against a file that shrinks while it is mapped: the kernel then ends the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+from outrider.errors import ModelFileError, ModelNotFoundError
+
+
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """The bytes of a regular file, memory-mapped read-only (an empty one cannot be: b"" then).
+
+    Raises ModelNotFoundError when nothing is there or it is a folder, ModelFileError when it is no
+    regular file or cannot be read.
+    """
+    try:
+        # Non-blocking, so that a pipe with nobody at the other end is refused and not waited for.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise ModelNotFoundError(f"{path}: no such file") from error
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelNotFoundError(f"{path}: is a folder, not a model file")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError(f"{path}: is not a regular file")
+        if status.st_size == 0:
+            return b""
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be mapped: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
