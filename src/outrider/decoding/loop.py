@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from outrider.decoding.context import TokenContext
@@ -28,14 +29,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request in the loop. `handle` is None until it is its turn."""
+    """A request in the loop; it has a `handle` once it is `opened`."""
 
     request: Request
     context: TokenContext
     sampler: Sampler
     emitter: Emitter
     metrics: RequestMetrics
-    handle: SeqHandle | None = None
+    handle: SeqHandle = field(init=False)
+    opened: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
 
 
 class StepLoop:
@@ -64,8 +70,8 @@ class StepLoop:
         max_context: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        for part in (drafter, verifier):
-            for need in sorted(part.needs) if part is not None else ():
+        for part in (drafter, verifier) if drafter is not None else (verifier,):
+            for need in sorted(part.needs):
                 if not getattr(engine.caps, need, False):
                     raise ConfigError(f"{part.name} needs {need}, which this engine does not have")
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
@@ -94,9 +100,8 @@ class StepLoop:
             raise PromptError(f"the prompt has {size} tokens; a context of {limit} has room for {limit - 1}")
         for token in request.prompt:
             if not 0 <= token < self._engine.vocab_size:
-                raise PromptError(
-                    f"the prompt has the token id {token}; the vocabulary ends at {self._engine.vocab_size - 1}"
-                )
+                last = self._engine.vocab_size - 1
+                raise PromptError(f"the prompt has the token id {token}; the vocabulary ends at {last}")
         self._live[request.request_id] = _Sequence(
             request,
             TokenContext(request.prompt),
@@ -130,7 +135,7 @@ class StepLoop:
     def step(self) -> list[Event]:
         """One step of every sequence in work. An exception of the engine closes the loop and is raised."""
         try:
-            ready = self._prefill([seq for seq, _ in zip(self._live.values(), range(self._max_num_seqs))])
+            ready = self._prefill(list(islice(self._live.values(), self._max_num_seqs)))
             if ready:
                 self._decode(ready)
         except BaseException:
@@ -139,29 +144,102 @@ class StepLoop:
         events, self._outbox = self._outbox, []
         return events
 
-    def _prefill(self, batch: Sequence[_Sequence]) -> list[_Sequence]:
+    def _prefill(self, batch: list[_Sequence]) -> list[_Sequence]:
         """Open new sequences and compute a chunk of prompts. Returns those ready to decode."""
         left = self._prefill_chunk
         ready = []
         for seq in batch:
             with self._guard(seq):
-                if seq.handle is None:
+                if not seq.opened:
                     if self._drafter is not None:
                         self._drafter.begin(seq.request)
-                    size = len(seq.request.prompt)
-                    seq.handle = self._engine.open(seq.request.prompt, size + seq.emitter.remaining)
+                    capacity = len(seq.request.prompt) + seq.emitter.remaining
+                    seq.handle = self._engine.open(seq.request.prompt, capacity)
+                    seq.opened = True
                 if (waiting := len(seq.handle.pending)) and left:
                     left -= waiting - self._engine.prefill(seq.handle, left)
                 if not len(seq.handle.pending):
                     ready.append(seq)
         return ready
 
-    def _decode(self, batch: Sequence[_Sequence]) -> None:
+    def _decode(self, batch: list[_Sequence]) -> None:
         """Propose, score, then verify, emit and commit each sequence on its own."""
-        start = self._clock()
-        drafts, draft_share = self._propose(batch), 0.0
-        batch = [seq for seq in batch if seq.request.request_id in self._live]
-        ...
+        began = self._clock()
+        drafts = self._propose(batch)
+        batch = [seq for seq in batch if seq.request_id in self._live]
+        if not batch:
+            return
+        drafted = self._clock()
+        nothing = Draft.empty()
+        scores = self._engine.score([(seq.handle, drafts.get(seq.request_id, nothing)) for seq in batch])
+        draft_seconds = (drafted - began) / max(1, len(drafts))
+        verify_seconds = (self._clock() - drafted) / len(batch)
+        for seq, rows in zip(batch, scores, strict=True):
+            draft = drafts.get(seq.request_id)
+            with self._guard(seq):
+                self._settle(seq, draft or nothing, rows, draft_seconds * (draft is not None), verify_seconds)
+
+    def _propose(self, batch: list[_Sequence]) -> dict[str, Draft]:
+        """Drafts by request, for those that the controller gives a budget."""
+        drafter = self._drafter
+        if drafter is None:
+            return {}
+        rooms = [Room(seq.request_id, max(0, seq.emitter.remaining - 1)) for seq in batch]
+        budgets = self._controller.choose(rooms)
+        asked = [
+            (seq, ProposeJob(seq.request_id, seq.context, min(budget, room.tokens), seq.sampler))
+            for seq, room, budget in zip(batch, rooms, budgets, strict=True)
+            if budget > 0 and room.tokens > 0
+        ]
+        found: list[Draft | None] = [None] * len(asked)
+        try:
+            if asked:
+                found = [*drafter.propose([job for _, job in asked])]
+        except Exception as error:  # whose fault it is shows when each is asked alone
+            logger.warning("drafter %s failed on a batch: %r", drafter.name, error)
+        drafts = {}
+        for (seq, job), draft in zip(asked, found, strict=True):
+            with self._guard(seq):
+                mine = draft if draft is not None else drafter.propose([job])[0]
+                tree = self._engine.caps.tree_attention
+                drafts[seq.request_id] = check_draft(mine, self._engine.vocab_size, job.budget, tree=tree)
+        return drafts
+
+    def _settle(
+        self, seq: _Sequence, draft: Draft, scores: TargetScores, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Verify one sequence's draft, emit what survives up to the output's end, and commit the rest."""
+        began = self._clock()
+        verdict = self._verifier.verify(draft, scores, seq.sampler, seq.context)
+        if self._drafter is not None:
+            self._drafter.observe(seq.request_id, draft, verdict)
+        tokens = [int(draft.tokens[node]) for node in verdict.path] + [verdict.next_token]
+        kinds: list[TokenKind] = ["accepted"] * len(verdict.path)
+        emitted, finish = 0, None
+        for token, kind in zip(tokens, [*kinds, verdict.next_kind], strict=True):
+            text, finish = seq.emitter.push(token)
+            seq.context.append(token)
+            self._outbox.append(TokenEvent(seq.request_id, token, text, kind))
+            emitted += 1
+            if finish is not None:
+                break
+        else:
+            self._engine.commit(seq.handle, verdict)
+        now = self._clock()
+        step = StepRecord(
+            source=draft.source,
+            drafted=len(draft),
+            accepted=len(verdict.path),
+            emitted=emitted,
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            other_seconds=now - began,
+            accepted_depths=tuple(range(1, len(verdict.path) + 1)),
+        )
+        seq.metrics.record(step, now)
+        self._controller.record(seq.request_id, step)
+        if finish is not None:
+            self._finish(seq, finish.reason, finish.stop_reason)
 
     @contextmanager
     def _guard(self, seq: _Sequence) -> Iterator[None]:
@@ -178,6 +256,21 @@ class StepLoop:
         stop_reason: int | str | None = None,
         text_tail: str = "",
         error: Exception | None = None,
-    ) -> None: ...
+    ) -> None:
+        drafting = self._drafter is not None
+        seq.metrics.speculation = (
+            self._controller.explain(seq.request_id) if drafting else "off: there is no drafter"
+        )
+        self._release(seq)
+        event = FinishEvent(seq.request_id, reason, stop_reason, text_tail, seq.metrics, error)
+        self._outbox.append(event)
 
-    def _release(self, seq: _Sequence) -> None: ...
+    def _release(self, seq: _Sequence) -> None:
+        """Give back all that is held for a request. Each part gets its turn whatever another does."""
+        del self._live[seq.request_id]
+        with ExitStack() as parts:
+            parts.callback(self._controller.release, seq.request_id)
+            if self._drafter is not None:
+                parts.callback(self._drafter.end, seq.request_id)
+            if seq.opened:
+                parts.callback(self._engine.close, seq.handle)

@@ -65,7 +65,9 @@ class Sampler:
         self._allowed = None if allowed is None else _sorted(allowed, vocab_size)
         self._stops = _sorted(self.stop_ids, vocab_size)
         self._penalised = (
-            params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
         )
 
     def restricted(self, vocab_size: int) -> Sampler:
@@ -76,11 +78,13 @@ class Sampler:
         return twin
 
     def token(self, logits: Row, context: TokenContext) -> int:
-        """The token at `context.position`, from the logits (float32[vocab]) that follow the context.
+        """The token at `context.position`, from the logits that follow the context: float32, one
+        for each id of the vocabulary, and any more are left out of account.
 
         Raises ModelError when the logits hold NaN or +inf or are all -inf, ConfigError when the
         parameters leave no token to choose.
         """
+        logits = logits[: self.vocab_size]
         row = self._adjusted(logits, context)
         if self.params.temperature == 0.0:
             token = int(row.argmax())
@@ -134,7 +138,7 @@ class Sampler:
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
             scores = (row[ids].astype(np.float64) - best) / params.temperature
         if params.min_p > 0.0:
-            kept = scores >= math.log(params.min_p)
+            kept = np.flatnonzero(scores >= math.log(params.min_p))
             ids, scores = ids[kept], scores[kept]
         if 0 < params.top_k < len(ids):
             kept = _top_k(scores, params.top_k)

@@ -36,4 +36,4 @@ class Drafter(Protocol):
         """What the target kept of a draft. `context` already holds the new tokens at the next propose."""
 
     def end(self, request_id: str) -> None:
-        """The request has ended. Called once for every request that began, whatever went wrong."""
+        """The request has ended, well or not; it may never have begun."""

@@ -1,0 +1,149 @@
+"""A small model that writes ahead of the target (Leviathan et al. 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider.decoding.context import TokenContext
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampler import Sampler
+from outrider.decoding.types import Draft, FloatArray, Verdict
+from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.errors import ConfigError
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One request in the draft model.
+
+    checked: leading cache slots known to hold the request's own tokens.
+    guessed: tokens in the slots after those, drafted and not compared with the text yet.
+    """
+
+    cache: Cache
+    sampler: Sampler
+    checked: int = 0
+    guessed: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """One job of one propose call: what has been drawn, and what is to be fed next."""
+
+    stream: _Stream
+    context: TokenContext
+    budget: int
+    feed: list[int]
+    drawn: list[int] = field(default_factory=list)
+
+
+class DraftModelDrafter:
+    """Drafts chains with a LanguageModel, for all jobs in the same passes.
+
+    Each request has a cache of its own, which catches up only when the request next drafts: what the
+    target did not keep is rolled back, and what it wrote since is fed in chunks of at most `chunk`
+    tokens. Tokens are drawn by the request's own sampler with the target's noise, from ids below
+    common_size, the part of the vocabulary that both models share. A draft ends early at a stop
+    token or where the draft model's context does.
+    """
+
+    name = "draft_model"
+    needs: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        common_size: int | None = None,
+        max_context: int | None = None,
+        chunk: int = 512,
+    ) -> None:
+        self._model = model
+        self._common_size = min(model.vocab_size, common_size or model.vocab_size)
+        self._max_context = min(model.max_positions, max_context or model.max_positions)
+        self._chunk = chunk
+        self._capacity: dict[str, int] = {}
+        self._streams: dict[str, _Stream] = {}
+
+    def begin(self, request: Request) -> None:
+        most = request.params.max_tokens
+        wanted = self._max_context if most is None else len(request.prompt) + most
+        self._capacity[request.request_id] = min(self._max_context, wanted)
+
+    def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
+        turns = [self._turn(job) for job in jobs]
+        active = [turn for turn in turns if turn is not None]
+        while active:
+            rows = self._forward(active)
+            active = [turn for turn, row in zip(active, rows, strict=True) if self._draw(turn, row)]
+        return [Draft.chain(() if turn is None else turn.drawn, self.name) for turn in turns]
+
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+        pass  # the text itself tells what was kept, when it is next drafted from
+
+    def end(self, request_id: str) -> None:
+        self._capacity.pop(request_id, None)
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.cache.close()
+
+    def _turn(self, job: ProposeJob) -> _Turn | None:
+        """Roll the cache back to what the text confirms; the rest of the text is to be fed. None when
+        the draft model cannot help: its context is full, or the text has ids that it does not know."""
+        tokens = job.context.tokens
+        capacity = self._capacity[job.request_id]
+        budget = min(job.budget, capacity - len(tokens) + 1)  # the last drafted token needs no slot
+        if budget <= 0:
+            return None
+        stream = self._streams.get(job.request_id)
+        if stream is None:
+            cache = self._model.new_cache(capacity)
+            stream = self._streams[job.request_id] = _Stream(cache, job.sampler.restricted(self._common_size))
+        for guess, token in zip(stream.guessed, tokens[stream.checked :], strict=False):
+            if guess != token:
+                break
+            stream.checked += 1
+        stream.guessed.clear()
+        stream.checked = min(stream.checked, len(tokens) - 1)  # the draft starts from the last token's row
+        stream.cache.truncate(stream.checked)
+        feed = tokens[stream.checked :]
+        return _Turn(stream, job.context, budget, feed) if max(feed) < self._model.vocab_size else None
+
+    def _forward(self, turns: Sequence[_Turn]) -> list[FloatArray]:
+        """Feed each turn's tokens. Returns, for each, the logits after the last one: float32[1, vocab]."""
+        for turn in turns:
+            while len(turn.feed) > self._chunk:
+                self._pass([turn], self._chunk)
+        return self._pass(turns, self._chunk)
+
+    def _pass(self, turns: Sequence[_Turn], size: int) -> list[FloatArray]:
+        """One pass over up to `size` tokens of each turn."""
+        items = []
+        for turn in turns:
+            tokens = np.array(turn.feed[:size], np.int32)
+            wanted = [len(tokens) - 1] if len(tokens) == len(turn.feed) else []
+            parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+            items.append(ForwardItem(turn.stream.cache, tokens, parents, np.array(wanted, np.int32)))
+        logits = self._model.forward(items)
+        for turn in turns:
+            fed, turn.feed = turn.feed[:size], turn.feed[size:]
+            if turn.drawn:
+                turn.stream.guessed += fed
+            else:
+                turn.stream.checked += len(fed)
+        return logits
+
+    def _draw(self, turn: _Turn, row: FloatArray) -> bool:
+        """Draw one token; whether the turn goes on."""
+        sampler = turn.stream.sampler
+        try:
+            token = sampler.token(row[0], turn.context)
+        except ConfigError:  # the request allows no token that this model knows
+            return False
+        turn.context = turn.context.then(token)
+        turn.drawn.append(token)
+        turn.feed = [token]
+        return len(turn.drawn) < turn.budget and token not in sampler.stop_ids

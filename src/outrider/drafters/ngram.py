@@ -1,0 +1,81 @@
+"""Prompt lookup: propose what followed the last time that the text ended like this.
+
+The method of Saxena, "Prompt lookup decoding" (2023), with an index instead of a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.types import Draft, Verdict
+from outrider.errors import ConfigError
+
+DEFAULT_LENGTH = 5
+
+
+class _Index:
+    """Where each n-gram of one sequence ended last. Grows with the sequence, O(1) per token."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._sizes = range(longest, shortest - 1, -1)
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it
+        self._indexed = 0
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Index of the token that followed the latest earlier occurrence of the longest end of `tokens`."""
+        for following in range(self._indexed, len(tokens)):
+            for size in self._sizes:
+                if size <= following:
+                    self._after[tuple(tokens[following - size : following])] = following
+        self._indexed = len(tokens)
+        for size in self._sizes:
+            if size < len(tokens) and (found := self._after.get(tuple(tokens[-size:]))) is not None:
+                return found
+        return None
+
+
+class NgramDrafter:
+    """Looks the last tokens up in the request's own prompt and output.
+
+    The longest match wins, from prompt_lookup_max tokens down to prompt_lookup_min, and of equal
+    ones the latest. A match that runs into the end of the text goes on with its own proposal, so
+    that a loop is continued as a loop. Both lengths unset mean 5; one set sets both (as in vLLM).
+    """
+
+    name = "ngram"
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, prompt_lookup_max: int | None = None, prompt_lookup_min: int | None = None) -> None:
+        longest = prompt_lookup_max if prompt_lookup_max is not None else prompt_lookup_min
+        shortest = prompt_lookup_min if prompt_lookup_min is not None else longest
+        self.prompt_lookup_max = DEFAULT_LENGTH if longest is None else longest
+        self.prompt_lookup_min = DEFAULT_LENGTH if shortest is None else shortest
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min ({self.prompt_lookup_min}) must be at least 1 and at most "
+                f"prompt_lookup_max ({self.prompt_lookup_max})"
+            )
+        self._indexes: dict[str, _Index] = {}
+
+    def begin(self, request: Request) -> None:
+        self._indexes[request.request_id] = _Index(self.prompt_lookup_min, self.prompt_lookup_max)
+
+    def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
+        return [self._lookup(job) for job in jobs]
+
+    def _lookup(self, job: ProposeJob) -> Draft:
+        tokens = job.context.tokens
+        start = self._indexes[job.request_id].find(tokens)
+        if start is None:
+            return Draft.empty(self.name)
+        draft = list(tokens[start : start + job.budget])
+        while len(draft) < job.budget:
+            draft.append(draft[len(draft) - (len(tokens) - start)])
+        return Draft.chain(draft, self.name)
+
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+        pass
+
+    def end(self, request_id: str) -> None:
+        self._indexes.pop(request_id, None)

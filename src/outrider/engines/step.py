@@ -1,0 +1,66 @@
+"""A step engine on any LanguageModel: the anchor rule, prefill in chunks, and the one rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, SeqHandle
+
+_NO_ROWS = np.empty(0, np.int32)
+
+
+class CachedStepEngine:
+    """Implements StepEngine. Between calls a sequence's cache holds exactly its committed tokens,
+    which are all but the anchor; `score` adds anchor and draft, `commit` keeps what was accepted.
+
+    tree_attention, exact_bits: what `model` can do, see EngineCaps.
+    """
+
+    def __init__(self, model: LanguageModel, *, tree_attention: bool, exact_bits: bool) -> None:
+        self._model = model
+        self.caps = EngineCaps(tree_attention=tree_attention, exact_bits=exact_bits)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self._model.max_positions
+
+    def open(self, prompt: Sequence[int], capacity: int) -> SeqHandle:
+        ids = np.array(prompt, np.int32)
+        return SeqHandle(self._model.new_cache(capacity), int(ids[-1]), ids[:-1])
+
+    def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
+        tokens = seq.pending[:max_tokens]
+        if len(tokens):
+            parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+            self._model.forward([ForwardItem(seq.cache, tokens, parents, _NO_ROWS)])
+            seq.pending = seq.pending[len(tokens) :]
+            seq.committed += len(tokens)
+        return len(seq.pending)
+
+    def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
+        items = []
+        for seq, draft in batch:
+            assert not len(seq.pending), "prefill must be complete"
+            assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
+            # The anchor becomes new token 0, so the draft's nodes and their parents move up by one.
+            tokens = np.concatenate((np.array([seq.anchor], np.int32), draft.tokens))
+            parents = np.concatenate((np.array([-1], np.int32), draft.parents + np.int32(1)))
+            items.append(ForwardItem(seq.cache, tokens, parents, np.arange(len(tokens), dtype=np.int32)))
+        return [TargetScores(logits) for logits in self._model.forward(items)]
+
+    def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
+        base = seq.committed
+        seq.cache.keep(base, [base, *(base + 1 + node for node in verdict.path)])
+        seq.committed += 1 + len(verdict.path)
+        seq.anchor = verdict.next_token
+        assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
+
+    def close(self, seq: SeqHandle) -> None:
+        seq.cache.close()
