@@ -183,6 +183,8 @@ def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
         if key not in _KNOWN:
             raise ConfigError(f"speculative_config: unknown key {key!r}{nearest(str(key), _KNOWN)}")
     kind = METHODS[_method(given)]
+    if kind is NoneConfig:  # "none" turns speculation off whatever else is set
+        return NoneConfig()
     own = {f.name for f in fields(kind)}
     values = {k: v for k, v in given.items() if k != "method" and not (k in own and v is None)}
     if kind is NgramConfig:

@@ -27,6 +27,7 @@ from outrider.errors import ConfigError, OutriderError
         (None, NoneConfig()),
         ({}, NoneConfig()),
         ("none", NoneConfig()),
+        ({"method": "none", "model": "d", "num_speculative_tokens": 5}, NoneConfig()),
         ("ngram", NgramConfig()),
         ({"method": "ngram"}, NgramConfig(5, 5, 5)),
         ({"method": "ngram", "prompt_lookup_max": 4}, NgramConfig(5, 4, 4)),

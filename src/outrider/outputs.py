@@ -1,0 +1,114 @@
+"""What `LLM` gives back, under vLLM's names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.decoding.events import FinishReason
+from outrider.decoding.metrics import DraftCounts, RequestMetrics
+from outrider.decoding.types import TokenKind
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample for a prompt.
+
+    index:         which of the prompt's `n` samples.
+    token_ids:     the tokens generated; the one that ended the text (EOS, a stop token) is the last.
+    token_kinds:   how each came about: accepted from a draft, recovered, or bonus (plain decoding's too).
+    finish_reason: "stop" (EOS, stop token or string), "length", "abort", or None while running.
+    stop_reason:   the stop string or stop token id that ended it; None otherwise.
+    seed:          with this seed, the same prompt and parameters give the same tokens again.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    token_kinds: list[TokenKind]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    seed: int
+    metrics: RequestMetrics
+    cumulative_logprob: float | None = None
+    logprobs: None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its samples.
+
+    prompt:  the text, or None when ids were given.
+    metrics: of all samples together; each sample has its own as well.
+    seed:    of the request; sample i > 0 draws from a seed derived from it.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    seed: int
+
+    @property
+    def finished(self) -> bool:
+        return all(o.finished() for o in self.outputs)
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        return merge([o.metrics for o in self.outputs])
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a running generation, from `LLM.stream`.
+
+    index:    the sample it belongs to.
+    text:     what became certain; may be empty.
+    token_id: the token, or None for text that had been held back until the end.
+    kind:     how the token came about, or None.
+    output:   the whole result, in the last chunk only.
+    """
+
+    index: int
+    text: str
+    token_id: int | None = None
+    kind: TokenKind | None = None
+    output: RequestOutput | None = None
+
+
+def merge(parts: Sequence[RequestMetrics]) -> RequestMetrics:
+    """The metrics of several sequences as if of one: counts and seconds added, from the first arrival to
+    the last token. One part is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    firsts = [p.first_token for p in parts if p.first_token is not None]
+    lasts = [p.last_token for p in parts if p.last_token is not None]
+    by_drafter: dict[str, DraftCounts] = {}
+    for name in {name: None for p in parts for name in p.by_drafter}:
+        by_drafter[name] = _sum([p.by_drafter[name] for p in parts if name in p.by_drafter])
+    return RequestMetrics(
+        arrived=min((p.arrived for p in parts), default=0.0),
+        first_token=min(firsts, default=None),
+        last_token=max(lasts, default=None),
+        num_passes=sum(p.num_passes for p in parts),
+        num_tokens=sum(p.num_tokens for p in parts),
+        verify_seconds=sum(p.verify_seconds for p in parts),
+        other_seconds=sum(p.other_seconds for p in parts),
+        drafts=_sum([p.drafts for p in parts]),
+        by_drafter=by_drafter,
+        accepted_at=sum((p.accepted_at for p in parts), Counter[int]()),
+        speculation="; ".join({p.speculation: None for p in parts}),
+    )
+
+
+def _sum(parts: Sequence[DraftCounts]) -> DraftCounts:
+    return DraftCounts(
+        num_drafts=sum(p.num_drafts for p in parts),
+        num_draft_tokens=sum(p.num_draft_tokens for p in parts),
+        num_accepted_tokens=sum(p.num_accepted_tokens for p in parts),
+        draft_seconds=sum(p.draft_seconds for p in parts),
+    )

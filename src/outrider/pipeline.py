@@ -1,0 +1,167 @@
+"""From a configuration to something that generates: the one place where the parts are put together.
+
+Everything that can be refused is refused before a weight is loaded: the files, the vocabularies, the
+drafter's needs, the memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from outrider import memory
+from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.decoding.controller import FixedController
+from outrider.decoding.loop import StepLoop
+from outrider.decoding.verify import CoupledVerifier
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.engines.base import LanguageModel, StepEngine
+from outrider.engines.step import CachedStepEngine
+from outrider.errors import ConfigError
+from outrider.models.open import open_model
+from outrider.models.references import parse_reference, resolve
+from outrider.models.source import ModelSource
+from outrider.models.tokenizer import Tokenizer
+from outrider.models.vocabulary import ensure_compatible
+
+ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
+
+PLANNED_POSITIONS = 4096  # counted before loading when the user does not say how long a context will get
+
+
+def load_native(source: ModelSource, threads: int | None) -> LanguageModel:
+    """Load a model into the native engine. `threads` None leaves the number to the engine."""
+    from outrider.engines.native import NativeModel  # the compiled extension
+
+    return NativeModel.load(source, threads=threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A target and a drafter, ready to generate.
+
+    context: most positions of a sequence, in tokens.
+    draft:   the draft model's description, or None.
+    """
+
+    config: EngineConfig
+    speculative: SpeculativeConfig
+    source: ModelSource
+    draft: ModelSource | None
+    tokenizer: Tokenizer
+    engine: StepEngine
+    drafter: Drafter | None
+    context: int
+
+    def loop(self) -> StepLoop:
+        """A fresh step loop; loops of one pipeline share its models and must not run at once."""
+        depth = 0 if isinstance(self.speculative, NoneConfig) else self.speculative.num_speculative_tokens
+        return StepLoop(
+            self.engine,
+            self.drafter,
+            CoupledVerifier(),
+            FixedController(depth),
+            clock=time.perf_counter,
+            max_num_seqs=self.config.max_num_seqs,
+            max_context=self.context,
+            vocab_size=min(self.tokenizer.vocab_size, self.engine.vocab_size),
+        )
+
+    @property
+    def models(self) -> dict[str, str | None]:
+        """The models' names, for reports."""
+        return {
+            "target": self.source.display_name,
+            "draft": None if self.draft is None else self.draft.display_name,
+        }
+
+
+def build(config: EngineConfig, loader: ModelLoader | None = None, *, progress: bool = True) -> Pipeline:
+    """Put one pipeline together. Raises OutriderError; see `build_all`."""
+    return build_all(config, [config.speculative], loader, progress=progress)[0]
+
+
+def build_all(
+    config: EngineConfig,
+    choices: Sequence[SpeculativeConfig],
+    loader: ModelLoader | None = None,
+    *,
+    progress: bool = True,
+) -> list[Pipeline]:
+    """One pipeline for each choice of drafter, all on the same loaded weights (`config.speculative` is
+    not read). Every model is opened, checked and counted before the first is loaded.
+
+    loader:   puts the weights into an engine; None means the native one.
+    progress: a bar on stderr while a model is fetched.
+    Raises ModelError (not found, damaged, unsupported, vocabularies differ, too little memory) and
+    ConfigError.
+    """
+    source = open_model(_fetch(config.model, config.revision, progress))
+    tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
+    drafts = {c: _open_draft(c, tokenizer, progress) for c in choices if isinstance(c, DraftModelConfig)}
+    context = min(
+        source.architecture.max_positions, config.max_model_len or source.architecture.max_positions
+    )
+    _check_memory(config, context, [source, *_distinct(drafts)])
+
+    loader = loader or load_native
+    engine = CachedStepEngine(loader(source, config.threads), tree_attention=True, exact_bits=True)
+    loaded = {s.path: loader(s, config.threads) for s in _distinct(drafts)}
+    pipelines = []
+    for choice in choices:
+        draft: ModelSource | None = None
+        drafter: Drafter | None = None
+        if isinstance(choice, DraftModelConfig):
+            draft, common = drafts[choice]
+            drafter = DraftModelDrafter(
+                loaded[draft.path], common_size=common, max_context=choice.max_model_len
+            )
+        elif isinstance(choice, NgramConfig):
+            drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
+        pipelines.append(Pipeline(config, choice, source, draft, tokenizer, engine, drafter, context))
+    return pipelines
+
+
+def _fetch(reference: str, revision: str | None, progress: bool) -> Path:
+    if revision is not None:
+        parsed = parse_reference(reference)
+        if parsed.kind != "hub" or parsed.revision not in (None, revision):
+            raise ConfigError(
+                f"revision={revision!r} is for a hub repository without one; {reference!r} is not"
+            )
+        reference = f"{reference}@{revision}" if parsed.revision is None else reference
+    return resolve(reference, progress=progress)
+
+
+def _tokenizer_source(config: EngineConfig, target: ModelSource, progress: bool) -> ModelSource:
+    if config.tokenizer in (None, config.model):
+        return target
+    other = open_model(_fetch(str(config.tokenizer), None, progress))
+    size = Tokenizer.from_data(other.tokenizer).vocab_size
+    if size > target.architecture.vocab_size:
+        raise ConfigError(
+            f"tokenizer {config.tokenizer!r} has {size} tokens, "
+            f"more than the model's {target.architecture.vocab_size}; leave it out to take the model's own"
+        )
+    return other
+
+
+def _open_draft(choice: DraftModelConfig, tokenizer: Tokenizer, progress: bool) -> tuple[ModelSource, int]:
+    """The draft's description and how many leading ids it shares with the target."""
+    source = open_model(_fetch(choice.model, choice.revision, progress))
+    match = ensure_compatible(tokenizer, source.tokenizer)
+    return source, match.common_size
+
+
+def _distinct(drafts: dict[DraftModelConfig, tuple[ModelSource, int]]) -> list[ModelSource]:
+    return list({source.path: source for source, _ in drafts.values()}.values())
+
+
+def _check_memory(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
+    positions = context if config.max_model_len is not None else min(context, PLANNED_POSITIONS)
+    memory.check([memory.estimate(s, positions, config.max_num_seqs) for s in sources], positions)

@@ -1,0 +1,50 @@
+"""Fixtures shared by the tests: tiny model files, and an engine of toy models to run them.
+
+A tiny model file is real (sizes, vocabulary, chat template); `toy_engine` puts a ToyModel of its sizes
+where the native engine would load its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider import pipeline
+from outrider.engines.base import LanguageModel
+from outrider.engines.toy import ToyModel
+from outrider.models.source import ModelSource
+from tests.support.models import tiny_gguf
+
+ToyLoader = Callable[[ModelSource, int | None], LanguageModel]
+
+
+@pytest.fixture(scope="session")
+def target_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target: vocabulary 320, context 256."""
+    return tiny_gguf(tmp_path_factory.mktemp("models") / "target.gguf", seed=1)
+
+
+@pytest.fixture(scope="session")
+def draft_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny draft with the target's vocabulary."""
+    return tiny_gguf(tmp_path_factory.mktemp("models") / "draft.gguf", seed=2)
+
+
+def load_toy(source: ModelSource, threads: int | None) -> LanguageModel:
+    """A ToyModel with the file's sizes; a file called draft… gets a model that resembles the target."""
+    arch = source.architecture
+    target = ToyModel(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+    if not source.path.name.startswith("draft"):
+        return target
+    return ToyModel(
+        arch.vocab_size, arch.max_positions, seed=2, sharpness=3.0, memory=0.2, like=target, similarity=0.98
+    )
+
+
+@pytest.fixture
+def toy_engine(monkeypatch: pytest.MonkeyPatch) -> ToyLoader:
+    """Toy models in the place of the native engine, for everything that builds a pipeline."""
+    monkeypatch.setattr(pipeline, "load_native", load_toy)
+    return load_toy
