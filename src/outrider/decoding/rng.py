@@ -1,15 +1,26 @@
 """Noise as a pure function of (seed, position, token id), so that speculation cannot change it.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-1, 2, 3", SC 2011): a keyed bijection of a 128-bit counter, four 32-bit words in and out.
+1, 2, 3", SC 2011): a keyed bijection of a 128-bit counter, four 32-bit words in and out. Here
 
-    key     = (seed mod 2^32, seed div 2^32)
-    counter = (id div 4, purpose, position mod 2^32, position div 2^32)
-    word    = output word number id mod 4
-    u       = (word + 0.5) * 2^-32             in (0, 1), exact in float64
-    noise   = -log(-log(u))                    standard Gumbel
+    block(purpose, number) = Philox4x32-10 with
+        key     = (seed mod 2^32, seed div 2^32)
+        counter = (number, purpose, position mod 2^32, position div 2^32)
+    exponential(word)      = -log((word + 0.5) * 2^-32)          the uniform is exact in float64
 
-`purpose` is 0 for token noise and 1 for the seeds of further samples; other uses take other numbers.
+Every token id has an arrival time, independent and exponential with rate 1, and its noise is
+-log(time), a standard Gumbel variable. The times of 256 neighbouring ids are drawn from the earliest
+on, so that the greatest noise in a group is known from one block, without the other 255 (the idea of
+A* sampling, Maddison, Tarlow and Minka 2014):
+
+    a, b, _, _ = block(0, id div 256)
+    first      = exponential(a) / 256         the earliest of 256 exponentials has rate 256,
+    holder     = b mod 256                    is equally likely to be any of them,
+    time       = first                        if id mod 256 is the holder, and
+               = first + exponential(word id mod 4 of block(1, id div 4))
+                                              otherwise: exponentials have no memory.
+
+Purpose 2 makes the seeds of further samples; other uses take other numbers.
 """
 
 from __future__ import annotations
@@ -20,29 +31,29 @@ import numpy as np
 import numpy.typing as npt
 
 Words: TypeAlias = npt.NDArray[np.uint64]  # 32-bit words, held in 64 so that products do not overflow
+Ids: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 
-NOISE, SAMPLE = 0, 1
+GROUP_BITS = 8  # 256 ids share a block with their earliest arrival
+LEAST_NOISE = -3.14  # below any: no time is above exponential(0) * (1 + 1 / 256) = 22.97
 
-# Bounds of the noise: u lies in [2^-33, 1 - 2^-33], and these are rounded outwards.
-GUMBEL_MIN, GUMBEL_MAX = -3.1300, 22.8739
-
+_FIRST, _REST, _SEED = 0, 1, 2  # purposes
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
-_WEYL = 0x9E3779B9, 0xBB67AE85
+_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64) * np.arange(10, dtype=np.uint64)[:, None, None]
 _CHUNK = 2048  # counters at a time, so that the temporaries stay in the nearest caches
 
 
 def philox4x32(counters: Words, key: tuple[int, int]) -> Words:
     """Ten rounds of Philox4x32 on uint64[4, n], each column a counter of four 32-bit words."""
     even, odd = counters[0::2], counters[1::2]  # words 0 and 2 are multiplied, 1 and 3 mixed in
-    for turn in range(10):
-        keys = np.array([[(k + turn * w) & 0xFFFFFFFF] for k, w in zip(key, _WEYL, strict=True)], np.uint64)
+    for round_key in (_WEYL + np.array([[key[0]], [key[1]]], np.uint64)) & _LOW:
         product = even * _MULTIPLIERS
-        even, odd = (product >> _HALF)[::-1] ^ odd ^ keys, (product & _LOW)[::-1]
+        even, odd = (product >> _HALF)[::-1] ^ odd ^ round_key, (product & _LOW)[::-1]
     return np.stack((even, odd), axis=1).reshape(4, -1)
 
 
-def _blocks(seed: int, purpose: int, position: int, numbers: Words) -> Words:
+def _blocks(seed: int, position: int, purpose: int | Words, numbers: Words) -> Words:
     """uint64[4, n]: the words of the blocks `numbers` (uint64[n])."""
     out = np.empty((4, len(numbers)), np.uint64)
     out[0], out[1], out[2], out[3] = numbers, purpose, position & 0xFFFFFFFF, position >> 32
@@ -52,26 +63,48 @@ def _blocks(seed: int, purpose: int, position: int, numbers: Words) -> Words:
     return out
 
 
-def gumbel(seed: int, position: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _exponential(words: Words) -> Floats:
+    # On a contiguous array NumPy takes one and the same log for every element, so that an id's noise
+    # has the same bits whatever other ids are asked for.
+    times: Floats = -np.log((np.ascontiguousarray(words).astype(np.float64) + 0.5) * 2.0**-32)
+    return times
+
+
+def peaks(seed: int, position: int, groups: Ids) -> tuple[Floats, Ids]:
+    """(noise, ids), float64[n] and int64[n]: the greatest noise in each of the groups of ids
+    256 * g .. 256 * g + 255 for g in `groups` (int64[n]), and the id that has it."""
+    words = _blocks(seed, position, _FIRST, groups.astype(np.uint64))
+    noise: Floats = -np.log(_exponential(words[0]) / 256)
+    return noise, (groups << GROUP_BITS) + (words[1] & np.uint64(255)).astype(np.int64)
+
+
+def gumbel(seed: int, position: int, ids: Ids) -> Floats:
     """Standard Gumbel noise, float64[n], of the tokens `ids` (int64[n], ascending) at `position`.
 
     position: index in the sequence, prompt included, of the token being chosen.
-    An id's noise has the same bits whatever other ids are asked for.
     """
-    numbers = (ids >> 2).astype(np.uint64)
-    fresh = np.ones(len(ids), bool)
-    fresh[1:] = numbers[1:] != numbers[:-1]  # neighbours share a block
-    words = _blocks(seed, NOISE, position, numbers[fresh])[ids & 3, np.cumsum(fresh) - 1]
-    # Contiguous float64 from here on: NumPy then takes one and the same log for every element.
-    uniform: npt.NDArray[np.float64] = (words.astype(np.float64) + 0.5) * 2.0**-32
-    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    groups, group = _distinct(ids // 256)
+    quads, quad = _distinct(ids >> 2)
+    purposes = np.repeat(np.array([_FIRST, _REST], np.uint64), (len(groups), len(quads)))
+    words = _blocks(seed, position, purposes, np.concatenate((groups, quads)).astype(np.uint64))
+    first = (_exponential(words[0, : len(groups)]) / 256)[group]
+    holds = words[1, : len(groups)][group] == (ids & 255).astype(np.uint64)
+    rest = _exponential(words[ids & 3, len(groups) + quad])
+    noise: Floats = -np.log(np.where(holds, first, first + rest))
     return noise
 
 
+def _distinct(ascending: Ids) -> tuple[Ids, Ids]:
+    """The distinct values, and for each element the index of its value among them."""
+    fresh = np.ones(len(ascending), bool)
+    fresh[1:] = ascending[1:] != ascending[:-1]
+    return ascending[fresh], np.cumsum(fresh) - 1
+
+
 def derive_seed(seed: int, index: int) -> int:
-    """The 64-bit seed of sample `index` of a request: the seed itself for 0, else two words of
-    Philox block `index` with purpose 1 (word 0 is the low half)."""
+    """The 64-bit seed of sample `index` of a request: the seed itself for 0, else words 0 (low half)
+    and 1 of block(2, index) at position 0."""
     if index == 0:
         return seed
-    low, high = _blocks(seed, SAMPLE, 0, np.array([index], np.uint64))[:2, 0]
+    low, high = _blocks(seed, 0, _SEED, np.array([index], np.uint64))[:2, 0]
     return int(low) | int(high) << 32

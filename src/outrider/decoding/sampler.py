@@ -9,8 +9,8 @@ maximises logit / temperature + noise has exactly the softmax distribution. With
 function of (seed, position, id) the token is a pure function of (logits, context, seed), so it cannot
 matter whether the row came from plain decoding or from a draft's verification.
 
-Work is saved only where the result provably stays the same: the noise is bounded, so tokens that
-could not win even with the greatest noise are never looked at.
+Work is saved only where the result provably stays the same: the greatest noise in a group of tokens
+is known beforehand, and tokens that could not win even with that much are never looked at.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ import numpy.typing as npt
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.rng import GUMBEL_MAX, GUMBEL_MIN, gumbel
+from outrider.decoding.rng import GROUP_BITS, LEAST_NOISE, Floats, Ids, gumbel, peaks
 from outrider.errors import ConfigError, ModelError
 
 Row: TypeAlias = npt.NDArray[np.floating[Any]]  # float32[vocab] from the model, float64 once changed
-Ids: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
-# With the best token at 0, one below -REACH loses to it under any noise.
-REACH = GUMBEL_MAX - GUMBEL_MIN + 0.01
 # Tokens below e^-MASS_REACH times the best add less than half a rounding step to the total mass.
 MASS_REACH = 50.0
 
@@ -124,22 +120,18 @@ class Sampler:
     def _kept(self, logits: Row, row: Row, position: int) -> tuple[Ids, Floats]:
         """The tokens that may be drawn: ids ascending, and log-probabilities relative to the best (0).
 
-        Without filters, tokens that no noise could make win are left out too.
+        Left out are the ones that a filter drops, and the ones that cannot win: with the least noise
+        of all for the best and the greatest of all for them.
         """
         params = self.params
         best = float(row.max())
         self._check(best, logits, position)
-        reach = MASS_REACH if params.top_p < 1.0 else REACH
-        if params.min_p > 0.0:
-            reach = min(reach, 1.0 - math.log(params.min_p))
-        # In the row's own precision for speed, and a step lower so that rounding drops nothing.
-        floor = np.nextafter(row.dtype.type(best - reach * params.temperature), row.dtype.type(-np.inf))
-        ids = np.flatnonzero(row >= floor)
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
-            scores = (row[ids].astype(np.float64) - best) / params.temperature
-        if params.min_p > 0.0:
-            kept = np.flatnonzero(scores >= math.log(params.min_p))
-            ids, scores = ids[kept], scores[kept]
+        heights, _ = peaks(self.seed, position, np.arange((self.vocab_size >> GROUP_BITS) + 1))
+        reach = float(heights.max()) - LEAST_NOISE
+        min_p_reach = -math.log(params.min_p) if params.min_p > 0.0 else math.inf
+        ids, scores = self._within(row, best, min(reach, min_p_reach))
+        if params.top_p < 1.0 and reach < min_p_reach and not 0 < params.top_k <= len(ids):
+            ids, scores = self._within(row, best, min(MASS_REACH, min_p_reach))  # top_p needs their mass
         if 0 < params.top_k < len(ids):
             kept = _top_k(scores, params.top_k)
             ids, scores = ids[kept], scores[kept]
@@ -148,15 +140,46 @@ class Sampler:
             ids, scores = ids[kept], scores[kept]
         return ids, scores
 
+    def _within(self, row: Row, best: float, reach: float) -> tuple[Ids, Floats]:
+        """The ids, ascending, and scores of the tokens not further than `reach` below the best."""
+        # First in the row's own precision for speed, a step lower so that rounding drops nothing.
+        floor = row.dtype.type(best - (reach + 1e-3) * self.params.temperature)
+        ids = np.flatnonzero(row >= np.nextafter(floor, row.dtype.type(-np.inf)))
+        scores = row[ids].astype(np.float64)
+        scores -= best
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
+            scores /= self.params.temperature
+        near = scores >= -reach
+        return (ids, scores) if near.all() else (ids[near], scores[near])
+
     def _draw(self, ids: Ids, scores: Floats, position: int) -> int:
-        """argmax of score + noise, lowest id on ties. A first look at some likely tokens sets a bar that
-        rules out most others before any noise is computed for them; noise drawn twice is the same."""
+        """argmax of score + noise, the lowest id on ties."""
         if len(ids) > 256:
-            first = np.flatnonzero(scores >= -4.0)[:256]
-            bar = (scores[first] + gumbel(self.seed, position, ids[first])).max()
-            live = scores + GUMBEL_MAX >= bar
+            live = self._contenders(ids, scores, position)
             ids, scores = ids[live], scores[live]
         return int(ids[(scores + gumbel(self.seed, position, ids)).argmax()])
+
+    def _contenders(self, ids: Ids, scores: Floats, position: int) -> Ids:
+        """Ascending indices of the tokens that the greatest noise in their group could lift to the bar:
+        the highest sum of score and noise among the groups' holders of that noise and the best token."""
+        edges = np.searchsorted(ids, np.arange((self.vocab_size >> GROUP_BITS) + 2) << GROUP_BITS)
+        groups = np.flatnonzero(np.diff(edges))
+        heights, holders = peaks(self.seed, position, groups)
+        at = np.minimum(np.searchsorted(ids, holders), len(ids) - 1)
+        sums = np.where(ids[at] == holders, scores[at] + heights, -np.inf)
+        best = int(scores.argmax())
+        bar = max(
+            float(sums.max()), float(scores[best] + gumbel(self.seed, position, ids[best : best + 1])[0])
+        )
+        hopeful = np.maximum.reduceat(scores, edges[groups]) + heights >= bar
+        return np.concatenate(
+            [
+                start + np.flatnonzero(scores[start:end] + height >= bar)
+                for start, end, height in zip(
+                    edges[groups[hopeful]], edges[groups[hopeful] + 1], heights[hopeful], strict=True
+                )
+            ]
+        )
 
     def _check(self, best: float, logits: Row, position: int) -> None:
         """Refuse a row whose greatest value is not a number to choose by."""
@@ -186,14 +209,10 @@ def _top_p(scores: Floats, top_p: float) -> Ids:
     """Ascending indices of the smallest set of highest scores whose probability reaches top_p."""
     mass = np.exp(scores)
     wanted = top_p * mass.sum()
-    head = 1024  # sort that many first: usually they reach top_p, and then the rest does not matter
-    while True:
-        some = np.arange(len(scores))
-        if head < len(scores):
-            bar = np.partition(scores, len(scores) - head)[len(scores) - head]
-            some = np.flatnonzero(scores >= bar)
+    for reach in (2.0, 8.0, np.inf):  # sort only the likeliest, if they will do
+        some = np.flatnonzero(scores >= -reach)
         order = some[np.argsort(-scores[some], kind="stable")]
         reached = np.cumsum(mass[order])
-        if reached[-1] >= wanted or len(order) == len(scores):
-            return np.sort(order[: int(np.searchsorted(reached, wanted)) + 1])
-        head *= 16
+        if reached[-1] >= wanted:
+            break
+    return np.sort(order[: int(np.searchsorted(reached, wanted)) + 1])
