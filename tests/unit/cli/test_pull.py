@@ -88,6 +88,7 @@ def test_wrong_use_is_one_error_and_nothing_on_stdout(
     words: list[str],
     error: type[Exception],
     says: str,
+    *,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
