@@ -17,6 +17,7 @@ from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
 from outrider.decoding.rng import derive_seed
 from outrider.errors import ConfigError, PromptError, nearest
+from outrider.models.chat import ChatTemplate
 from outrider.models.detokenizer import IncrementalDetokenizer
 from outrider.models.tokenizer import Tokenizer
 from outrider.outputs import Chunk, CompletionOutput, RequestOutput
@@ -58,6 +59,7 @@ class LLM:
 
     def _setup(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        self._template: ChatTemplate | None = None  # made when first needed: it is a process of its own
         self._counter = 0  # requests so far
 
     def get_tokenizer(self) -> Tokenizer:
@@ -102,17 +104,18 @@ class LLM:
         has none.
         """
         _refuse(unknown, "chat", ("messages", "sampling_params", "use_tqdm"))
-        talks: Any = messages if messages and isinstance(messages[0], Sequence) else [messages]
+        several = isinstance(messages, Sequence) and messages and isinstance(messages[0], list | tuple)
+        talks: Any = messages if several else [messages]
         prompts = [self.render_chat(talk) for talk in talks]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def render_chat(self, messages: Sequence[Message]) -> dict[str, Any]:
         """A conversation as a prompt: the text under the model's chat template, and its token ids."""
-        from outrider.models.chat import ChatTemplate  # brings jinja2
-
-        pipeline = self._pipeline
-        text = ChatTemplate(pipeline.source, pipeline.tokenizer).render(messages)
-        return {"prompt": text, "prompt_token_ids": pipeline.tokenizer.encode(text, add_special=False)}
+        tokenizer = self._pipeline.tokenizer
+        if self._template is None:
+            self._template = ChatTemplate(self._pipeline.source.chat_template, tokenizer)
+        text = self._template.render(messages)
+        return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special=False)}
 
     def stream(
         self,

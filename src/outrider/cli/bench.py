@@ -1,0 +1,151 @@
+"""`outrider bench`: what does speculation gain here, over plain decoding in the same run?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tqdm import tqdm
+
+from outrider.bench import report, workloads
+from outrider.bench.workloads import Item
+from outrider.cli import options
+from outrider.cli.parser import Parser, Subparsers, integer
+from outrider.config import METHODS, DraftModelConfig, NoneConfig, SpeculativeConfig, parse_speculative
+from outrider.decoding.params import SamplingParams
+from outrider.errors import ConfigError, nearest
+
+_DESCRIPTION = """\
+Measure drafters against plain decoding on the same prompts, in turns, and check that the tokens are the
+same. Speed-ups are of decoding: the prompt's prefill, which is the same for all, is left out."""
+
+
+def add_parser(subparsers: Subparsers) -> Parser:
+    """Add the `bench` command; `args.run` is `run`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure speculation against plain decoding",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_models(parser)
+    group = parser.add_argument_group("what is measured")
+    add = group.add_argument
+    add("--methods", metavar="LIST", help="of none, ngram, draft_model (default: all that the models allow)")
+    add(
+        "--workload",
+        action="append",
+        metavar="NAME|FILE",
+        help=f"{', '.join(workloads.BUILT_IN)}, or a JSON-lines file; may be repeated (default: all three)",
+    )
+    add("--runs", type=integer, default=3, metavar="K", help="runs of each method (default: %(default)s)")
+    add("--limit", type=integer, metavar="N", help="only the first N prompts of each workload")
+    add("--raw", action="store_true", help="prompts as they are, without the model's chat template")
+    add(
+        "-n", "--n-predict", type=integer, default=128, metavar="N", help="most tokens (default: %(default)s)"
+    )
+    options.add_draft_length(group)
+    add("--json", action="store_true", help="print one JSON document instead of a table")
+    options.add_sampling(parser, temperature=0.0)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed arguments ask. Returns 0, or 1 when a method changed the tokens."""
+    params = options.sampling(args)
+    params = replace(params, seed=0 if params.seed is None else params.seed)
+    for flag, value in (("--runs", args.runs), ("--limit", 1 if args.limit is None else args.limit)):
+        if value < 1:
+            raise ConfigError(f"{flag} must be at least 1, not {value}")
+    choices = _choices(args)
+    items = _items(args.workload or workloads.BUILT_IN, args.limit)
+    config = options.engine(args, NoneConfig())
+
+    from outrider.bench.runner import measure
+    from outrider.pipeline import build_all
+
+    pipelines = {p.speculative.method: p for p in build_all(config, choices)}
+    total = len(items) * len(pipelines) * args.runs
+    with tqdm(total=total, unit="run", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+
+        def show(method: str, item: Item) -> None:
+            bar.set_description(f"{item.id} {method}")
+            bar.update()
+
+        document = measure(pipelines, items, params, runs=args.runs, raw=args.raw, on_run=show)
+    document["settings"] = settings(params, choices, runs=args.runs, raw=args.raw)
+    print(
+        json.dumps(document, ensure_ascii=False, allow_nan=False) if args.json else report.text(document),
+        flush=True,
+    )
+    same = all(m["identical"] for w in document["workloads"] for m in w["methods"].values())
+    return 0 if same else 1
+
+
+def settings(
+    params: SamplingParams, choices: Sequence[SpeculativeConfig], *, runs: int, raw: bool
+) -> dict[str, Any]:
+    """What the numbers depend on besides machine and models."""
+    drafts = [c.num_speculative_tokens for c in choices if not isinstance(c, NoneConfig)]
+    return {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "seed": params.seed,
+        "ignore_eos": params.ignore_eos,
+        "num_speculative_tokens": max(drafts, default=0),
+        "runs": runs,
+        "raw": raw,
+        "seconds": "decoding, from the end of prefill to the last token",
+    }
+
+
+def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
+    """The methods' configurations, the baseline first."""
+    if args.draft is not None and args.draft < 1:
+        raise ConfigError(f"--draft must be at least 1, not {args.draft}")
+    if args.methods is None:
+        names = ["none", "ngram", *(["draft_model"] if args.model_draft else [])]
+    else:
+        names = list(dict.fromkeys(["none", *(n.strip() for n in args.methods.split(","))]))
+    found = []
+    for name in names:
+        if name not in METHODS:
+            raise ConfigError(
+                f"unknown method {name!r}{nearest(name, METHODS)}; choose of {', '.join(METHODS)}"
+            )
+        given: dict[str, Any] = {"method": name, "num_speculative_tokens": args.draft}
+        if name == "ngram":
+            given |= {
+                "prompt_lookup_max": args.prompt_lookup_max,
+                "prompt_lookup_min": args.prompt_lookup_min,
+            }
+        if name == "draft_model":
+            if args.model_draft is None:
+                raise ConfigError("the method 'draft_model' needs -md MODEL")
+            given["model"] = args.model_draft
+        found.append(parse_speculative(given))
+    if args.model_draft is not None and not any(isinstance(c, DraftModelConfig) for c in found):
+        raise ConfigError("-md is given, but --methods does not have 'draft_model'")
+    return found
+
+
+def _items(names: Sequence[str], limit: int | None) -> list[Item]:
+    items: dict[str, Item] = {}
+    for name in names:
+        taken: dict[str, int] = {}
+        for item in workloads.load(name):
+            taken[item.workload] = taken.get(item.workload, 0) + 1
+            if limit is not None and taken[item.workload] > limit:
+                continue
+            if item.id in items:
+                raise ConfigError(f"two prompts of the workloads have the id {item.id!r}")
+            items[item.id] = item
+    return list(items.values())

@@ -1,0 +1,56 @@
+"""The `outrider` command.
+
+Exit status: 0 well, 1 the answer is no (commands that ask a question), 2 bad input or a model that cannot
+be used (one line on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import outrider
+from outrider.cli import bench, demo, pull, run
+from outrider.cli.parser import Parser
+from outrider.errors import OutriderError
+
+COMMANDS = (run, bench, pull, demo)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (default: the process's own) and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # text that the terminal cannot show must not end the run
+            stream.reconfigure(errors="replace")
+    try:
+        args = parser().parse_args(argv)
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
+    except OutriderError as e:
+        print(f"outrider: error: {_one_line(str(e))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is quiet
+        return 141
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    top = Parser(prog="outrider", description="Lossless speculative decoding for large language models.")
+    top.add_argument("--version", action="version", version=f"outrider {outrider.__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return top
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The flags that several commands share, in llama.cpp's spellings and vLLM's long ones."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from outrider.cli.parser import integer, number
+from outrider.config import (
+    DEFAULT_DRAFT_TOKENS,
+    EngineConfig,
+    SpeculativeConfig,
+    parse_engine,
+    parse_speculative,
+)
+from outrider.decoding.params import SamplingParams
+from outrider.errors import ConfigError
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The target, the draft, and the engine's sizes."""
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "-m", "--model", metavar="MODEL", required=True, help="target: path, name or reference"
+    )
+    group.add_argument(
+        *("-md", "--model-draft", "--speculative-model", "--spec-model"),
+        dest="model_draft",
+        metavar="MODEL",
+        help="draft model, of the target's vocabulary",
+    )
+    group.add_argument(
+        *("-c", "--ctx-size", "--max-model-len"),
+        dest="ctx_size",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="most tokens of prompt and output (0: the model's own limit)",
+    )
+    group.add_argument(
+        "-t", "--threads", type=integer, metavar="N", help="threads of the engine (default: its own choice)"
+    )
+
+
+def add_speculation(parser: argparse.ArgumentParser) -> None:
+    """The drafter of one run."""
+    group = parser.add_argument_group("speculation")
+    group.add_argument(
+        *("--spec", "--spec-method"),
+        dest="spec",
+        metavar="METHOD",
+        help="draft_model, ngram or none (default: draft_model with -md, else none)",
+    )
+    add_draft_length(group)
+    group.add_argument(
+        *("-sc", "--speculative-config"),
+        dest="speculative_config",
+        metavar="JSON",
+        help='the same as vLLM\'s, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+    )
+
+
+def add_draft_length(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        *("--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"),
+        *("--num-speculative-tokens", "--spec-tokens"),
+        dest="draft",
+        type=integer,
+        metavar="N",
+        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS})",
+    )
+    for end, size in (("max", "longest"), ("min", "shortest")):
+        group.add_argument(
+            *(f"--prompt-lookup-{end}", f"--ngram-prompt-lookup-{end}"),
+            dest=f"prompt_lookup_{end}",
+            type=integer,
+            metavar="N",
+            help=f"ngram: {size} run of tokens looked up (default: 5)",
+        )
+
+
+def add_sampling(parser: argparse.ArgumentParser, temperature: float) -> None:
+    """How tokens are chosen; the defaults of top-k, top-p and min-p are llama.cpp's."""
+    group = parser.add_argument_group("sampling")
+    add = group.add_argument
+    add("--temp", "--temperature", dest="temp", type=number, default=temperature, metavar="T", help=_default)
+    add("--top-k", type=integer, default=40, metavar="K", help=_default + "; 0: all")
+    add("--top-p", type=number, default=0.95, metavar="P", help=_default)
+    add("--min-p", type=number, default=0.05, metavar="P", help=_default)
+    add("--repeat-penalty", type=number, default=1.0, metavar="X", help=_default)
+    add("--presence-penalty", type=number, default=0.0, metavar="X", help=_default)
+    add("--frequency-penalty", type=number, default=0.0, metavar="X", help=_default)
+    add("-s", "--seed", type=integer, default=-1, metavar="S", help="-1: drawn and reported (default)")
+    add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
+
+
+_default = "default: %(default)s"
+
+
+def sampling(args: argparse.Namespace, **more: Any) -> SamplingParams:
+    """SamplingParams of parsed flags. Raises ConfigError, in the flags' words where they have their own."""
+    if args.n_predict < 1:
+        raise ConfigError(f"-n must be at least 1, not {args.n_predict}")
+    return SamplingParams(
+        temperature=args.temp,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repeat_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+        max_tokens=args.n_predict,
+        **more,
+    )
+
+
+def speculation(args: argparse.Namespace) -> SpeculativeConfig:
+    """The drafter of parsed flags. Raises ConfigError."""
+    if args.draft is not None and args.draft < 1:
+        raise ConfigError(f"--draft must be at least 1, not {args.draft}; --spec none turns speculation off")
+    given = {
+        "method": args.spec,
+        "model": args.model_draft,
+        "num_speculative_tokens": args.draft,
+        "prompt_lookup_max": args.prompt_lookup_max,
+        "prompt_lookup_min": args.prompt_lookup_min,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    if args.speculative_config is not None:
+        if given:
+            raise ConfigError("give either --speculative-config or the single flags of speculation, not both")
+        return parse_speculative(args.speculative_config)
+    if args.draft is not None and args.spec is None and args.model_draft is None:
+        raise ConfigError("--draft needs a drafter: -md MODEL or --spec ngram")
+    return parse_speculative(given)
+
+
+def engine(args: argparse.Namespace, speculative: SpeculativeConfig) -> EngineConfig:
+    """The engine of parsed flags, for one sequence at a time. Raises ConfigError."""
+    for flag, value in (("-c", args.ctx_size), ("-t", 1 if args.threads is None else args.threads)):
+        if value < (0 if flag == "-c" else 1):
+            raise ConfigError(f"{flag} must not be {value}")
+    return parse_engine(
+        args.model,
+        speculative,
+        max_model_len=args.ctx_size or None,
+        threads=args.threads,
+        max_num_seqs=1,
+    )

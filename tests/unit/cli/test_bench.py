@@ -1,0 +1,135 @@
+"""`outrider bench` in-process, on toy models: the document, the table, identity, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.bench import machine, report, runner
+from outrider.cli.main import main
+from outrider.decoding.verify import CoupledVerifier
+
+pytestmark = pytest.mark.usefixtures("toy_engine")
+
+
+@pytest.fixture(autouse=True)
+def _quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = machine.probe
+    monkeypatch.setattr(machine, "probe", lambda: probe(0.005))
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "w.jsonl"
+    rows = [("a", "one", "the quick brown fox"), ("b", "two", "over the lazy"), ("c", "one", "def self")]
+    lines = [json.dumps({"id": i, "workload": w, "prompt": p}) for i, w, p in rows]
+    path.write_text("\n".join(lines), "utf-8")
+    return path
+
+
+@pytest.fixture
+def bench(target_file: Path, workload: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*args: str) -> tuple[int, str, str]:
+        status = main(["bench", "-m", str(target_file), "--workload", str(workload), "-n", "12", *args])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def test_the_document(bench: Any, draft_file: Path) -> None:
+    status, out, _ = bench("-md", str(draft_file), "--runs", "2", "--json")
+    assert status == 0
+    document = json.loads(out)
+    assert document.keys() == {"machine", "models", "settings", "workloads", "geomean"}
+    assert [(w["workload"], w["prompts"]) for w in document["workloads"]] == [("one", 2), ("two", 1)]
+    for workload in document["workloads"]:
+        assert list(workload["methods"]) == ["none", "ngram", "draft_model"]
+        for method, m in workload["methods"].items():
+            assert m.keys() == {
+                *("speedup", "speedup_ci", "tokens_per_s", "ttft_ms", "tpot_ms", "acceptance_rate"),
+                *("mean_acceptance_length", "block_efficiency", "identical"),
+            }
+            assert m["identical"] is True
+            assert m["speedup_ci"][0] <= m["speedup"] * 1.0001
+            assert (m["speedup"], m["speedup_ci"]) == (1.0, [1.0, 1.0]) or method != "none"
+        assert workload["methods"]["draft_model"]["acceptance_rate"] is not None
+        assert workload["methods"]["none"]["acceptance_rate"] is None
+    assert document["geomean"]["none"] == 1.0
+    assert document["settings"]["num_speculative_tokens"] == 5
+    assert set(document["models"]) == {"target", "draft"}
+    assert document["machine"]["probe"]["before"]["read_gb_per_s"] > 0
+
+
+def test_the_table(bench: Any) -> None:
+    status, out, _ = bench(
+        "--methods", "ngram", "--draft", "3", "--temp", "0.6", "--seed", "4", "--limit", "1"
+    )
+    assert status == 0
+    assert "speed-up" in out
+    assert "probe:" in out
+    assert "Geometric mean over workloads: none ×1.00, ngram" in out
+    assert "temperature 0.6, seed 4" in out
+    assert out.count(" yes") == 4
+
+
+def test_markdown_has_the_same_rows(bench: Any) -> None:
+    _, out, _ = bench("--runs", "1", "--json")
+    document = json.loads(out)
+    text = report.markdown(document)
+    assert text.count("\n| ") == 2 + len(report.rows(document))
+    assert len(report.rows(document)) == 4
+
+
+def test_a_changed_token_is_seen_and_is_status_1(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = CoupledVerifier.verify
+
+    def broken(self: Any, draft: Any, scores: Any, sampler: Any, context: Any) -> Any:
+        verdict = right(self, draft, scores, sampler, context)
+        if not len(draft):
+            return verdict
+        return type(verdict)(tuple(range(len(draft))), verdict.next_token, "bonus")  # accepts anything
+
+    monkeypatch.setattr(CoupledVerifier, "verify", broken)
+    status, out, _ = bench("--methods", "ngram", "--prompt-lookup-max", "1", "--runs", "1", "--json")
+    assert status == 1
+    methods = [w["methods"] for w in json.loads(out)["workloads"]]
+    assert all(m["none"]["identical"] for m in methods)
+    assert not all(m["ngram"]["identical"] for m in methods)
+
+
+def test_methods_take_turns() -> None:
+    assert runner.rotated(["a", "b", "c"], 0) == ["a", "b", "c"]
+    assert runner.rotated(["a", "b", "c"], 4) == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--methods", "ngarm"], ["'ngarm'", "did you mean 'ngram'"]),
+        (["--methods", "draft_model"], ["-md"]),
+        (["--methods", "ngram", "-md", "x"], ["-md", "draft_model"]),
+        (["--runs", "0"], ["--runs", "0"]),
+        (["--limit", "0"], ["--limit", "0"]),
+        (["--draft", "0"], ["--draft", "0"]),
+        (["-n", "0"], ["-n", "0"]),
+        (["--temp", "nan"], ["temperature"]),
+        (["--workload", "no-such"], ["'no-such'", "chat, code, edit"]),
+        (["-md", "absent.gguf"], ["absent.gguf"]),
+    ],
+)
+def test_bad_input(bench: Any, args: list[str], words: list[str]) -> None:
+    status, out, err = bench(*args)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_two_prompts_with_one_id_are_refused(bench: Any, workload: Path) -> None:
+    status, _, err = bench("--workload", str(workload))
+    assert status == 2
+    assert "'a'" in err

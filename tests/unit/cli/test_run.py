@@ -1,0 +1,256 @@
+"""`outrider run` in-process, on toy models: streaming, the summary, JSON, colour, and bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.main import main
+from outrider.engines.toy import ToyModel
+from tests.support.models import tiny_gguf
+
+pytestmark = pytest.mark.usefixtures("toy_engine")
+
+METRICS = {
+    *("decode_tokens_per_s", "ttft_ms", "tpot_ms", "num_drafts", "num_draft_tokens", "num_accepted_tokens"),
+    *("acceptance_rate", "mean_acceptance_length", "block_efficiency", "draft_ms", "verify_ms", "other_ms"),
+    *("accepted_per_pos", "drafters", "speculation"),
+}
+
+
+@pytest.fixture
+def run(target_file: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run `outrider run -m TARGET …`; gives (status, stdout, stderr)."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        status = main(["run", "-m", str(target_file), *args])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+SEEDED = ("-p", "the quick brown fox", "-n", "30", "--ignore-eos", "--seed", "7", "--temp", "0.7")
+
+
+def test_text_on_stdout_and_summary_on_stderr(run: Any, draft_file: Path) -> None:
+    status, out, err = run(*SEEDED, "-md", str(draft_file), "--draft", "4")
+    assert status == 0
+    _, document, _ = run(*SEEDED, "--json")
+    assert out == json.loads(document)["text"] + "\n"
+    for words in ("30 tokens", "acceptance rate", "mean acceptance length", "block efficiency", "verify"):
+        assert words in err
+    assert re.search(r"^seed +7$", err, re.M)
+    drafted, drafts = map(int, re.search(r"drafted +(\d+) tokens in (\d+) drafts", err).groups())  # type: ignore[union-attr]
+    assert drafts <= drafted <= 4 * drafts
+
+
+def test_json_is_one_document_with_every_key_and_the_same_tokens(run: Any, draft_file: Path) -> None:
+    documents = []
+    for spec in (
+        ("--spec", "none"),
+        ("--spec", "ngram", "--prompt-lookup-max", "1"),
+        ("-md", str(draft_file)),
+        ("--speculative-model", str(draft_file), "--num-speculative-tokens", "2"),
+        ("--speculative-config", json.dumps({"method": "draft_model", "model": str(draft_file)})),
+    ):
+        status, out, err = run(*SEEDED, *spec, "--json")
+        assert (status, err) == (0, "")
+        documents.append(json.loads(out))
+    for document in documents:
+        assert document.keys() == {
+            *("text", "token_ids", "prompt_token_ids", "finish_reason", "seed", "metrics")
+        }
+        assert document["metrics"].keys() == METRICS
+        assert document["token_ids"] == documents[0]["token_ids"]
+        assert (document["seed"], document["finish_reason"]) == (7, "length")
+    assert [d["metrics"]["num_draft_tokens"] > 0 for d in documents] == [False, True, True, True, True]
+
+
+def test_the_spellings_of_llama_cpp(run: Any, tmp_path: Path, draft_file: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("the quick brown fox\n", "utf-8")
+    _, expected, _ = run(*SEEDED, "--json")
+    for line in (
+        f"--file {prompt} --n-predict 30 --ignore-eos -s 7 --temp 0.7 -c 256 -t 1",
+        f"-f {prompt} --n-predict 30 --ignore-eos -s 7 --temp 0.7 --ctx-size 256 --threads 1 --top-k 40",
+        f"-f {prompt} -n 30 --ignore-eos -s 7 --temp 0.7 --top-p 0.95 --min-p 0.05 -no-cnv --ctx-size 0",
+        f"-f {prompt} -n 30 --ignore-eos -s 7 --temp 0.7 --model-draft {draft_file} --draft-max 3",
+        f"-f {prompt} -n 30 --ignore-eos -s 7 --temp 0.7 -md {draft_file} --spec-draft-n-max 3",
+    ):
+        status, out, _ = run(*line.split(), "--json")
+        assert status == 0
+        assert json.loads(out)["token_ids"] == json.loads(expected)["token_ids"]
+
+
+def test_a_drawn_seed_is_reported_and_repeats(run: Any) -> None:
+    _, out, _ = run("-p", "the fox", "-n", "10", "--json")
+    first = json.loads(out)
+    _, out, _ = run("-p", "the fox", "-n", "10", "--json", "--seed", str(first["seed"]))
+    assert json.loads(out)["token_ids"] == first["token_ids"]
+
+
+def test_the_prompt_from_stdin(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the quick brown fox\n")))
+    _, out, _ = run("-p", "-", *SEEDED[2:], "--json")
+    _, expected, _ = run(*SEEDED, "--json")
+    assert json.loads(out)["prompt_token_ids"] == json.loads(expected)["prompt_token_ids"]
+
+
+def test_chat_uses_the_template(run: Any) -> None:
+    status, out, _ = run("-p", "hello", "--chat", "-sys", "Be brief.", "-n", "3", "--json")
+    assert status == 0
+    ids = json.loads(out)["prompt_token_ids"]
+    assert ids.count(1) == 3  # <|im_start|> for system, user and assistant
+    _, raw, _ = run("-p", "hello", "-n", "3", "--json")
+    assert 1 not in json.loads(raw)["prompt_token_ids"]
+
+
+def test_stop_strings(run: Any) -> None:
+    _, out, _ = run(*SEEDED, "--json")
+    text = json.loads(out)["text"]
+    _, out, _ = run(*SEEDED, "--json", "--stop", text[5:8])
+    cut = json.loads(out)
+    assert (cut["text"], cut["finish_reason"]) == (text[: text.index(text[5:8])], "stop")
+
+
+@pytest.mark.parametrize(
+    ("choice", "coloured"), [(["--color"], True), (["--color=auto"], False), ([], False)]
+)
+def test_colours(run: Any, draft_file: Path, choice: list[str], coloured: bool) -> None:
+    _, plain, _ = run(*SEEDED)
+    _, out, _ = run(*SEEDED, "-md", str(draft_file), *choice)
+    assert ("\x1b[32m" in out) == coloured
+    assert re.sub(r"\x1b\[\d*m", "", out) == plain
+
+
+def test_an_interrupt_keeps_what_there_is(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[None] = []
+    forward = ToyModel.forward
+
+    def interrupted(self: ToyModel, items: Any) -> Any:
+        passes.append(None)
+        if len(passes) == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward(self, items)
+
+    monkeypatch.setattr(ToyModel, "forward", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    status, out, _ = run(*SEEDED, "--json")
+    document = json.loads(out)
+    assert (status, document["finish_reason"]) == (130, "abort")
+    assert 1 <= len(document["token_ids"]) < 30
+    assert document["text"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+BAD = [
+    (["-p", "x", "-n", "0"], ["-n", "0"]),
+    (["-p", "x", "-n", "-5"], ["-n", "-5"]),
+    (["-p", "x", "--draft", "0", "--spec", "ngram"], ["--draft", "0"]),
+    (["-p", "x", "--draft", "-1", "--spec", "ngram"], ["--draft", "-1"]),
+    (["-p", "x", "--draft", "5"], ["--draft", "-md", "--spec ngram"]),
+    (["-p", "x", "--draft", "1000", "--spec", "ngram"], ["128"]),
+    (["-p", "x", "--temp", "nan"], ["temperature", "nan"]),
+    (["-p", "x", "--temp", "-0.5"], ["temperature", "-0.5"]),
+    (["-p", "x", "--temp", "inf"], ["temperature", "inf"]),
+    (["-p", "x", "--top-p", "0"], ["top_p"]),
+    (["-p", "x", "--seed", "-2"], ["seed", "-2"]),
+    (["-p", "x", "-c", "-1"], ["-c", "-1"]),
+    (["-p", "x", "-t", "0"], ["-t", "0"]),
+    (["-p", ""], ["prompt", "empty"]),
+    ([], ["prompt", "-p", "-f"]),
+    (["-p", "x", "-f", "y"], ["one of them"]),
+    (["-f", "/nowhere/prompt"], ["/nowhere/prompt", "No such file"]),
+    (["-p", "the fox " * 200], ["prompt has", "256"]),
+    (["-p", "the fox", "-c", "2"], ["prompt has", "context of 2"]),
+    (["-p", "x", "-sys", "y"], ["-sys", "--chat"]),
+    (["-p", "x", "--spec", "nrgam"], ["'nrgam'", "did you mean 'ngram'"]),
+    (["-p", "x", "--spec", "eagle3"], ["eagle3", "not available"]),
+    (["-p", "x", "--spec", "draft_model"], ["draft_model", "model"]),
+    (["-p", "x", "-md", "nowhere.gguf"], ["nowhere.gguf"]),
+    (["-p", "x", "--speculative-config", "{"], ["JSON"]),
+    (["-p", "x", "--speculative-config", '{"method": "ngram", "k": 1}'], ["'k'"]),
+    (["-p", "x", "--speculative-config", '{"method": "ngram"}', "--draft", "3"], ["not both"]),
+    (["-p", "x", "--stop", ""], ["stop"]),
+    (["-p", "\udcff"], ["surrogate"]),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), BAD, ids=[" ".join(a)[:40] for a, _ in BAD])
+def test_bad_input_is_one_line_and_status_2(run: Any, args: list[str], words: list[str]) -> None:
+    status, out, err = run(*args)
+    assert (status, out) == (2, "")
+    _check(err, words)
+
+
+def _check(err: str, words: list[str]) -> None:
+    assert err.startswith("outrider: error: ")
+    assert err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+
+
+def _truncated(folder: Path) -> Path:
+    whole = tiny_gguf(folder / "whole.gguf")
+    path = folder / "short.gguf"
+    path.write_bytes(whole.read_bytes()[:-1000])
+    return path
+
+
+def _garbage(folder: Path) -> Path:
+    path = folder / "garbage.gguf"
+    path.write_bytes(b"this is not a model at all" * 10)
+    return path
+
+
+def _architecture(folder: Path) -> Path:
+    path = tiny_gguf(folder / "other.gguf")
+    path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
+    return path
+
+
+def _other_vocabulary(folder: Path) -> Path:
+    from outrider.models.open import open_model
+
+    tokens = list(open_model(tiny_gguf(folder / "same.gguf")).tokenizer.tokens)
+    tokens[2] = "<|other|>"
+    return tiny_gguf(folder / "draft.gguf", keys={"tokenizer.ggml.tokens": tokens})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder / "absent.gguf", ["absent.gguf"]),
+        (_garbage, ["garbage.gguf", "GGUF"]),
+        (_truncated, ["short.gguf"]),
+        (_architecture, ["mamba"]),
+        (lambda folder: folder, ["GGUF"]),
+    ],
+)
+@pytest.mark.parametrize("role", ["-m", "-md"])
+def test_bad_models(make: Any, words: list[str], role: str, tmp_path: Path, run: Any) -> None:
+    path = make(tmp_path)
+    status, out, err = run(role, str(path), "-p", "x")  # a second -m takes the place of the first
+    assert (status, out) == (2, "")
+    _check(err, words)
+
+
+def test_a_draft_of_another_vocabulary(run: Any, tmp_path: Path) -> None:
+    status, _, err = run("-md", str(_other_vocabulary(tmp_path)), "-p", "x")
+    assert status == 2
+    _check(err, ["id 2", "'<|im_end|>'", "'<|other|>'"])
+
+
+def test_not_enough_memory(run: Any, draft_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.memory.available_bytes", lambda: 10**5)
+    status, _, err = run("-md", str(draft_file), "-p", "x")
+    assert status == 2
+    _check(err, ["target", "draft", "available 100 kB", "-c"])
