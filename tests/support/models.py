@@ -128,11 +128,11 @@ def tiny_gguf(
     rng = np.random.default_rng(seed + 1)
     writer = GGUFWriter(path, arch)
     for key, value in {**_metadata(arch, dims), **(keys or {})}.items():
-        if value is None:
-            writer.kv_data[0].pop(key, None)
-            continue
         writer.kv_data[0].pop(key, None)
-        _add_key(writer, key, value)
+        if key == "general.alignment":
+            writer.add_custom_alignment(value)
+        elif value is not None:
+            _add_key(writer, key, value)
     weights: dict[str, Floats | None] = {**tiny_weights(arch, dims, tied=tied, seed=seed), **(tensors or {})}
     for name, values in weights.items():
         if values is None:

@@ -84,7 +84,7 @@ def _architecture_name(metadata: Metadata) -> str:
         )
     for option, off in _OFF.items():
         value = metadata.pairs.get(f"{name}.{option}")
-        if value is not None and value not in off:
+        if value is not None and not (isinstance(value, int | float) and value in off):
             raise UnsupportedModelError(f"{path}: sets {name}.{option}, which is not supported")
     return name
 

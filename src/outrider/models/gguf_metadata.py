@@ -102,14 +102,16 @@ class Metadata:
         return tuple([raw.decode(errors="backslashreplace") for raw in value])
 
     def array(self, key: str, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
-        """An array of integers or of floats, as `dtype` says, copied as that type; None when absent."""
+        """An array of integers or of floats, as `dtype` says, copied as that type (integers that do not fit
+        wrap, floats become infinite); None when absent."""
         if key not in self.pairs:
             return None
         value = self.pairs[key]
         kinds = "iu" if np.issubdtype(dtype, np.integer) else "f"
         if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
             raise self._wrong(key, "an array of integers" if kinds == "iu" else "an array of floats")
-        return value.astype(dtype)
+        with np.errstate(over="ignore"):
+            return value.astype(dtype)
 
     def _absent(self, key: str, default: object) -> bool:
         if key in self.pairs:

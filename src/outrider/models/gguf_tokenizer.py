@@ -13,7 +13,7 @@ from outrider.models.source import TokenizerData
 
 _KEY = "tokenizer.ggml."
 _KINDS: dict[str, Literal["bpe", "spm"]] = {"gpt2": "bpe", "llama": "spm"}
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _UNSET = (1 << 32) - 1  # some converters write -1, as a uint32, for an id that the model does not have
 
 # Pre-tokenizers whose models start a text with bos unless add_bos_token says otherwise.
@@ -37,8 +37,8 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
     n = len(tokens)
     if not 1 <= n <= min(vocab_size, LIMITS["vocab_size"]):
         raise ModelFileError(f"{path}: has {n} token pieces for {vocab_size} embedding rows")
-    types = metadata.array(_KEY + "token_type", np.int32)
-    types = np.full(n, _NORMAL, np.int32) if types is None else types
+    types = metadata.array(_KEY + "token_type", np.int64)
+    types = np.full(n, _NORMAL, np.int64) if types is None else types
     scores = metadata.array(_KEY + "scores", np.float32)
     if scores is None:
         if kind == "spm":
@@ -47,6 +47,8 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
     for key, array in (("token_type", types), ("scores", scores)):
         if len(array) not in ((n,) if key == "token_type" or kind == "spm" else (n, 0)):
             raise ModelFileError(f"{path}: {_KEY}{key} has {len(array)} entries for {n} pieces")
+    if ((types < 0) | (types > _BYTE)).any():
+        raise ModelFileError(f"{path}: {_KEY}token_type has entries that are not between 0 and {_BYTE}")
     if kind == "spm" and not np.isfinite(scores).all():
         raise ModelFileError(f"{path}: {_KEY}scores has entries that are not finite")
 
@@ -65,7 +67,7 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
         kind=kind,
         pre=pre,
         tokens=tokens,
-        types=types,
+        types=types.astype(np.int32),
         # llama.cpp ignores merges of a SentencePiece-style vocabulary; its scores say it all.
         merges=() if spm else metadata.pieces(_KEY + "merges"),
         scores=scores,

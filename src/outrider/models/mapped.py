@@ -28,14 +28,12 @@ def map_file(path: Path) -> mmap.mmap | bytes:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelNotFoundError(f"{path}: is a folder, not a model file")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(f"{path}: is not a regular file")
-        if status.st_size == 0:
-            return b""
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        if stat.S_ISREG(status.st_mode):
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be mapped: {error.strerror}") from error
     finally:
         os.close(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise ModelNotFoundError(f"{path}: is a folder, not a model file")
+    raise ModelFileError(f"{path}: is not a regular file")

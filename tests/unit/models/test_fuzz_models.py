@@ -1,0 +1,258 @@
+"""Hostile model files: whatever the bytes are, only an OutriderError comes out, and memory stays bounded."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import OutriderError
+from outrider.models.dequantize import dequantize
+from outrider.models.gguf_file import read_gguf
+from outrider.models.open import open_model
+from outrider.models.source import ModelSource
+from tests.support.gguf_bytes import entry, gguf, pair, string
+from tests.support.models import VOCAB_SIZE, Dims, tiny_gguf, tiny_hf
+
+# The largest of these files has 100 kB. The whole run may raise the process's high-water mark by this much.
+MEMORY_LIMIT = 128 << 20
+TINY = Dims(layers=1, hidden=32, heads=2, kv_heads=1, ffn=32, context=64)
+
+WORDS = st.one_of(
+    st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 32, 33, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**32]),
+    st.sampled_from([2**40, 2**53, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]),
+    st.integers(0, 2**64 - 1),
+)
+KINDS = ["flip", "byte", "word", "word", "cut", "insert", "delete", "copy"]
+# (kind of mutation, place as a fraction of the file, value)
+MUTATIONS = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.floats(0, 1), WORDS),
+    min_size=1,
+    max_size=4,
+)
+fuzz = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def mutated(raw: bytes, mutations: list[tuple[str, float, int]], header: int) -> bytes:
+    """`raw` with each mutation applied, nine in ten of them within the first `header` bytes."""
+    out = bytearray(raw)
+    for kind, place, value in mutations:
+        span = min(len(out), header) if place < 0.9 else len(out)
+        at = int((place / 0.9 if place < 0.9 else place) * max(span - 1, 0))
+        if kind == "flip" and out:
+            out[at] ^= 1 << value % 8
+        elif kind == "byte" and out:
+            out[at] = value % 256
+        elif kind == "word":
+            size = 4 if value < 2**32 and value % 2 else 8
+            out[at : at + size] = value.to_bytes(8, "little")[:size]
+        elif kind == "cut":
+            del out[at:]
+        elif kind == "insert":
+            out[at:at] = value.to_bytes(8, "little")[: 1 + value % 8]
+        elif kind == "delete":
+            del out[at : at + 1 + value % 16]
+        elif kind == "copy":
+            out[at : at + 16] = out[at + 16 : at + 48]
+    return bytes(out)
+
+
+def survives(path: Path, read: Callable[[Path], object] = open_model) -> None:
+    """Open `path`; a model that opens must be usable, an error must be one printable line of ours."""
+    try:
+        model = read(path)
+    except OutriderError as caught:
+        error = str(caught)
+    else:
+        error = ""
+    if error:
+        assert "\n" not in error
+        assert len(error) < 1000
+        error.encode()
+        return
+    if not isinstance(model, ModelSource):
+        return
+    arch = model.architecture
+    assert model.tensors["token_embd.weight"].shape == (arch.vocab_size, arch.hidden_size)
+    assert arch.n_heads % arch.n_kv_heads == 0
+    assert (arch.inv_freq > 0).all()
+    assert all(0 <= i < arch.vocab_size for i in model.tokenizer.eos_ids)
+    for text in (*model.tokenizer.tokens, *model.tokenizer.merges, model.display_name):
+        text.encode()
+    for tensor in model.tensors.values():
+        assert dequantize(tensor).shape == tensor.shape
+
+
+def high_water() -> int:
+    """The most memory that this process has had, in bytes; 0 where it cannot be told."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory() -> Iterator[None]:
+    before = high_water()
+    yield
+    assert high_water() - before < MEMORY_LIMIT
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def small(place: Path, types: str) -> bytes:
+    """A GGUF file with a vocabulary of nine pieces, so that mutations meet every kind of field."""
+    pieces = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "c", "ab", "bc", "abc"]
+    keys = {
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.merges": ["a b", "b c", "ab c"],
+        "tokenizer.ggml.scores": [0.0] * 9,
+        "general.alignment": 32,
+        "split.count": 0,
+        "llama.rope.scaling.type": "linear",
+        "llama.rope.scaling.factor": 2.0,
+        "llama.expert_count": 0,
+    }
+    return tiny_gguf(place / f"base-{types}.gguf", types=types, dims=TINY, keys=keys).read_bytes()
+
+
+@pytest.mark.parametrize("types", ["F32", "Q4_1", "Q8_0"])
+def test_mutated_gguf(place: Path, types: str) -> None:
+    base = small(place, types)
+    path = place / "fuzz.gguf"
+    header = read_gguf(place / f"base-{types}.gguf").data_start
+
+    @fuzz
+    @given(MUTATIONS)
+    def run(mutations: list[tuple[str, float, int]]) -> None:
+        path.write_bytes(mutated(base, mutations, header))
+        survives(path)
+
+    run()
+
+
+def test_every_truncation_of_a_gguf_header(place: Path) -> None:
+    base = small(place, "Q8_0")
+    path = place / "cut.gguf"
+    for size in (*range(100), *range(100, 3000, 7), *range(3000, len(base), 997)):
+        path.write_bytes(base[:size])
+        with pytest.raises(OutriderError):
+            open_model(path)
+
+
+PAYLOADS = st.one_of(
+    st.binary(max_size=24),
+    WORDS.map(lambda n: struct.pack("<Q", n)),
+    st.binary(max_size=8).map(string),
+    st.tuples(st.integers(0, 13), WORDS, st.binary(max_size=32)).map(
+        lambda t: struct.pack("<IQ", *t[:2]) + t[2]
+    ),
+)
+PAIRS = st.lists(st.builds(pair, st.text(max_size=4), st.integers(0, 13), PAYLOADS), max_size=4)
+ENTRIES = st.lists(
+    st.builds(entry, st.text(max_size=3), st.lists(WORDS, max_size=5), st.integers(0, 40), WORDS), max_size=4
+)
+
+
+def test_made_up_gguf(place: Path) -> None:
+    path = place / "made-up.gguf"
+
+    @fuzz
+    @given(PAIRS, ENTRIES, st.binary(max_size=200), st.sampled_from([2, 3]))
+    def run(pairs: list[bytes], entries: list[bytes], data: bytes, version: int) -> None:
+        path.write_bytes(gguf(pairs, entries, data, version=version))
+        survives(path, lambda p: read_gguf(p).tensors())
+
+    run()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "tokenizer.json"])
+def test_mutated_files_of_a_folder(place: Path, name: str) -> None:
+    folder = tiny_hf(place / name, dims=TINY, shards=2 if "index" in name else 1)
+    path = folder / name
+    base = path.read_bytes()
+    header = len(base) if name.endswith("json") else 8 + int.from_bytes(base[:8], "little")
+
+    @fuzz
+    @given(MUTATIONS)
+    def run(mutations: list[tuple[str, float, int]]) -> None:
+        path.write_bytes(mutated(base, mutations, header))
+        survives(folder)
+
+    run()
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=5)
+    | st.sampled_from([0, -1, 1, 2, 64, 10**400, 1e308, "linear", "llama3", "default", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def test_configurations_with_any_value_anywhere(place: Path) -> None:
+    folder = tiny_hf(place / "config", dims=TINY)
+    files = ["config.json", "tokenizer_config.json", "generation_config.json"]
+    bases: dict[str, dict[str, Any]] = {name: json.loads((folder / name).read_text()) for name in files}
+    bases["config.json"]["rope_scaling"] = {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1}
+    bases["config.json"]["rope_scaling"] |= {"high_freq_factor": 4, "original_max_position_embeddings": 32}
+    more = ["head_dim", "rope_parameters", "sliding_window", "layer_types", "quantization_config"]
+    places = [(name, key) for name, base in bases.items() for key in base]
+    places += [("config.json", key) for key in (*more, "partial_rotary_factor", "mlp_bias")]
+    places += [("rope_scaling", key) for key in bases["config.json"]["rope_scaling"]]
+
+    @fuzz
+    @given(st.lists(st.tuples(st.sampled_from(places), JSON), min_size=1, max_size=3))
+    def run(changes: list[tuple[tuple[str, str], Any]]) -> None:
+        texts = {name: json.loads(json.dumps(base)) for name, base in bases.items()}
+        for (name, key), value in changes:
+            target = texts["config.json"].get("rope_scaling") if name == "rope_scaling" else texts[name]
+            if isinstance(target, dict):
+                target[key] = value
+        for name, value in texts.items():
+            (folder / name).write_text(json.dumps(value))
+        survives(folder)
+
+    run()
+
+
+def test_tokenizers_with_any_value_anywhere(place: Path) -> None:
+    folder = tiny_hf(place / "tokenizer", dims=TINY)
+    path = folder / "tokenizer.json"
+    base = json.loads(path.read_text())
+    base["model"]["vocab"] = {"a": 0, "b": VOCAB_SIZE - 1}
+    base["model"]["merges"] = []
+
+    @fuzz
+    @given(JSON, st.sampled_from(["model", "vocab", "added_tokens", "added", "id", "content", "piece"]))
+    def run(value: Any, where: str) -> None:
+        parsed = json.loads(json.dumps(base))
+        if where in ("model", "added_tokens"):
+            parsed[where] = value
+        elif where in ("vocab", "piece"):
+            parsed["model"] = {"vocab": value if where == "vocab" else {"a": value}}
+        elif where == "added":
+            parsed["added_tokens"].append(value)
+        else:
+            parsed["added_tokens"][0][where] = value
+        path.write_text(json.dumps(parsed))
+        survives(folder)
+
+    run()

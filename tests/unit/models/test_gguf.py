@@ -1,0 +1,281 @@
+"""What the keys and tensors of a GGUF file mean, and which files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from outrider.models.dequantize import dequantize
+from outrider.models.layout import SUPPORTED_TYPES
+from outrider.models.open import open_model
+from outrider.models.rope import base_frequencies
+from tests.support.models import CHAT_TEMPLATE, SPECIAL, Dims, interleaved, tiny_gguf, tiny_weights
+
+SPM = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.pre": None,
+    "tokenizer.ggml.merges": None,
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁a", "b"],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0, -2.0],
+    "tokenizer.ggml.bos_token_id": None,
+    "tokenizer.ggml.eos_token_id": None,
+    "tokenizer.ggml.add_bos_token": None,
+}
+
+
+def test_llama(tmp_path: Path) -> None:
+    model = open_model(tiny_gguf(tmp_path / "a.gguf"))
+    arch = model.architecture
+    assert (model.format, model.display_name, model.chat_template) == ("gguf", "Tiny", CHAT_TEMPLATE)
+    assert (arch.name, arch.n_layers, arch.hidden_size, arch.ffn_size) == ("llama", 2, 64, 96)
+    assert (arch.n_heads, arch.n_kv_heads, arch.head_dim, arch.rope_dim) == (4, 2, 16, 16)
+    assert (arch.vocab_size, arch.max_positions, arch.rope_style) == (320, 256, "interleaved")
+    assert arch.rms_eps == pytest.approx(1e-5)
+    assert arch.inv_freq.dtype == np.float32
+    np.testing.assert_array_equal(arch.inv_freq, base_frequencies(16, 10000.0).astype(np.float32))
+    assert "output.weight" not in model.tensors
+    assert model.weights_bytes == sum(4 * w.size for w in tiny_weights().values())
+
+
+def test_qwen2(tmp_path: Path) -> None:
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", arch="qwen2", tied=False))
+    assert (model.architecture.name, model.architecture.rope_style) == ("qwen2", "half")
+    assert model.tensors["blk.1.attn_k.bias"].shape == (32,)
+    assert model.tensors["output.weight"].shape == (320, 64)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+def test_every_type_decodes_to_nearly_the_weights(tmp_path: Path, kind: str) -> None:
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", types=kind))
+    tensor = model.tensors["blk.0.attn_q.weight"]
+    values = dequantize(tensor)
+    assert tensor.type == kind
+    assert values.dtype == np.float32
+    assert values.shape == tensor.shape
+    if kind.endswith("_K"):  # random blocks: there is nothing to be near to, but the scale
+        assert 0.5 < values.std() * np.sqrt(values.shape[1]) < 2
+        return
+    expected = interleaved(tiny_weights()["blk.0.attn_q.weight"], 4)
+    error = {"F32": 0, "F16": 1e-3, "BF16": 4e-3, "Q8_0": 5e-3}.get(kind, 0.1)
+    assert np.abs(values - expected).max() <= error * np.abs(expected).max()
+
+
+def test_mixed_types(tmp_path: Path) -> None:
+    types = {"token_embd": "Q6_K", "attn_v": "Q6_K", "ffn_up": "Q4_K"}
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", types=types))
+    assert model.tensors["token_embd.weight"].type == "Q6_K"
+    assert model.tensors["blk.0.ffn_up.weight"].type == "Q4_K"
+    assert model.tensors["blk.0.ffn_gate.weight"].type == "F32"
+
+
+def test_head_dim_from_key_length(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", dims=Dims(head_dim=32))).architecture
+    assert (arch.head_dim, arch.rope_dim, arch.inv_freq.shape) == (32, 32, (16,))
+
+
+def test_absent_keys_take_llama_cpp_defaults(tmp_path: Path) -> None:
+    keys = {"llama.attention.head_count_kv": None, "llama.rope.freq_base": None, "general.name": None}
+    path = tiny_gguf(tmp_path / "my model.gguf", dims=Dims(kv_heads=4), keys=keys)
+    model = open_model(path)
+    assert model.architecture.n_kv_heads == 4
+    assert model.architecture.inv_freq[1] == pytest.approx(10000 ** (-2 / 16))
+    assert model.display_name == "my model"
+
+
+@pytest.mark.parametrize(
+    ("keys", "divisor"),
+    [
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, 4),
+        ({"llama.rope.scaling.factor": 2.0}, 2),
+        ({"llama.rope.scale_linear": 8.0}, 8),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, 1),
+        ({"llama.rope.scaling.factor": 0.0}, 1),
+    ],
+)
+def test_rope_scaling(tmp_path: Path, keys: dict[str, Any], divisor: float) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).architecture
+    np.testing.assert_array_equal(arch.inv_freq, (base_frequencies(16, 10000.0) / divisor).astype(np.float32))
+
+
+def test_rope_freqs_divide_and_disappear(tmp_path: Path) -> None:
+    factors = np.array([1, 1, 2, 4, 8, 32, 32, 32], np.float32)
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", tensors={"rope_freqs.weight": factors}))
+    assert "rope_freqs.weight" not in model.tensors
+    expected = (base_frequencies(16, 10000.0) / factors).astype(np.float32)
+    np.testing.assert_array_equal(model.architecture.inv_freq, expected)
+
+
+def test_optional_llama_biases(tmp_path: Path) -> None:
+    bias = {"blk.0.attn_q.bias": np.ones(64, np.float32), "blk.1.attn_output.bias": np.ones(64, np.float32)}
+    assert open_model(tiny_gguf(tmp_path / "a.gguf", tensors=bias)).tensors.keys() >= bias.keys()
+
+
+def test_context_is_capped_to_the_sliding_window(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", keys={"llama.attention.sliding_window": 100})
+    assert open_model(path).architecture.max_positions == 100
+
+
+def test_bpe_tokenizer(tmp_path: Path) -> None:
+    data = open_model(tiny_gguf(tmp_path / "a.gguf")).tokenizer
+    assert (data.kind, data.pre, len(data.tokens)) == ("bpe", "gpt-2", 320)
+    assert data.tokens[:3] == SPECIAL
+    assert data.types.dtype == np.int32
+    assert data.types[:4].tolist() == [3, 3, 3, 1]
+    assert all(len(merge.split(" ")) == 2 for merge in data.merges)
+    assert len(data.merges) == 320 - 3 - 256
+    assert (data.bos_id, data.unk_id, data.pad_id) == (1, None, None)
+    assert data.eos_ids == (2, 0)  # the eos key, then <|endoftext|>
+    assert not data.add_bos
+    assert not data.add_space_prefix
+
+
+def test_end_of_turn_ids(tmp_path: Path) -> None:
+    keys = {
+        "tokenizer.ggml.eos_token_id": 5,
+        "tokenizer.ggml.eot_token_id": 2,
+        "tokenizer.ggml.eom_token_id": 7,
+    }
+    assert open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).tokenizer.eos_ids == (5, 2, 7, 0)
+    plain = {"tokenizer.ggml.token_type": [1] * 320}  # pieces that only look like control tokens
+    assert open_model(tiny_gguf(tmp_path / "b.gguf", keys=plain)).tokenizer.eos_ids == (2,)
+
+
+@pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", True), ("smollm", False)])
+def test_add_bos_default_follows_the_pre_tokenizer(tmp_path: Path, pre: str, expected: bool) -> None:
+    keys = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": None}
+    assert open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).tokenizer.add_bos is expected
+
+
+def test_spm_tokenizer(tmp_path: Path) -> None:
+    data = open_model(tiny_gguf(tmp_path / "a.gguf", keys=SPM)).tokenizer
+    assert (data.kind, data.merges, data.tokens[3]) == ("spm", (), "▁a")
+    assert data.scores.tolist() == [0, 0, 0, -1, -2]
+    assert (data.bos_id, data.eos_ids, data.unk_id) == (1, (2,), 0)
+    assert data.add_bos
+    assert data.add_space_prefix
+
+
+def test_minus_one_means_no_such_token(tmp_path: Path) -> None:
+    keys = {"tokenizer.ggml.padding_token_id": (1 << 32) - 1}
+    assert open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).tokenizer.pad_id is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "words"),
+    [
+        ({"general.type": "adapter"}, UnsupportedModelError, "holds a 'adapter', not a whole model"),
+        ({"split.count": 3}, UnsupportedModelError, "one of the 3 parts.*llama-gguf-split --merge"),
+        ({"llama.block_count": None}, ModelFileError, "llama.block_count is missing"),
+        ({"llama.block_count": "2"}, ModelFileError, "llama.block_count is bytes, not an integer"),
+        ({"llama.block_count": 0}, ModelFileError, "llama.block_count is 0, not between 1 and"),
+        ({"llama.block_count": 1 << 31}, ModelFileError, "llama.block_count is 2147483648"),
+        ({"llama.block_count": 3}, ModelFileError, "tensor blk.2.attn_norm.weight is missing"),
+        ({"llama.block_count": 1}, UnsupportedModelError, "blk.1.attn_norm.weight' is not part of a llama"),
+        ({"llama.attention.head_count": [4, 4]}, ModelFileError, "head_count is an array, not an integer"),
+        ({"llama.attention.head_count": 5}, ModelFileError, "5 heads do not divide the embedding length 64"),
+        ({"llama.attention.head_count_kv": 3}, ModelFileError, "4 heads do not divide among 3"),
+        ({"llama.attention.head_count": 64}, ModelFileError, "rope_dim 1 is odd"),
+        (
+            {"llama.attention.key_length": 15, "llama.attention.value_length": 15},
+            ModelFileError,
+            "rope_dim 15 is odd",
+        ),
+        ({"llama.attention.value_length": 8}, UnsupportedModelError, "heads of different sizes"),
+        ({"llama.rope.dimension_count": 18}, ModelFileError, "above head_dim 16"),
+        ({"llama.rope.dimension_count": 7}, ModelFileError, "rope_dim 7 is odd"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, ModelFileError, "epsilon is missing"),
+        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, ModelFileError, "rms_eps is 0.0"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, ModelFileError, "rms_eps is -1.0"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, ModelFileError, "not a finite number"),
+        ({"llama.attention.layer_norm_rms_epsilon": 1}, ModelFileError, "is int, not a floating-point"),
+        ({"llama.rope.freq_base": 0.0}, ModelFileError, "rotary base is 0.0"),
+        ({"llama.rope.freq_base": float("inf")}, ModelFileError, "not a finite number"),
+        ({"llama.rope.scaling.type": "yarn"}, UnsupportedModelError, "'yarn' rotary scaling"),
+        ({"llama.rope.scaling.factor": -2.0}, ModelFileError, "rotary scaling factor is -2.0"),
+        ({"llama.rope.scaling.attn_factor": -1.0}, ModelFileError, "rotary scale is -1.0"),
+        ({"llama.expert_count": 8}, UnsupportedModelError, "sets llama.expert_count"),
+        ({"llama.logit_scale": 0.25}, UnsupportedModelError, "sets llama.logit_scale"),
+        ({"llama.attention.causal": False}, UnsupportedModelError, "sets llama.attention.causal"),
+        ({"llama.context_length": 1 << 30}, ModelFileError, "llama.context_length"),
+        ({"llama.feed_forward_length": 97}, ModelFileError, "blk.0.ffn_gate.weight is 96 x 64, not 97 x 64"),
+        ({"tokenizer.ggml.model": "bert"}, UnsupportedModelError, "tokenizer 'bert'; supported: gpt2, llama"),
+        ({"tokenizer.ggml.model": None}, ModelFileError, "tokenizer.ggml.model is missing"),
+        ({"tokenizer.ggml.tokens": ["a"] * 321}, ModelFileError, "321 token pieces for 320 embedding rows"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, ModelFileError, "tokens is an array, not an array of strings"),
+        ({"tokenizer.ggml.token_type": [1]}, ModelFileError, "token_type has 1 entries for 320 pieces"),
+        ({"tokenizer.ggml.token_type": [1.0]}, ModelFileError, "not an array of integers"),
+        ({"tokenizer.ggml.token_type": [7] * 320}, ModelFileError, "not between 0 and 6"),
+        ({"llama.expert_count": [1, 2]}, UnsupportedModelError, "sets llama.expert_count"),
+        ({"tokenizer.ggml.merges": None}, ModelFileError, "merges is missing"),
+        ({"tokenizer.ggml.eos_token_id": 320}, ModelFileError, "eos_token_id is 320, but there are 320"),
+        ({"tokenizer.ggml.add_bos_token": "yes"}, ModelFileError, "not a truth value"),
+        ({"tokenizer.chat_template": 7}, ModelFileError, "chat_template is int, not a string"),
+        ({**SPM, "tokenizer.ggml.scores": None}, ModelFileError, "scores is missing"),
+        ({**SPM, "tokenizer.ggml.scores": [0.0]}, ModelFileError, "scores has 1 entries for 5"),
+        ({**SPM, "tokenizer.ggml.scores": [float("nan")] * 5}, ModelFileError, "not finite"),
+    ],
+)
+def test_keys_that_are_refused(
+    tmp_path: Path, keys: dict[str, Any], error: type[ModelError], words: str
+) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", keys=keys)
+    with pytest.raises(error, match=words) as caught:
+        open_model(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error", "words"),
+    [
+        ({"token_embd.weight": None}, ModelFileError, "token_embd.weight is missing"),
+        ({"output_norm.weight": None}, ModelFileError, "output_norm.weight is missing"),
+        ({"blk.1.ffn_down.weight": None}, ModelFileError, "blk.1.ffn_down.weight is missing"),
+        ({"output_norm.weight": np.ones(65, np.float32)}, ModelFileError, "is 65, not 64"),
+        ({"blk.0.attn_k.weight": np.ones((32, 65), np.float32)}, ModelFileError, "is 32 x 65, not 32 x 64"),
+        ({"output.weight": np.ones((100, 64), np.float32)}, ModelFileError, "is 100 x 64, not 320 x 64"),
+        ({"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, UnsupportedModelError, "is not part of"),
+        ({"rope_freqs.weight": np.ones(7, np.float32)}, ModelFileError, "not a vector of 8 F32"),
+        ({"rope_freqs.weight": np.zeros(8, np.float32)}, ModelFileError, "not positive"),
+        ({"rope_freqs.weight": np.full(8, np.nan, np.float32)}, ModelFileError, "not positive"),
+    ],
+)
+def test_tensors_that_are_refused(
+    tmp_path: Path, tensors: dict[str, Any], error: type[ModelError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        open_model(tiny_gguf(tmp_path / "a.gguf", tensors=tensors))
+
+
+def test_qwen2_must_have_its_biases(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", arch="qwen2", tensors={"blk.1.attn_v.bias": None})
+    with pytest.raises(ModelFileError, match=r"blk\.1\.attn_v\.bias is missing"):
+        open_model(path)
+
+
+def test_other_architectures_are_named(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", arch="mamba")
+    with pytest.raises(UnsupportedModelError, match="architecture 'mamba'; supported: llama, qwen2"):
+        open_model(path)
+
+
+def test_folders(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"neither config\.json nor a GGUF file"):
+        open_model(tmp_path)
+    tiny_gguf(tmp_path / "a.gguf")
+    (tmp_path / "config.json").write_text("{}")  # some repositories of GGUF files have one
+    assert open_model(tmp_path).path == tmp_path / "a.gguf"
+    tiny_gguf(tmp_path / "b.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"holds 2 GGUF files \(a.gguf, b.gguf\)"):
+        open_model(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        open_model(tmp_path / "absent")
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        open_model(tmp_path / ("x" * 300))
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        open_model(Path("nul\0"))

@@ -1,0 +1,422 @@
+"""Hugging Face folders: what their files mean, and which are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from outrider.models import hf_tokenizer
+from outrider.models.dequantize import dequantize
+from outrider.models.hf_safetensors import read_safetensors
+from outrider.models.open import open_model
+from outrider.models.rope import base_frequencies, scale_linear, scale_llama3
+from tests.support.models import CHAT_TEMPLATE, Dims, tiny_gguf, tiny_hf, tiny_tokenizer, tiny_weights
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_hf(tmp_path / "tiny")
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_llama(folder: Path) -> None:
+    model = open_model(folder)
+    arch = model.architecture
+    assert (model.format, model.display_name, model.chat_template) == ("safetensors", "tiny", CHAT_TEMPLATE)
+    assert (arch.name, arch.n_layers, arch.hidden_size, arch.ffn_size) == ("llama", 2, 64, 96)
+    assert (arch.n_heads, arch.n_kv_heads, arch.head_dim, arch.rope_dim) == (4, 2, 16, 16)
+    assert (arch.vocab_size, arch.max_positions, arch.rope_style) == (320, 256, "half")
+    assert arch.rms_eps == 1e-5
+    assert "output.weight" not in model.tensors
+    assert model.tokenizer.kind == "json"
+    assert model.tokenizer.tokenizer_json == tiny_tokenizer().to_str()
+    assert (model.tokenizer.bos_id, model.tokenizer.eos_ids) == (1, (2, 0))
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_same_tensors_as_the_gguf_of_the_same_model(tmp_path: Path, arch: str) -> None:
+    ours = open_model(tiny_hf(tmp_path / "hf", arch=arch, tied=False))
+    theirs = open_model(tiny_gguf(tmp_path / "a.gguf", arch=arch, tied=False))
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for name, tensor in ours.tensors.items():
+        assert tensor.name == name
+        assert tensor.shape == theirs.tensors[name].shape
+        if arch == "qwen2" or ("attn_q" not in name and "attn_k" not in name):  # permuted in llama's GGUF
+            assert tensor.data.tobytes() == theirs.tensors[name].data.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("F32", 0.0), ("F16", 1e-3), ("BF16", 4e-3)])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_dtypes_and_shards(tmp_path: Path, dtype: str, error: float, shards: int) -> None:
+    model = open_model(tiny_hf(tmp_path / "hf", dtype=dtype, shards=shards, tied=False))
+    for name, expected in tiny_weights(tied=False).items():
+        tensor = model.tensors[name]
+        assert tensor.type == dtype
+        assert not tensor.data.flags.owndata
+        assert np.abs(dequantize(tensor) - expected).max() <= error * np.abs(expected).max()
+
+
+def test_head_dim_of_its_own(tmp_path: Path) -> None:
+    assert open_model(tiny_hf(tmp_path / "hf", dims=Dims(head_dim=32))).architecture.head_dim == 32
+
+
+def test_a_tied_model_drops_its_lm_head(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf", tied=False, config={"tie_word_embeddings": True})
+    assert "output.weight" not in open_model(folder).tensors
+
+
+def test_missing_lm_head_without_tying(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf", tied=True, config={"tie_word_embeddings": False})
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight is missing"):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("arch", "config", "expected"),
+    [
+        ("mistral", {"sliding_window": 100}, 100),
+        ("mistral", {"sliding_window": None}, 256),
+        ("mistral", {"max_position_embeddings": 8192}, 4096),  # the default of MistralConfig
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, 256),
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, 100),
+        ("llama", {"sliding_window": 100}, 256),
+    ],
+)
+def test_context_is_capped_to_the_window(
+    tmp_path: Path, arch: str, config: dict[str, Any], expected: int
+) -> None:
+    model = open_model(tiny_hf(tmp_path / "hf", arch=arch, config=config))
+    assert model.architecture.max_positions == expected
+    assert model.architecture.name == ("qwen2" if arch == "qwen2" else "llama")
+
+
+BASE = base_frequencies(16, 10000.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"rope_scaling": None}, BASE),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, scale_linear(BASE, 2.0)),
+        ({"rope_scaling": LLAMA3}, scale_llama3(BASE, 32.0, 1.0, 4.0, 64)),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5),
+        ({"rope_theta": 1.5, "rope_parameters": {"rope_theta": 5e5}}, 5e5),
+        (
+            {"rope_parameters": {**LLAMA3, "rope_theta": 1e4, "original_max_position_embeddings": None}},
+            scale_llama3(BASE, 32.0, 1.0, 4.0, 256),
+        ),
+    ],
+)
+def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, Any], expected: Any) -> None:
+    inv_freq = open_model(tiny_hf(tmp_path / "hf", config=config)).architecture.inv_freq
+    expected = base_frequencies(16, expected) if isinstance(expected, float) else expected
+    np.testing.assert_array_equal(inv_freq, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            UnsupportedModelError,
+            "class 'GPT2LMHeadModel'; supported: Ll",
+        ),
+        ({"architectures": None}, ModelFileError, "architectures does not name one"),
+        ({"architectures": [["LlamaForCausalLM"]]}, ModelFileError, "architectures does not name one"),
+        ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act is not silu"),
+        ({"quantization_config": {"bits": 4}}, UnsupportedModelError, "quantization_config.*GGUF"),
+        ({"mlp_bias": True}, UnsupportedModelError, "sets mlp_bias"),
+        ({"hidden_size": None}, ModelFileError, "hidden_size is missing"),
+        ({"hidden_size": 64.0}, ModelFileError, "hidden_size is not an integer"),
+        ({"hidden_size": True}, ModelFileError, "hidden_size is not an integer"),
+        ({"hidden_size": 10**4000}, ModelFileError, "hidden_size is not between 1 and"),
+        ({"hidden_size": 1}, ModelFileError, "4 heads do not divide the hidden_size 1"),
+        ({"num_hidden_layers": -1}, ModelFileError, "num_hidden_layers is not between"),
+        ({"num_hidden_layers": 3}, ModelFileError, r"model\.layers\.2\.input_layernorm\.weight is missing"),
+        (
+            {"num_hidden_layers": 1},
+            UnsupportedModelError,
+            r"'model\.layers\.1\.input_layernorm\.weight' is not",
+        ),
+        ({"num_key_value_heads": 3}, ModelFileError, "do not divide among 3"),
+        ({"num_key_value_heads": 4}, ModelFileError, r"self_attn\.k_proj\.weight is 32 x 64, not 64 x 64"),
+        ({"vocab_size": 321}, ModelFileError, r"embed_tokens\.weight is 320 x 64, not 321 x 64"),
+        ({"rms_norm_eps": 0}, ModelFileError, "rms_eps is 0"),
+        ({"rms_norm_eps": 10**400}, ModelFileError, "rms_norm_eps is too large"),
+        ({"rms_norm_eps": "1e-5"}, ModelFileError, "rms_norm_eps is not a number"),
+        ({"rope_theta": -1}, ModelFileError, "rotary base is -1"),
+        ({"rope_scaling": []}, ModelFileError, "rope_scaling is not an object"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            UnsupportedModelError,
+            "'dynamic' rotary scaling",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, UnsupportedModelError, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, ModelFileError, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, ModelFileError, "rotary factor is 0"),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+            ModelFileError,
+            "low_freq_factor is not between",
+        ),
+        (
+            {"rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 2.0}},
+            ModelFileError,
+            "different things",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 2.0}}},
+            UnsupportedModelError,
+            "kind of layer",
+        ),
+        ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor"),
+        ({"layer_types": ["linear_attention"]}, UnsupportedModelError, "layer_types"),
+        ({"eos_token_id": 320}, ModelFileError, "eos_token_id is not made of token ids below 320"),
+        ({"eos_token_id": [2, "x"]}, ModelFileError, "eos_token_id is not made of token ids"),
+        ({"tie_word_embeddings": 1}, ModelFileError, "tie_word_embeddings is not true or false"),
+    ],
+)
+def test_configurations_that_are_refused(
+    tmp_path: Path, config: dict[str, Any], error: type[ModelError], words: str
+) -> None:
+    folder = tiny_hf(tmp_path / "hf", config=config)
+    with pytest.raises(error, match=words) as caught:
+        open_model(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "not a JSON object"),
+        ('{"a": NaN}', "holds NaN"),
+        ('{"a": -Infinity}', "holds -Infinity"),
+        ('{"a": 1, "a": 2}', "'a' appears twice"),
+        ('{"a": ' * 100000, "nested too deeply|not valid JSON"),
+        ('{"a": ' + "9" * 10000 + "}", "not valid JSON"),
+        ('{"a": "' + "x" * (1 << 20) + '"}', "at most 1048576 are read"),
+    ],
+)
+def test_broken_json(folder: Path, text: str, words: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ModelFileError, match=words):
+        open_model(folder)
+
+
+def test_json_that_is_not_utf8(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(ModelFileError, match="not UTF-8"):
+        open_model(folder)
+
+
+def test_only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin, a pickle, which can run code"):
+        open_model(folder)
+
+
+def test_missing_files(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"has no tokenizer\.json"):
+        open_model(folder)
+    with pytest.raises(ModelFileError, match="give the folder that holds it"):
+        open_model(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"neither model\.safetensors nor model\.safetensors\.index"):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["../a.safetensors", "/etc/a.safetensors", "a\\b.safetensors", "a.bin", "\0.safetensors"]
+)
+def test_an_index_may_not_lead_out(tmp_path: Path, name: str) -> None:
+    folder = tiny_hf(tmp_path / "hf", shards=2)
+    index = folder / "model.safetensors.index.json"
+    edit_json(index, weight_map={"model.norm.weight": name})
+    with pytest.raises(ModelFileError, match=r"is not the name of a \.safetensors file beside it"):
+        open_model(folder)
+
+
+def test_symlinks_are_followed(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf")
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    os.symlink(tmp_path / "blob", folder / "model.safetensors")
+    assert open_model(folder).architecture.n_layers == 2
+
+
+def test_index_and_shards_disagree(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf", shards=2)
+    index = folder / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    edit_json(index, weight_map=dict.fromkeys(weight_map, "model-00001-of-00002.safetensors"))
+    with pytest.raises(ModelFileError, match=r"00001-of-00002\.safetensors: the tensor .* is missing"):
+        open_model(folder)
+    edit_json(index, weight_map=weight_map)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"00002-of-00002\.safetensors: no such file"):
+        open_model(folder)
+    edit_json(index, weight_map={})
+    with pytest.raises(ModelFileError, match="weight_map is missing or empty"):
+        open_model(folder)
+
+
+def safetensors(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def tensor(begin: int, end: int, shape: Any = None, dtype: Any = "F32") -> dict[str, Any]:
+    return {
+        "dtype": dtype,
+        "shape": [(end - begin) // 4] if shape is None else shape,
+        "data_offsets": [begin, end],
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "error", "words"),
+    [
+        (b"", ModelFileError, "truncated: 0 bytes"),
+        (b"PK\x03\x04 zip archive", ModelFileError, "not a safetensors file"),
+        (b"\xff" * 7 + b"\x7f{}", ModelFileError, "at most 16777216 are read"),
+        (struct.pack("<Q", 100) + b"{}", ModelFileError, "truncated: the header has 100 bytes"),
+        (safetensors(b'{"a": 1'), ModelFileError, "not valid JSON"),
+        (safetensors(b'{"\xff": 1}'), ModelFileError, "not UTF-8"),
+        (safetensors(b'{"a": {}, "a": {}}'), ModelFileError, "'a' appears twice"),
+        (safetensors({"a": 1}), ModelFileError, "'a' has no description"),
+        (safetensors({"a": {}}), ModelFileError, "'a' has no dtype"),
+        (
+            safetensors({"a": tensor(0, 8, dtype="I64")}, bytes(8)),
+            UnsupportedModelError,
+            "dtype 'I64'; supported",
+        ),
+        (safetensors({"a": tensor(0, 8, shape=[-2])}, bytes(8)), ModelFileError, "impossible shape"),
+        (safetensors({"a": tensor(0, 8, shape=[2.0])}, bytes(8)), ModelFileError, "impossible shape"),
+        (safetensors({"a": tensor(0, 8, shape=[])}, bytes(8)), ModelFileError, "impossible shape"),
+        (safetensors({"a": tensor(0, 8, shape=[0])}, bytes(8)), ModelFileError, "impossible shape"),
+        (safetensors({"a": tensor(0, 8, shape=[1 << 64])}, bytes(8)), ModelFileError, "impossible shape"),
+        (
+            safetensors({"a": tensor(0, 8, shape=[1 << 40] * 2)}, bytes(8)),
+            ModelFileError,
+            "data_offsets of 8",
+        ),
+        (safetensors({"a": tensor(0, 8, shape=[3])}, bytes(8)), ModelFileError, "data_offsets of 8 bytes"),
+        (safetensors({"a": tensor(8, 0, shape=[2])}, bytes(8)), ModelFileError, "data_offsets of -8"),
+        (
+            safetensors({"a": {**tensor(0, 8), "data_offsets": [0]}}),
+            ModelFileError,
+            "impossible data_offsets",
+        ),
+        (
+            safetensors({"a": {**tensor(0, 8), "data_offsets": [True, 9]}}),
+            ModelFileError,
+            "impossible data_off",
+        ),
+        (
+            safetensors({"a": tensor(0, 8)}, bytes(7)),
+            ModelFileError,
+            "truncated: the tensor 'a' ends at byte",
+        ),
+        (safetensors({"a": tensor(0, 8), "b": tensor(4, 12)}, bytes(12)), ModelFileError, "'b' overlaps"),
+        (safetensors({"a": tensor(0, 8), "b": tensor(12, 16)}, bytes(16)), ModelFileError, "hole before it"),
+        (safetensors({"a": tensor(0, 8)}, bytes(9)), ModelFileError, "1 bytes that belong to no tensor"),
+    ],
+)
+def test_safetensors_damage(tmp_path: Path, raw: bytes, error: type[ModelError], words: str) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(error, match=words):
+        read_safetensors(path)
+
+
+def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hf"
+    tiny_hf(path)
+    raw = (path / "model.safetensors").read_bytes()
+    renamed = raw.replace(b"mlp.gate_proj", b"mlp.gaga_proj")
+    (path / "model.safetensors").write_bytes(renamed)
+    with pytest.raises(UnsupportedModelError, match=r"'model\.layers\.0\.mlp\.gaga_proj\.weight' is not"):
+        open_model(path)
+
+
+def test_chat_template_forms(folder: Path) -> None:
+    settings = folder / "tokenizer_config.json"
+    edit_json(
+        settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    )
+    assert open_model(folder).chat_template == "D"
+    edit_json(settings, chat_template=None)
+    assert open_model(folder).chat_template is None
+    edit_json(settings, chat_template=7)
+    with pytest.raises(ModelFileError, match="chat_template is not a string"):
+        open_model(folder)
+    (folder / "chat_template.jinja").write_text("J")
+    assert open_model(folder).chat_template == "J"
+
+
+def test_end_of_turn_ids(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    assert open_model(folder).tokenizer.eos_ids == (2, 0)  # config.json's, then <|endoftext|>
+    edit_json(folder / "config.json", eos_token_id=[7])
+    assert open_model(folder).tokenizer.eos_ids == (7, 2, 0)
+
+
+def test_an_eos_token_given_as_an_object(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", bos_token={"content": "<|endoftext|>"})
+    assert open_model(folder).tokenizer.bos_id == 0
+
+
+def _no_vocabulary(tokenizer: dict[str, Any]) -> None:
+    del tokenizer["model"]["vocab"]
+
+
+def _id_out_of_range(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["vocab"]["zz"] = 320
+
+
+def _added_without_content(tokenizer: dict[str, Any]) -> None:
+    tokenizer["added_tokens"].append({"id": 3})
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_no_vocabulary, r"model\.vocab is missing"),
+        (_id_out_of_range, "'zz' has no id below 320"),
+        (_added_without_content, "an entry without content"),
+    ],
+)
+def test_damaged_tokenizers(folder: Path, damage: Callable[[dict[str, Any]], None], words: str) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    damage(tokenizer)
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ModelFileError, match=words):
+        open_model(folder)
+
+
+def test_a_tokenizer_beyond_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_tokenizer, "TOKENIZER_LIMIT", 1000)
+    with pytest.raises(ModelFileError, match="at most 1000 are read"):
+        open_model(folder)

@@ -1,0 +1,57 @@
+"""Rotary frequencies against values that transformers 5 (LlamaRotaryEmbedding) computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.models.rope import base_frequencies, scale_linear, scale_llama3
+
+# dim 64, theta 500000, llama3: factor 32, low 1, high 4, original 8192 (Llama 3.2 1B).
+LLAMA3 = np.fromstring(
+    """
+1.0 0.663601279258728 0.44036662578582764 0.2922278344631195 0.193922758102417
+0.12868738174438477 0.08539710193872452 0.05666961893439293 0.03760603070259094
+0.02495540864765644 0.016560440883040428 0.010989529080688953 0.00729266507551074
+0.00483942124992609 0.0032114461064338684 0.0012905480107292533 0.000429556705057621
+9.708286233944818e-05 1.9461638657958247e-05 1.291476746700937e-05 8.570255886297673e-06
+5.687232260243036e-06 3.7740544485131977e-06 2.504467147446121e-06 1.6619674170215148e-06
+1.1028836297555245e-06 7.318749339901842e-07 4.856731266045244e-07 3.2229328894572973e-07
+2.1387423032592778e-07 1.4192720243499934e-07 9.418306490260875e-08
+    """,
+    sep=" ",
+)
+
+
+def test_base_is_a_geometric_series() -> None:
+    expected = [1, 0.31622776601683794, 0.1, 0.03162277660168379, 0.01, 0.0031622776601683794, 1e-3, 10**-3.5]
+    np.testing.assert_allclose(base_frequencies(16, 10000.0), expected, rtol=1e-14)
+
+
+def test_linear_divides() -> None:
+    recorded = [0.25, 0.07905694097280502, 0.02500000037252903, 0.007905694656074047]
+    np.testing.assert_allclose(scale_linear(base_frequencies(16, 10000.0), 4.0)[:4], recorded, rtol=1e-7)
+
+
+def test_llama3_matches_transformers() -> None:
+    scaled = scale_llama3(base_frequencies(64, 500000.0), 32.0, 1.0, 4.0, 8192)
+    np.testing.assert_allclose(scaled.astype(np.float32), LLAMA3, rtol=3e-7)
+
+
+def test_llama3_keeps_short_waves_divides_long_ones_and_blends_between() -> None:
+    base = base_frequencies(64, 500000.0)
+    scaled = scale_llama3(base, 32.0, 1.0, 4.0, 8192)
+    length = 2 * np.pi / base
+    short, long = length < 8192 / 4, length > 8192
+    assert short.any()
+    assert long.any()
+    assert (~short & ~long).any()
+    assert (scaled[short] == base[short]).all()
+    assert (scaled[long] == base[long] / 32).all()
+    between = ~short & ~long
+    assert ((scaled[between] < base[between]) & (scaled[between] > base[between] / 32)).all()
+
+
+@pytest.mark.parametrize("dim", [2, 64, 128])
+def test_shapes(dim: int) -> None:
+    assert base_frequencies(dim, 10000.0).shape == (dim // 2,)
