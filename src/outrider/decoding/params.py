@@ -155,7 +155,9 @@ def _number(name: str, value: Any) -> float:
 
 
 def _strings(stop: Any) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if stop is None:
+        return ()
+    stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
     for text in stops:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"stop must be strings that are not empty, not {text!r}")

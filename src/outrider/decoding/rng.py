@@ -70,12 +70,18 @@ def _exponential(words: Words) -> Floats:
     return times
 
 
+def _earliest(words: Words, groups: Ids) -> tuple[Floats, Ids]:
+    """(first, id of the holder) of each group, from its block's words."""
+    return _exponential(words[0]) / 256, (groups << GROUP_BITS) + (words[1] & np.uint64(255)).astype(np.int64)
+
+
 def peaks(seed: int, position: int, groups: Ids) -> tuple[Floats, Ids]:
     """(noise, ids), float64[n] and int64[n]: the greatest noise in each of the groups of ids
     256 * g .. 256 * g + 255 for g in `groups` (int64[n]), and the id that has it."""
     words = _blocks(seed, position, _FIRST, groups.astype(np.uint64))
-    noise: Floats = -np.log(_exponential(words[0]) / 256)
-    return noise, (groups << GROUP_BITS) + (words[1] & np.uint64(255)).astype(np.int64)
+    first, holders = _earliest(words, groups)
+    noise: Floats = -np.log(first)
+    return noise, holders
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> Floats:
@@ -87,10 +93,9 @@ def gumbel(seed: int, position: int, ids: Ids) -> Floats:
     quads, quad = _distinct(ids >> 2)
     purposes = np.repeat(np.array([_FIRST, _REST], np.uint64), (len(groups), len(quads)))
     words = _blocks(seed, position, purposes, np.concatenate((groups, quads)).astype(np.uint64))
-    first = (_exponential(words[0, : len(groups)]) / 256)[group]
-    holds = words[1, : len(groups)][group] == (ids & 255).astype(np.uint64)
+    first, holders = _earliest(words[:, : len(groups)], groups)
     rest = _exponential(words[ids & 3, len(groups) + quad])
-    noise: Floats = -np.log(np.where(holds, first, first + rest))
+    noise: Floats = -np.log(np.where(holders[group] == ids, first[group], first[group] + rest))
     return noise
 
 

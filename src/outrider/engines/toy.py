@@ -150,4 +150,5 @@ class ToyModel:
         bits = _mix(_mix(np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(1)) ^ key)
         parts = [((bits >> np.uint64(s)) & np.uint64(0xFFFF)).astype(np.float64) for s in (0, 16, 32, 48)]
         total: npt.NDArray[np.float64] = np.sum(parts, axis=0)
-        return (total / 65536.0 - 2.0) * 3.0**0.5
+        normal: npt.NDArray[np.float64] = (total / 65536.0 - 2.0) * 3.0**0.5
+        return normal

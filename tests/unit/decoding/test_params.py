@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.decoding.params import SamplingParams
+from outrider.errors import ConfigError
+
+
+def test_the_defaults_are_those_of_vllm() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
+    assert (params.max_tokens, params.min_tokens, params.seed, params.ignore_eos) == (16, 0, None, False)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert params.stop_strings == () and params.stop_ids([7]) == {7}
+    assert params.skip_special_tokens and not params.include_stop_str_in_output
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("temprature", "temperature"), ("max_token", "max_tokens"), ("topk", "top_k")]
+)
+def test_an_unknown_argument_names_the_nearest_one(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no argument '{given}' \(did you mean '{meant}'\?\)"):
+        SamplingParams(**{given: 1})
+
+
+BAD: list[dict[str, Any]] = [
+    {"n": 0},
+    {"n": 1.5},
+    {"n": True},
+    {"presence_penalty": 2.1},
+    {"frequency_penalty": -2.1},
+    {"repetition_penalty": 0.0},
+    {"repetition_penalty": math.inf},
+    {"temperature": math.nan},
+    {"temperature": -0.1},
+    {"temperature": math.inf},
+    {"temperature": "hot"},
+    {"temperature": "1"},
+    {"temperature": None},
+    {"top_p": 0.0},
+    {"top_p": 1.01},
+    {"top_k": -2},
+    {"top_k": 0.5},
+    {"min_p": -0.1},
+    {"min_p": 1.1},
+    {"seed": -2},
+    {"seed": 2**64},
+    {"seed": 1.0},
+    {"stop": ""},
+    {"stop": ["a", ""]},
+    {"stop": [3]},
+    {"stop": 3},
+    {"stop_token_ids": [-1]},
+    {"stop_token_ids": 5},
+    {"stop_token_ids": ["a"]},
+    {"max_tokens": 0},
+    {"max_tokens": 2.0},
+    {"min_tokens": -1},
+    {"min_tokens": 17},
+    {"logit_bias": {1: math.nan}},
+    {"logit_bias": {-1: 1.0}},
+    {"logit_bias": {"1": 1.0}},
+    {"logit_bias": [1]},
+    {"allowed_token_ids": []},
+    {"allowed_token_ids": [-3]},
+    {"ignore_eos": 1},
+]
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=str)
+def test_a_bad_value_is_one_clear_line(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(**arguments)
+    assert "\n" not in str(caught.value)
+    assert next(iter(arguments)) in str(caught.value)
+
+
+def test_values_are_made_plain() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        top_k=np.int64(4),  # type: ignore[arg-type]
+        stop="end",
+        stop_token_ids=[3, 4],
+        logit_bias={np.int64(5): 1},  # type: ignore[dict-item]
+        allowed_token_ids=range(3),
+        seed=-1,
+        max_tokens=None,
+    )
+    assert type(params.temperature) is float and type(params.top_k) is int
+    assert params.stop_strings == ("end",) and params.seed is None
+    assert params.stop_ids([9]) == {3, 4, 9}
+    assert params.logit_bias == {5: 1.0} and params.allowed_token_ids == (0, 1, 2)
+
+
+def test_ignore_eos_leaves_the_other_stop_ids() -> None:
+    assert SamplingParams(stop_token_ids=[3], ignore_eos=True).stop_ids([9]) == {3}
+
+
+def test_params_are_frozen_and_can_be_copied() -> None:
+    params = SamplingParams(temperature=0.3, stop=["a"], logit_bias={1: 2.0})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.temperature = 1.0  # type: ignore[misc]
+    for twin in (copy.deepcopy(params), pickle.loads(pickle.dumps(params)), dataclasses.replace(params)):
+        assert twin == params
+    assert dataclasses.replace(params, top_k=3).top_k == 3
