@@ -94,7 +94,7 @@ def test_a_broken_pull_resumes_at_the_part_where_it_broke(index: Index, tmp_path
     assert names_in(folder) == ["tiny.gguf.partial", "tiny.gguf.partial.json"]
     # A process that was killed while it copied leaves bytes that the state does not vouch for.
     with (folder / "tiny.gguf.partial").open("ab") as partial:
-        partial.write(b"half of a part")
+        partial.write(bytes(100_000))
     (folder / "tiny.gguf.partial.parts").mkdir()  # and perhaps this folder
     index.cut.clear()
     index.asked.clear()
@@ -122,6 +122,7 @@ def test_ctrl_c_leaves_a_resumable_state_and_no_process(
     with pytest.raises(KeyboardInterrupt):
         fetch_catalog(MODEL, tmp_path, progress=False)
     assert all(process.poll() is not None for process in started)
+    assert started[-1].returncode != 0  # killed, not waited for
     assert names_in(tmp_path / "models") == ["tiny.gguf.partial", "tiny.gguf.partial.json"]
     monkeypatch.setattr(subprocess, "Popen", real)
     index.asked.clear()
