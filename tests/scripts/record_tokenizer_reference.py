@@ -2,15 +2,19 @@
 
     python tests/scripts/record_tokenizer_reference.py train
     python tests/scripts/record_tokenizer_reference.py record [NAME=MODEL.gguf ...]
+    python tests/scripts/record_tokenizer_reference.py chat [NAME=MODEL.gguf ...]
 
 `train` writes vocabularies.json: two small vocabularies, made to bring out what differs between
 tokenizers (merges across word limits, missing bytes, scores that tie, special tokens that overlap).
 `record` tokenizes the corpus with them under each pre-tokenizer, and with the models given, whose ids go
 to NAME.json. It needs the packages llama-cpp-py-sync and gguf; `train` needs tokenizers.
+`chat` records in chat.json what transformers makes of the conversations below, with our own templates
+(as text) and with the models' (as SHA-256). It needs the packages transformers and gguf.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import sys
@@ -21,6 +25,72 @@ from typing import Any
 HERE = Path(__file__).resolve().parent.parent / "data" / "tokenizer"
 PRES = ("llama-bpe", "dbrx", "qwen2", "smollm", "gpt-2", "default")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+TEMPLATES = {
+    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "blocks": """{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {{- '<<' ~ message.content | trim ~ '>>\\n' }}
+        {%- continue %}
+    {%- endif %}
+    {% if loop.last %}
+    (last)
+    {% endif %}
+<{{ message['role'] | upper }}> {{ message.content }}
+{% if message.role == 'assistant' %}
+  {% generation %}
+  kept
+  {% endgeneration %}
+{% endif %}
+{%- endfor %}
+{% if add_generation_prompt %}
+ASSISTANT:
+{%- endif %}""",
+    "tools": """{{ bos_token }}{% if tools %}{{ tools | tojson }}
+{{ tools | tojson(indent=4) }}
+{% endif %}{% set ns = namespace(n=0) %}
+{% for m in messages %}{% set ns.n = ns.n + 1 %}
+[{{ ns.n }}/{{ messages | length }}]{{ m | tojson(sort_keys=true) }}{% if ns.n == 2 %}{% break %}{% endif %}
+{% endfor %}{{ extra is defined }}{{ missing }}{{ 'a<b>&"c"' }}{{ 1 / 3 }}{{ none }}{{ true }}
+{{ [1, 'é'] }}{{ documents is defined }}""",
+}
+CONVERSATIONS: dict[str, dict[str, Any]] = {
+    "one": {"messages": [{"role": "user", "content": "Hi <b>&amp;</b>"}], "add_generation_prompt": True},
+    "turns": {
+        "messages": [
+            {"role": "system", "content": "  Be brief.\n"},
+            {"role": "user", "content": "1 + 1?\n"},
+            {"role": "assistant", "content": "2"},
+            {"role": "user", "content": "\U0001f44d thanks, \u00e9\u4e2d"},
+        ],
+        "add_generation_prompt": False,
+    },
+    "tools": {
+        "messages": [
+            {"role": "user", "content": "Weather in K\u00f6ln?"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "weather", "arguments": {"city": "K\u00f6ln"}}}
+                ],
+            },
+            {"role": "tool", "content": '{"celsius": 3}'},
+        ],
+        "add_generation_prompt": True,
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "description": "The weather <now> & 'here'",
+                    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+                },
+            }
+        ],
+    },
+}
 
 
 def corpus() -> list[str]:
@@ -68,7 +138,10 @@ def sentence_pieces() -> dict[str, Any]:
     # Characters that only a merge knows: pieces can then grow from symbols that are no tokens.
     chars = [char for n, char in enumerate(chars) if n % 7]
     pieces = [piece.replace(" ", "\u2581") for piece in (*chars, *(a + b for a, b in merges))]
-    pieces = [piece for piece in dict.fromkeys(pieces) if "\0" not in piece]  # C strings end there
+    # C strings end at a zero byte. And no pieces of special tokens: llama.cpp would merge those, too.
+    reserved = [text for text, _ in SPECIALS] + ["<s>", "</s>", "<unk>"]
+    inner = [p for p in pieces if len(p) > 1 and any(p in text for text in reserved)]
+    pieces = [p for p in dict.fromkeys(pieces) if "\0" not in p and p not in inner]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(pieces)
     # Scores in steps of many merges: ties that only the place in the text decides.
@@ -184,12 +257,35 @@ def record(path: Path) -> dict[str, Any]:
     }
 
 
+def render(template: str, conversation: dict[str, Any]) -> str:
+    utilities = importlib.import_module("transformers.utils.chat_template_utils")
+    options = {**conversation, "conversations": [conversation["messages"]], "bos_token": "<s>"}
+    del options["messages"]
+    rendered, _ = utilities.render_jinja_template(chat_template=template, **options)
+    return str(rendered[0])
+
+
+def record_chats(models: dict[str, str]) -> dict[str, Any]:
+    import gguf
+
+    found: dict[str, Any] = {
+        name: {case: render(template, conversation) for case, conversation in CONVERSATIONS.items()}
+        for name, template in TEMPLATES.items()
+    }
+    for name, path in models.items():
+        template = gguf.GGUFReader(path).fields["tokenizer.chat_template"].contents()
+        texts = {case: render(template, conversation) for case, conversation in CONVERSATIONS.items()}
+        found[name] = {case: hashlib.sha256(text.encode()).hexdigest() for case, text in texts.items()}
+    return found
+
+
 def save(name: str, what: dict[str, Any]) -> None:
     lines = (f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in what.items())
     (HERE / name).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main(arguments: list[str]) -> None:
+    models = dict(argument.split("=", 1) for argument in arguments[1:])
     if arguments[:1] == ["train"]:
         save("vocabularies.json", {"bpe": byte_level(), "spm": sentence_pieces()})
     elif arguments[:1] == ["record"]:
@@ -201,9 +297,10 @@ def main(arguments: list[str]) -> None:
                 write_gguf(path, fields)
                 found[name] = record(path)
         save("reference.json", found)
-        for argument in arguments[1:]:
-            name, _, model = argument.partition("=")
+        for name, model in models.items():
             save(f"{name}.json", record(Path(model)))
+    elif arguments[:1] == ["chat"]:
+        save("chat.json", record_chats(models))
     else:
         raise SystemExit(__doc__)
 

@@ -130,7 +130,7 @@ class _GgufEncoder:
     """Cuts special tokens out of the text as llama.cpp does, and gives the rest to the BPE or SPM encoder."""
 
     def __init__(self, data: TokenizerData, pieces: Pieces) -> None:
-        self._inner = BpeEncoder(data) if data.kind == "bpe" else SpmEncoder(data)
+        self._inner = BpeEncoder(data) if data.kind == "bpe" else SpmEncoder(data, pieces)
         self._blank = " " if data.kind == "spm" and data.add_space_prefix else ""
         self._specials = {hidden: tuple(pieces.in_text(hidden=hidden)) for hidden in (True, False)}
         self._before = [data.bos_id] if data.add_bos and data.bos_id is not None else []

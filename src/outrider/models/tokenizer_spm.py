@@ -12,24 +12,27 @@ import numpy as np
 
 from outrider.errors import ModelFileError
 from outrider.models.source import TokenizerData
-from outrider.models.tokenizer_pieces import SPACE_MARK
+from outrider.models.tokenizer_pieces import SPACE_MARK, Pieces
 
 
 class SpmEncoder:
     """Turns plain text (no special tokens) into ids: of all neighbours that together are a token, the pair
-    with the highest score is merged first (Kudo and Richardson 2018, as llama.cpp runs it).
+    with the highest score is merged first (Kudo and Richardson 2018, as llama.cpp runs it). Merging never
+    makes a control token out of plain text; SentencePiece holds to that, llama.cpp does not.
 
     Raises ModelFileError when scores are missing or NaN, or when some byte has no token and there is no
     unknown token either.
     """
 
-    def __init__(self, data: TokenizerData) -> None:
+    def __init__(self, data: TokenizerData, pieces: Pieces) -> None:
         n = len(data.tokens)
         if len(data.scores) != n:
             raise ModelFileError(f"the vocabulary has {n} tokens, but {len(data.scores)} scores")
         if np.isnan(data.scores).any():
             raise ModelFileError("the vocabulary has a score that is not a number")
-        self._ids = {text: i for i, text in enumerate(data.tokens) if text}
+        self._ids = {
+            text: token for token, text in enumerate(data.tokens) if text and not pieces.is_special(token)
+        }
         self._costs: list[float] = (-data.scores).tolist()
         self._bytes = [self._ids.get(f"<0x{b:02X}>", self._ids.get(chr(b), -1)) for b in range(256)]
         for b in range(128, 256):  # a character from U+0080 on is no single byte

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from outrider.models.open import open_model
-from outrider.models.source import TokenizerData
 from outrider.models.tokenizer import Tokenizer
-from tests.scripts import record_tokenizer_reference as script
+from tests.unit.models.tokenizers_for_tests import CASES, DATA, TEXTS, model_tokenizer, tokenizer_data
 
-DATA = Path(script.HERE)
-TEXTS: list[str] = json.loads((DATA / "corpus.json").read_text())
 REFERENCE: dict[str, Any] = json.loads((DATA / "reference.json").read_text())
-CASES = script.cases(json.loads((DATA / "vocabularies.json").read_text()))
-MODELS = Path(os.environ.get("OUTRIDER_DEV_MODELS") or Path.home() / ".cache/outrider-dev/models")
-
-
-def tokenizer_data(fields: dict[str, Any]) -> TokenizerData:
-    tokens = tuple(fields["tokens"])
-    return TokenizerData(
-        kind="bpe" if fields["model"] == "gpt2" else "spm",
-        pre=fields.get("pre", ""),
-        tokens=tokens,
-        types=np.array(fields["types"], np.int32),
-        merges=tuple(fields.get("merges", ())),
-        scores=np.array(fields.get("scores", ()), np.float32),
-        bos_id=tokens.index("<s>"),
-        eos_ids=(tokens.index("</s>"),),
-        unk_id=tokens.index("<unk>"),
-        add_bos=fields.get("add_bos", False),
-        add_eos=fields.get("add_eos", False),
-        add_space_prefix=fields.get("add_space_prefix", True),
-    )
 
 
 def differences(tokenizer: Tokenizer, recorded: dict[str, Any]) -> list[str]:
@@ -95,8 +68,4 @@ def test_qwen(size: str) -> None:
 
 
 def check_model(file: str, recorded: str) -> None:
-    path = MODELS / file
-    if not path.exists():
-        pytest.skip(f"{file} is not there")
-    tokenizer = Tokenizer.from_data(open_model(path).tokenizer)
-    assert differences(tokenizer, json.loads((DATA / recorded).read_text())) == []
+    assert differences(model_tokenizer(file), json.loads((DATA / recorded).read_text())) == []
