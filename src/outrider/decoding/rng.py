@@ -89,7 +89,7 @@ def gumbel(seed: int, position: int, ids: Ids) -> Floats:
 
     position: index in the sequence, prompt included, of the token being chosen.
     """
-    groups, group = _distinct(ids // 256)
+    groups, group = _distinct(ids >> GROUP_BITS)
     quads, quad = _distinct(ids >> 2)
     purposes = np.repeat(np.array([_FIRST, _REST], np.uint64), (len(groups), len(quads)))
     words = _blocks(seed, position, purposes, np.concatenate((groups, quads)).astype(np.uint64))

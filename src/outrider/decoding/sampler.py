@@ -154,7 +154,7 @@ class Sampler:
 
     def _draw(self, ids: Ids, scores: Floats, position: int) -> int:
         """argmax of score + noise, the lowest id on ties."""
-        if len(ids) > 256:
+        if len(ids) > 1024:  # fewer are sooner drawn than ruled out
             live = self._contenders(ids, scores, position)
             ids, scores = ids[live], scores[live]
         return int(ids[(scores + gumbel(self.seed, position, ids)).argmax()])

@@ -18,8 +18,10 @@ def test_the_defaults_are_those_of_vllm() -> None:
     assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
     assert (params.max_tokens, params.min_tokens, params.seed, params.ignore_eos) == (16, 0, None, False)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
-    assert params.stop_strings == () and params.stop_ids([7]) == {7}
-    assert params.skip_special_tokens and not params.include_stop_str_in_output
+    assert params.stop_strings == ()
+    assert params.stop_ids([7]) == {7}
+    assert params.skip_special_tokens
+    assert not params.include_stop_str_in_output
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_the_defaults_are_those_of_vllm() -> None:
 )
 def test_an_unknown_argument_names_the_nearest_one(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=rf"no argument '{given}' \(did you mean '{meant}'\?\)"):
-        SamplingParams(**{given: 1})
+        SamplingParams(**{given: 1})  # type: ignore[arg-type]
 
 
 BAD: list[dict[str, Any]] = [
@@ -93,10 +95,13 @@ def test_values_are_made_plain() -> None:
         seed=-1,
         max_tokens=None,
     )
-    assert type(params.temperature) is float and type(params.top_k) is int
-    assert params.stop_strings == ("end",) and params.seed is None
+    assert type(params.temperature) is float
+    assert type(params.top_k) is int
+    assert params.stop_strings == ("end",)
+    assert params.seed is None
     assert params.stop_ids([9]) == {3, 4, 9}
-    assert params.logit_bias == {5: 1.0} and params.allowed_token_ids == (0, 1, 2)
+    assert params.logit_bias == {5: 1.0}
+    assert params.allowed_token_ids == (0, 1, 2)
 
 
 def test_ignore_eos_leaves_the_other_stop_ids() -> None:

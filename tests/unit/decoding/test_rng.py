@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.rng import LEAST_NOISE, derive_seed, gumbel, peaks, philox4x32
@@ -52,6 +52,7 @@ def one_noise(seed: int, position: int, token: int) -> float:
     return -math.log(time)
 
 
+@settings(deadline=None)
 @given(SEEDS, POSITIONS, st.lists(IDS, min_size=1, max_size=20))
 def test_noise_is_what_the_docstring_says(seed: int, position: int, ids: list[int]) -> None:
     ids += [t - t % 256 + one_block(seed, 0, position, t // 256)[1] % 256 for t in ids]  # holders too
@@ -60,6 +61,7 @@ def test_noise_is_what_the_docstring_says(seed: int, position: int, ids: list[in
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@settings(deadline=None)
 @given(SEEDS, POSITIONS, st.sets(IDS, min_size=1, max_size=300), st.data())
 def test_an_id_has_the_same_bits_in_any_company(
     seed: int, position: int, ids: set[int], data: st.DataObject
@@ -78,6 +80,7 @@ def test_the_bits_hold_across_chunks_and_lengths() -> None:
     assert gumbel(5, 77, np.empty(0, np.int64)).shape == (0,)
 
 
+@settings(deadline=None)
 @given(SEEDS, POSITIONS)
 def test_peaks_are_the_greatest_noises(seed: int, position: int) -> None:
     heights, holders = peaks(seed, position, np.arange(4))
@@ -102,17 +105,17 @@ def distance_from_gumbel(noise: np.ndarray[tuple[int], np.dtype[np.float64]]) ->
 def test_noise_is_gumbel_over_ids_positions_and_seeds() -> None:
     assert distance_from_gumbel(gumbel(1, 2, np.arange(50_000))) < 1.95
     one = np.array([300])
-    assert distance_from_gumbel(np.array([gumbel(1, p, one)[0] for p in range(3000)])) < 1.95
-    assert distance_from_gumbel(np.array([gumbel(s << 30, 9, one)[0] for s in range(3000)])) < 1.95
+    assert distance_from_gumbel(np.array([gumbel(1, p, one)[0] for p in range(1000)])) < 1.95
+    assert distance_from_gumbel(np.array([gumbel(s << 30, 9, one)[0] for s in range(1000)])) < 1.95
     # Its broken twin: leave out the earliest arrival that the others wait for, and the test sees it.
     times = np.exp(-gumbel(1, 2, np.arange(50_000)).reshape(-1, 250))
     assert distance_from_gumbel(-np.log(times * 1.03).reshape(-1)) > 1.95
 
 
 def test_noise_of_neighbours_is_independent() -> None:
-    noise = np.array([gumbel(3, position, np.arange(64)) for position in range(2000)])
+    noise = np.array([gumbel(3, position, np.arange(64)) for position in range(1000)])
     correlation = np.corrcoef(noise.T)
-    assert np.abs(correlation - np.eye(64)).max() < 5.0 / 2000**0.5
+    assert np.abs(correlation - np.eye(64)).max() < 5.0 / 1000**0.5
 
 
 def test_derived_seeds() -> None:

@@ -18,7 +18,9 @@ from outrider.errors import ConfigError, ModelError
 Floats = npt.NDArray[np.float64]
 
 
-def reference(params: SamplingParams, logits: npt.ArrayLike, tokens: list[int], prompt: int, seed: int) -> int:
+def reference(
+    params: SamplingParams, logits: npt.ArrayLike, tokens: list[int], prompt: int, seed: int
+) -> int:
     """The whole pipeline written out: every token, every stage, nothing saved."""
     row = np.array(logits, np.float64)
     if params.allowed_token_ids is not None:
@@ -49,10 +51,12 @@ def reference(params: SamplingParams, logits: npt.ArrayLike, tokens: list[int], 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[SamplingParams, npt.NDArray[np.float32], list[int], int, int]:
-    vocab = draw(st.sampled_from([1, 2, 5, 255, 256, 257, 700, 3000]))
+    vocab = draw(st.sampled_from([1, 2, 5, 255, 256, 257, 3000]))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     spread = draw(st.sampled_from([0.0, 0.5, 3.0, 12.0]))
-    logits = (generator.normal(0, 1, vocab) * spread + draw(st.sampled_from([0.0, 30.0, -1e4]))).astype(np.float32)
+    logits = (generator.normal(0, 1, vocab) * spread + draw(st.sampled_from([0.0, 30.0, -1e4]))).astype(
+        np.float32
+    )
     if draw(st.booleans()):
         logits = np.round(logits)  # ties
     if draw(st.booleans()) and vocab > 2:
@@ -73,7 +77,13 @@ def cases(draw: st.DrawFn) -> tuple[SamplingParams, npt.NDArray[np.float32], lis
             "logit_bias": draw(st.dictionaries(ids, st.sampled_from([-100.0, -1.5, 2.0, 40.0]), max_size=4)),
         }
     tokens = draw(st.lists(st.integers(0, vocab + 3), min_size=1, max_size=12))
-    return SamplingParams(**arguments), logits, tokens, draw(st.integers(1, len(tokens))), draw(st.integers(0, 99))
+    return (
+        SamplingParams(**arguments),
+        logits,
+        tokens,
+        draw(st.integers(1, len(tokens))),
+        draw(st.integers(0, 99)),
+    )
 
 
 def context_of(tokens: list[int], prompt: int) -> TokenContext:
@@ -83,7 +93,7 @@ def context_of(tokens: list[int], prompt: int) -> TokenContext:
     return context
 
 
-@settings(max_examples=400)
+@settings(max_examples=200, deadline=None)
 @given(cases())
 def test_the_sampler_equals_the_pipeline_written_out(
     case: tuple[SamplingParams, npt.NDArray[np.float32], list[int], int, int],
@@ -101,10 +111,10 @@ def test_the_sampler_equals_the_pipeline_written_out(
 def test_pruning_a_large_vocabulary_changes_nothing(spread: float, top_p: float) -> None:
     generator = np.random.default_rng(int(spread * 10))
     params = SamplingParams(temperature=0.9, top_p=top_p)
-    for seed in range(4):
-        logits = generator.normal(0, spread, 60_000).astype(np.float32)
+    for seed in range(2):
+        logits = generator.normal(0, spread, 30_000).astype(np.float32)
         context = TokenContext([1, 2, 3])
-        assert Sampler(params, 60_000, seed=seed).token(logits, context) == reference(
+        assert Sampler(params, 30_000, seed=seed).token(logits, context) == reference(
             params, logits, [1, 2, 3], 3, seed
         )
 
@@ -113,7 +123,10 @@ def test_the_position_and_the_seed_decide() -> None:
     logits = np.zeros(1000, np.float32)
     sampler = Sampler(SamplingParams(), 1000, seed=1)
     assert len({sampler.token(logits, TokenContext([0] * size)) for size in range(1, 30)}) > 25
-    assert len({Sampler(SamplingParams(), 1000, seed=s).token(logits, TokenContext([0])) for s in range(30)}) > 25
+    assert (
+        len({Sampler(SamplingParams(), 1000, seed=s).token(logits, TokenContext([0])) for s in range(30)})
+        > 25
+    )
 
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
@@ -143,7 +156,7 @@ def test_the_path_counts_for_penalties() -> None:
 def test_ids_outside_the_vocabulary_are_refused() -> None:
     for arguments in ({"logit_bias": {4: 1.0}}, {"allowed_token_ids": [0, 4]}):
         with pytest.raises(ConfigError, match="has the id 4; the vocabulary ends at 3"):
-            Sampler(SamplingParams(**arguments), 4)  # type: ignore[arg-type]
+            Sampler(SamplingParams(**arguments), 4)
 
 
 def test_padding_after_the_vocabulary_is_never_drawn() -> None:
@@ -178,26 +191,25 @@ def test_parameters_that_leave_nothing_are_the_users() -> None:
         Sampler(params, 2).token(np.zeros(2, np.float32), TokenContext([0]))
 
 
-def chi_square(counts: Floats, expected: Floats) -> float:
+def chi_square(counts: npt.NDArray[np.int64], expected: Floats) -> float:
     """How many standard deviations the statistic lies above its mean, cells under 5 lumped together."""
     small = expected < 5
-    counts = np.append(counts[~small], counts[small].sum())
+    found = np.append(counts[~small], counts[small].sum())
     expected = np.append(expected[~small], expected[small].sum())
     if expected[-1] < 5:
-        counts, expected = counts[:-1], expected[:-1]
+        found, expected = found[:-1], expected[:-1]
     degrees = len(expected) - 1
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    return (statistic - degrees) / (2 * degrees) ** 0.5
+    statistic = float(((found - expected) ** 2 / expected).sum())
+    return float((statistic - degrees) / (2 * degrees) ** 0.5)
 
 
 @pytest.mark.parametrize("vocab", [6, 300])
 def test_frequencies_over_seeds_are_the_softmax(vocab: int) -> None:
     logits = np.random.default_rng(vocab).normal(0, 1.5, vocab).astype(np.float32)
-    draws = 5000
+    draws = 1500
     params = SamplingParams(temperature=0.8)
-    found = np.bincount(
-        [Sampler(params, vocab, seed=s).token(logits, TokenContext([0])) for s in range(draws)], minlength=vocab
-    )
+    tokens = [Sampler(params, vocab, seed=s).token(logits, TokenContext([0])) for s in range(draws)]
+    found = np.bincount(tokens, minlength=vocab)
     probs = np.exp(logits.astype(np.float64) / 0.8)
     expected = draws * probs / probs.sum()
     assert chi_square(found, expected) < 4.0

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from outrider.decoding.controller import FixedController, Room
+from outrider.decoding.metrics import RequestMetrics
+from outrider.decoding.types import StepRecord
+from outrider.errors import ConfigError
+
+KEYS = [
+    "decode_tokens_per_s",
+    "ttft_ms",
+    "tpot_ms",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "block_efficiency",
+    "draft_ms",
+    "verify_ms",
+    "other_ms",
+    "accepted_per_pos",
+    "drafters",
+    "speculation",
+]
+
+
+def test_nothing_yet() -> None:
+    found = RequestMetrics().to_dict()
+    assert list(found) == KEYS
+    rates = ["decode_tokens_per_s", "ttft_ms", "tpot_ms", "acceptance_rate", "mean_acceptance_length"]
+    assert [found[key] for key in [*rates, "block_efficiency"]] == [None] * 6
+    assert found["accepted_per_pos"] == []
+    assert found["drafters"] == {}
+    assert found["num_drafts"] == 0
+
+
+def test_the_glossarys_definitions() -> None:
+    metrics = RequestMetrics(arrived=1.0, speculation="on")
+    metrics.record(StepRecord("none", 0, 0, 1, 0.0, 0.02, 0.001), now=1.5)
+    metrics.record(StepRecord("ngram", 4, 3, 4, 0.01, 0.03, 0.001, (1, 2, 3)), now=2.0)
+    metrics.record(StepRecord("draft_model", 4, 1, 1, 0.02, 0.03, 0.002, (1,)), now=3.5)
+    found = metrics.to_dict()
+    assert found["ttft_ms"] == pytest.approx(500.0)
+    assert found["tpot_ms"] == pytest.approx(2000.0 / 5)
+    assert found["decode_tokens_per_s"] == pytest.approx(5 / 2.0)
+    assert (found["num_drafts"], found["num_draft_tokens"], found["num_accepted_tokens"]) == (2, 8, 4)
+    assert found["acceptance_rate"] == 4 / 8
+    assert found["mean_acceptance_length"] == 1 + 4 / 2
+    assert found["block_efficiency"] == 6 / 3
+    assert found["draft_ms"] == pytest.approx(30.0)
+    assert found["verify_ms"] == pytest.approx(80.0)
+    assert found["other_ms"] == pytest.approx(4.0)
+    assert found["accepted_per_pos"] == [2, 1, 1]
+    assert found["speculation"] == "on"
+    assert set(found["drafters"]) == {"ngram", "draft_model"}
+    assert found["drafters"]["ngram"]["acceptance_rate"] == 3 / 4
+    assert found["drafters"]["draft_model"]["draft_ms"] == pytest.approx(20.0)
+
+
+def test_one_token_has_no_rate() -> None:
+    metrics = RequestMetrics()
+    metrics.record(StepRecord("none", 0, 0, 1, 0.0, 0.1, 0.0), now=1.0)
+    found = metrics.to_dict()
+    assert found["decode_tokens_per_s"] is None
+    assert found["tpot_ms"] is None
+    assert found["ttft_ms"] == 1000.0
+
+
+def test_the_fixed_controller_stays_within_the_room() -> None:
+    rooms = [Room("a", 9), Room("b", 2), Room("c", 0)]
+    assert FixedController(4).choose(rooms) == [4, 2, 0]
+    assert FixedController(0).choose(rooms) == [0, 0, 0]
+    assert FixedController(4).explain("a").startswith("on")
+    assert FixedController(0).explain("a").startswith("off")
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        FixedController(-1)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.decoding.context import TokenContext
+from outrider.decoding.params import SamplingParams
+from outrider.decoding.sampler import Sampler
+from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.decoding.verify import CoupledVerifier, check_draft
+
+VOCAB = 8
+GREEDY = Sampler(SamplingParams(temperature=0.0), VOCAB)
+
+
+def scores(*tokens: int) -> TargetScores:
+    """A target whose greedy choice in row i is tokens[i]."""
+    logits = np.zeros((len(tokens), VOCAB), np.float32)
+    logits[np.arange(len(tokens)), tokens] = 1.0
+    return TargetScores(logits)
+
+
+def verify(draft: Draft, rows: TargetScores) -> Verdict:
+    return CoupledVerifier().verify(draft, rows, GREEDY, TokenContext([0]))
+
+
+def tree(*nodes: tuple[int, int]) -> Draft:
+    """Nodes as (parent, token)."""
+    parents, tokens = zip(*nodes, strict=True)
+    return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), None, "test")
+
+
+def test_an_empty_draft_is_plain_decoding() -> None:
+    assert verify(Draft.empty(), scores(3)) == Verdict((), 3, "bonus")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3], Verdict((0, 1, 2), 4, "bonus")),
+        ([1, 2, 5], Verdict((0, 1), 3, "recovered")),
+        ([7, 2, 3], Verdict((), 1, "recovered")),
+    ],
+)
+def test_a_chain_is_kept_as_far_as_the_target_agrees(tokens: list[int], expected: Verdict) -> None:
+    assert verify(Draft.chain(tokens, "test"), scores(1, 2, 3, 4)) == expected
+
+
+def test_a_tree_is_walked_by_its_own_rows() -> None:
+    draft = tree((-1, 5), (-1, 1), (0, 2), (1, 3), (1, 2), (4, 6))
+    assert verify(draft, scores(1, 0, 2, 0, 0, 6, 4)) == Verdict((1, 4, 5), 4, "bonus")
+    assert verify(draft, scores(5, 7, 0, 0, 0, 0, 0)) == Verdict((0,), 7, "recovered")
+    assert verify(draft, scores(4, 0, 0, 0, 0, 0, 0)) == Verdict((), 4, "recovered")
+
+
+def test_of_equal_siblings_the_first_counts() -> None:
+    draft = tree((-1, 1), (-1, 1), (1, 2), (0, 3))
+    assert verify(draft, scores(1, 3, 2, 0, 6)) == Verdict((0, 3), 6, "bonus")
+
+
+class Recording(Sampler):
+    """Notes at which positions it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(SamplingParams(temperature=0.0), VOCAB)
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def token(self, logits: object, context: TokenContext) -> int:
+        self.asked.append((context.position, context.path))
+        return super().token(logits, context)  # type: ignore[arg-type]
+
+
+def test_only_rows_on_the_path_are_sampled_each_in_its_own_context() -> None:
+    sampler = Recording()
+    draft = tree((-1, 1), (-1, 2), (1, 3), (2, 4))
+    CoupledVerifier().verify(draft, scores(2, 0, 3, 7, 0), sampler, TokenContext([9, 9]))
+    assert sampler.asked == [(2, ()), (3, (2,)), (4, (2, 3))]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-3, 9), st.integers(-3, VOCAB + 3)), max_size=9),
+    st.integers(0, 10),
+    st.booleans(),
+)
+def test_check_draft_keeps_the_longest_sound_prefix(
+    nodes: list[tuple[int, int]], budget: int, branches: bool
+) -> None:
+    draft = tree(*nodes) if nodes else Draft.empty("test")
+    draft = Draft(draft.tokens, draft.parents, np.zeros((len(nodes), 2), np.float32), "test")
+
+    def sound(i: int) -> bool:
+        parent, token = nodes[i]
+        return 0 <= token < VOCAB and -1 <= parent < i and i < budget and (branches or parent == i - 1)
+
+    size = next((i for i in range(len(nodes)) if not sound(i)), len(nodes))
+    checked = check_draft(draft, VOCAB, budget, tree=branches)
+    assert checked.tokens.tolist() == [token for _, token in nodes[:size]]
+    assert checked.parents.tolist() == [parent for parent, _ in nodes[:size]]
+    assert checked.probs is not None
+    assert len(checked.probs) == size
+    assert checked.source == "test"
+
+
+def test_check_draft_drops_arrays_that_do_not_fit_each_other() -> None:
+    odd = Draft(np.zeros(3, np.int32), np.full(2, -1, np.int32), None, "odd")
+    flat = Draft(np.zeros((2, 2), np.int32), np.zeros((2, 2), np.int32), None, "odd")
+    assert len(check_draft(odd, VOCAB, 9, tree=True)) == 0
+    assert len(check_draft(flat, VOCAB, 9, tree=True)) == 0

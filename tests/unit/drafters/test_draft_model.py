@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.decoding.context import TokenContext
+from outrider.decoding.params import SamplingParams
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampler import Sampler
+from outrider.decoding.types import Draft, FloatArray, Verdict
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.toy import ToyModel
+from outrider.errors import ModelError
+
+VOCAB = 32
+
+
+class Watched(ToyModel):
+    """Counts passes and tokens, remembers its caches, and can be made to fail."""
+
+    def __init__(self, max_positions: int = 256) -> None:
+        super().__init__(VOCAB, max_positions, seed=3)
+        self.passes: list[list[int]] = []
+        self.caches: list[Cache] = []
+        self.fail_after: int | None = None
+
+    def new_cache(self, capacity: int) -> Cache:
+        self.caches.append(super().new_cache(capacity))
+        return self.caches[-1]
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        if self.fail_after is not None:
+            self.fail_after -= 1
+            if self.fail_after < 0:
+                raise RuntimeError("the draft model broke")
+        self.passes.append([len(item.tokens) for item in items])
+        return super().forward(items)
+
+
+class Setting:
+    """A drafter, its model, and requests by name."""
+
+    def __init__(self, model: Watched | None = None, **options: int) -> None:
+        self.model = model or Watched()
+        self.drafter = DraftModelDrafter(self.model, **options)
+        self.samplers: dict[str, Sampler] = {}
+
+    def start(
+        self, name: str, prompt: list[int], params: SamplingParams | None = None, vocab: int = VOCAB
+    ) -> TokenContext:
+        params = params or SamplingParams(max_tokens=100, temperature=0.8)
+        self.drafter.begin(Request(name, tuple(prompt), params, seed=9))
+        self.samplers[name] = Sampler(params, vocab, [7], seed=9)
+        return TokenContext(prompt)
+
+    def propose(self, budget: int, **contexts: TokenContext) -> list[list[int]]:
+        jobs = [ProposeJob(n, context, budget, self.samplers[n]) for n, context in contexts.items()]
+        return [[int(token) for token in draft.tokens] for draft in self.drafter.propose(jobs)]
+
+    def expected(self, name: str, context: TokenContext, budget: int) -> list[int]:
+        """What the model itself would write, from an empty cache each time."""
+        sampler = self.samplers[name]
+        written: list[int] = []
+        model = ToyModel(VOCAB, seed=3)
+        for _ in range(budget):
+            tokens = context.tokens + written
+            (row,) = model.forward([_whole(model, tokens)])
+            token = sampler.token(row[0], _along(context, written))
+            written.append(token)
+            if token in sampler.stop_ids:
+                break
+        return written
+
+
+def _whole(model: ToyModel, tokens: list[int]) -> ForwardItem:
+    ids = np.array(tokens, np.int32)
+    parents = np.arange(-1, len(ids) - 1, dtype=np.int32)
+    return ForwardItem(model.new_cache(len(ids)), ids, parents, np.array([len(ids) - 1], np.int32))
+
+
+def _along(context: TokenContext, path: list[int]) -> TokenContext:
+    for token in path:
+        context = context.then(token)
+    return context
+
+
+def test_it_writes_what_the_model_would_write() -> None:
+    setting = Setting()
+    context = setting.start("a", [1, 2, 3])
+    assert setting.propose(5, a=context) == [setting.expected("a", context, 5)]
+
+
+def test_jobs_share_passes_and_the_last_token_is_not_fed() -> None:
+    setting = Setting()
+    a, b = setting.start("a", [1, 2, 3]), setting.start("b", [4])
+    drafts = setting.propose(3, a=a, b=b)
+    assert drafts == [setting.expected("a", a, 3), setting.expected("b", b, 3)]
+    assert setting.model.passes == [[3, 1], [1, 1], [1, 1]]
+
+
+@settings(max_examples=60)
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, VOCAB - 1)), min_size=1, max_size=8
+    )
+)
+def test_whatever_is_kept_of_its_drafts_it_goes_on_from_the_text(steps: list[tuple[int, int, int]]) -> None:
+    setting = Setting()
+    context = setting.start("a", [1, 2, 3])
+    draft: list[int] = []
+    for budget, kept, token in steps:
+        for accepted in draft[:kept]:
+            context.append(accepted)
+        context.append(token)
+        draft = setting.propose(budget, a=context)[0] if budget else []
+        assert draft == setting.expected("a", context, budget)
+
+
+def test_catching_up_is_one_pass_over_what_is_new() -> None:
+    setting = Setting()
+    context = setting.start("a", [1, 2, 3])
+    draft = setting.propose(4, a=context)[0]
+    for token in [*draft[:2], (draft[2] + 1) % VOCAB, 12, 13]:
+        context.append(token)
+    setting.model.passes.clear()
+    setting.propose(2, a=context)
+    assert setting.model.passes == [[3], [1]]  # two accepted are in the cache; three are new
+
+
+def test_a_long_text_is_fed_in_chunks() -> None:
+    setting = Setting(chunk=4)
+    context = setting.start("a", [i % VOCAB for i in range(11)])
+    assert setting.propose(2, a=context) == [setting.expected("a", context, 2)]
+    assert setting.model.passes == [[4], [4], [3], [1]]
+
+
+def test_it_does_nothing_until_it_is_asked() -> None:
+    setting = Setting()
+    setting.start("a", [1, 2, 3])
+    setting.drafter.observe("a", Draft.empty(), Verdict((), 1, "bonus"))
+    setting.drafter.end("a")
+    assert setting.model.passes == []
+    assert setting.model.caches == []
+
+
+def test_it_stops_at_its_own_context_end() -> None:
+    setting = Setting(Watched(max_positions=6))
+    context = setting.start("a", [1, 2, 3, 4])
+    assert len(setting.propose(9, a=context)[0]) == 3  # four tokens and two of three drafted ones are fed
+    for size in (2, 1, 0):
+        context.append(5)
+        assert len(setting.propose(9, a=context)[0]) == size
+    long = setting.start("b", list(range(10)))
+    assert setting.propose(9, b=long) == [[]]
+    assert len(setting.model.caches) == 1  # none for the one that never fitted
+
+
+def test_max_context_and_max_tokens_bound_the_cache() -> None:
+    setting = Setting(max_context=20)
+    for name, params, capacity in [
+        ("a", SamplingParams(max_tokens=None), 20),
+        ("b", SamplingParams(max_tokens=5), 8),
+        ("c", SamplingParams(max_tokens=50), 20),
+    ]:
+        setting.propose(1, **{name: setting.start(name, [1, 2, 3], params)})
+        assert setting.model.caches[-1].capacity == capacity
+
+
+def test_it_never_proposes_ids_beyond_the_common_part() -> None:
+    setting = Setting(common_size=5)
+    context = setting.start("a", [1, 2, 3], vocab=64)
+    assert max(setting.propose(9, a=context)[0]) < 5
+    nothing = setting.start("b", [1], SamplingParams(allowed_token_ids=[40]), vocab=64)
+    assert setting.propose(9, b=nothing) == [[]]
+
+
+def test_a_text_with_ids_that_it_does_not_know() -> None:
+    setting = Setting()
+    a, b = setting.start("a", [1, VOCAB, 3], vocab=64), setting.start("b", [1])
+    assert setting.propose(2, a=a, b=b) == [[], setting.expected("b", b, 2)]
+
+
+def test_it_stops_at_a_stop_token() -> None:
+    setting = Setting()
+    context = setting.start("a", [1, 2], SamplingParams(logit_bias={7: 100.0}))
+    assert setting.propose(5, a=context) == [[7]]
+
+
+def test_after_a_failure_it_goes_on_as_if_nothing_had_been() -> None:
+    setting = Setting()
+    context = setting.start("a", [1, 2, 3])
+    for passes in range(3):
+        setting.model.fail_after = passes
+        with pytest.raises(RuntimeError):
+            setting.propose(5, a=context)
+        setting.model.fail_after = None
+        assert setting.propose(5, a=context) == [setting.expected("a", context, 5)]
+        context.append(passes)
+
+
+def test_a_draft_model_that_says_nan_is_reported() -> None:
+    model = Watched()
+    model._sharpness = float("nan")
+    setting = Setting(model)
+    with pytest.raises(ModelError, match="nan"):
+        setting.propose(1, a=setting.start("a", [1]))
+
+
+def test_the_cache_is_closed_at_the_end() -> None:
+    setting = Setting()
+    setting.propose(2, a=setting.start("a", [1, 2]))
+    setting.drafter.end("a")
+    setting.drafter.end("a")
+    with pytest.raises(ValueError, match="closed"):
+        setting.model.caches[0].truncate(0)
