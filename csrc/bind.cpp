@@ -1,0 +1,98 @@
+// The Python face of the native engine. Arrays are checked here; everything long runs without the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "model.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using outrider::Cache;
+using outrider::Config;
+using outrider::Model;
+
+namespace {
+
+using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
+
+void check_bytes(const std::string& name, outrider::Kind kind, int rows, int columns, size_t bytes) {
+    if (rows < 1 || columns < 1 || columns % outrider::info(kind).block_columns ||
+        size_t(rows) * outrider::row_bytes(kind, columns) != bytes)
+        throw std::invalid_argument("tensor " + name + ": " + std::to_string(bytes) + " bytes do not make " +
+                                    std::to_string(rows) + " x " + std::to_string(columns));
+}
+
+Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, Ints>>& work) {
+    std::vector<outrider::Item> items;
+    size_t rows = 0;
+    for (const auto& [cache, tokens, parents, wanted] : work) {
+        if (!cache) throw std::invalid_argument("a cache is missing");
+        if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents differ in length");
+        items.push_back({cache, tokens.data(), parents.data(), wanted.data(), int(tokens.shape(0)), int(wanted.shape(0))});
+        rows += wanted.shape(0);
+    }
+    const size_t vocab = size_t(model.config().vocab);
+    float* logits = new float[rows * vocab + 1];
+    nb::capsule owner(logits, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    {
+        nb::gil_scoped_release release;
+        model.forward(items, logits);
+    }
+    return Logits(logits, {rows, vocab}, owner);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+    nb::class_<Cache>(m, "Cache")
+        .def_prop_ro("length", &Cache::length)
+        .def_prop_ro("capacity", &Cache::capacity)
+        .def_prop_ro("nbytes", &Cache::bytes)
+        .def("truncate", &Cache::truncate, "length"_a)
+        .def("close", &Cache::close);
+
+    nb::class_<Model>(m, "Model")
+        .def(
+            "__init__",
+            [](Model* self, int layers, int hidden, int heads, int kv_heads, int head_dim, int ffn, int vocab, int rope_dim,
+               float rms_eps, float rope_scale, bool rope_interleaved, bool half_cache, Floats inv_freq, int threads,
+               const std::string& isa) {
+                new (self) Model(Config{layers, hidden, heads, kv_heads, head_dim, ffn, vocab, rope_dim, rms_eps, rope_scale,
+                                        rope_interleaved, half_cache,
+                                        std::vector<float>(inv_freq.data(), inv_freq.data() + inv_freq.shape(0))},
+                                 threads, isa);
+            },
+            nb::kw_only(), "layers"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "ffn"_a, "vocab"_a, "rope_dim"_a,
+            "rms_eps"_a, "rope_scale"_a, "rope_interleaved"_a, "half_cache"_a, "inv_freq"_a, "threads"_a, "isa"_a)
+        .def("add_matrix",
+             [](Model& model, const std::string& name, const std::string& type, int rows, int columns, Bytes1 data) {
+                 const outrider::Kind kind = outrider::kind_by_name(type);
+                 check_bytes(name, kind, rows, columns, data.size());
+                 nb::gil_scoped_release release;
+                 model.add_matrix(name, kind, rows, columns, data.data());
+             })
+        .def("add_vector",
+             [](Model& model, const std::string& name, Floats values) {
+                 model.add_vector(name, std::vector<float>(values.data(), values.data() + values.shape(0)));
+             })
+        .def("set_embedding",
+             [](Model& model, const std::string& type, Bytes1 data) {
+                 const outrider::Kind kind = outrider::kind_by_name(type);
+                 check_bytes("token_embd.weight", kind, model.config().vocab, model.config().hidden, data.size());
+                 model.set_embedding(kind, data.data());
+             }, "type"_a, "data"_a, nb::keep_alive<1, 3>())
+        .def("finish", &Model::finish)
+        .def("new_cache", &Model::new_cache, "capacity"_a)
+        .def("keep",
+             [](const Model& model, Cache& cache, int base, const std::vector<int>& slots) { model.keep(cache, base, slots); })
+        .def("forward", &forward, "items"_a)
+        .def_prop_ro("isa", [](const Model& model) { return std::string(model.isa()); })
+        .def_prop_ro("threads", &Model::threads)
+        .def_prop_ro("weights_bytes", &Model::weights_bytes);
+}

@@ -1,0 +1,28 @@
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+
+namespace outrider {
+
+static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) { return cpu_has_it ? kernels : nullptr; }
+
+const Kernels& choose_kernels(const char* name) {
+    const Kernels *avx2 = nullptr, *avx512 = nullptr;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    avx2 = usable(avx2_kernels(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                                      __builtin_cpu_supports("f16c"));
+    avx512 = usable(avx512_kernels(), __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                                          __builtin_cpu_supports("avx512vnni"));
+#endif
+    const std::string wanted = name;
+    if (wanted == "auto") return avx512 ? *avx512 : avx2 ? *avx2 : *portable_kernels();
+    if (wanted == "portable") return *portable_kernels();
+    if (wanted == "avx2" && avx2) return *avx2;
+    if (wanted == "avx512" && avx512) return *avx512;
+    throw std::invalid_argument("this processor has no \"" + wanted + "\" kernels; choose auto, portable, avx2 or avx512");
+}
+
+}  // namespace outrider

@@ -1,0 +1,59 @@
+// The operations of a forward pass, compiled once for each instruction set and chosen at run time.
+#pragma once
+#include "layout.h"
+
+namespace outrider {
+
+// How one query token sees its keys. Positions [0, direct) lie at cache slots of the same number;
+// the ones from there on, [direct, positions), lie at slots tail[0], tail[1], … (a path through a draft tree).
+// `direct` is a multiple of 16 whenever direct < positions.
+struct Visible {
+    int positions;
+    int direct;
+    const int* tail;
+};
+
+// Keys and values live in blocks of 16 positions. For one block, layer and key-value head, keys are
+// [head_dim][16] and values are [16][head_dim], in binary16 or float32.
+struct HeadCache {
+    void* const* blocks;  // one pointer for each 16 positions
+    size_t key_offset, value_offset;  // in bytes, of this layer and head inside a block
+    bool half;
+};
+
+struct MatmulOut {
+    float* out;         // [tokens][stride]
+    size_t stride;      // in floats
+    const float* bias;  // [rows] or null
+    bool add;           // out += result
+};
+
+struct Kernels {
+    const char* name;
+    // Rows of panels [p0, p1) for all tokens of `a`.
+    void (*matmul)(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out);
+    // y = x / rms(x) * weight, for one token
+    void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
+    // fills q, scale and sums of token t from a.x
+    void (*quantize)(Activations& a, int t);
+    // gate = silu(gate) * up
+    void (*silu_mul)(float* gate, const float* up, int n);
+    // rotates one head in place; cos and sin hold dim / 2 values
+    void (*rope)(float* head, const float* cos, const float* sin, int dim, bool interleaved);
+    void (*store_kv)(const HeadCache& cache, int slot, int head_dim, const float* key, const float* value);
+    void (*copy_kv)(const HeadCache& cache, int from, int to, int head_dim);
+    // out[g] = softmax(q[g] . keys) . values for `group` query heads of one key-value head.
+    // q and out: [group][head_dim]; scores: scratch of group * (positions rounded up to 16) floats;
+    // gather: scratch of 32 * head_dim floats.
+    void (*attention)(const HeadCache& cache, const Visible& visible, const float* q, int group, int head_dim,
+                      float* scores, float* gather, float* out);
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();    // null when not compiled for this architecture
+const Kernels* avx512_kernels();  // needs AVX-512 F, BW, DQ, VL and VNNI
+
+// `name` is "auto", "portable", "avx2" or "avx512". Throws std::invalid_argument for one that this CPU lacks.
+const Kernels& choose_kernels(const char* name);
+
+}  // namespace outrider

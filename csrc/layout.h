@@ -1,0 +1,80 @@
+// How weights lie in memory once they are loaded (docs/kernels.md has pictures).
+//
+// A matrix of N rows and K columns is cut into panels of 16 rows. Inside a panel, columns go in
+// slices of 4: a slice holds 16 rows x 4 columns, one 32-bit lane a row, so that one vector
+// instruction multiplies 16 rows by the same 4 activations. Rows are lanes all the way to the result;
+// there is no sum across lanes, hence nothing whose order could depend on the vector width.
+//
+//   q:      the integers. Lines of 64 bytes. In a 4-bit group of 32 columns, line i (0..3) holds slice
+//           i in the low and slice i + 4 in the high nibbles. 5-bit types add one line a group: bit s
+//           of byte j is the fifth bit of byte j of slice s. 6-bit types add two: bits 2i, 2i + 1 of line
+//           h are the high bits of slice 4h + i. 8-bit types have 8 lines, one a slice, offset by 128.
+//   scales: what turns integers into values, exactly as in the file (no rounding anywhere).
+//
+// Float matrices hold, for each column of a panel, 16 values one after the other.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace outrider {
+
+constexpr int kPanel = 16;   // rows
+constexpr int kGroup = 32;   // columns that share a scale (16 in Q6_K)
+constexpr int kBlock = 256;  // columns that share an activation scale, and a K-quant superblock
+
+enum class Kind : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+
+struct KindInfo {
+    const char* name;
+    int block_columns;      // of the file's format
+    int block_bytes;        // of the file's format
+    size_t q_group_bytes;   // of a panel, for 32 columns
+    size_t scale_bytes;     // of a panel, for 256 columns (K-quants) or 32 (others)
+    bool is_float;
+};
+const KindInfo& info(Kind kind);
+Kind kind_by_name(const std::string& name);  // throws std::invalid_argument
+
+struct FreeAligned {
+    void operator()(uint8_t* p) const;
+};
+using Bytes = std::unique_ptr<uint8_t[], FreeAligned>;
+Bytes allocate(size_t bytes);  // 64-byte aligned (2 MiB and huge pages when large), not cleared
+
+struct Matrix {
+    Kind kind = Kind::F32;
+    int rows = 0, columns = 0, panels = 0;
+    size_t q_stride = 0, scale_stride = 0;  // bytes from one panel to the next
+    Bytes memory;
+    uint8_t* q = nullptr;
+    uint8_t* scales = nullptr;
+
+    size_t bytes() const { return size_t(panels) * (q_stride + scale_stride); }
+};
+
+// Lays out the memory for `rows` x `columns`; pack_panels then fills panels [first, last) from the file's
+// bytes. Rows beyond the last one are zero.
+Matrix make_matrix(Kind kind, int rows, int columns);
+void pack_panels(Matrix& m, const uint8_t* file, int first, int last);
+
+// One row of the file's matrix as floats (embedding look-up).
+void dequantize_row(Kind kind, const uint8_t* row, int columns, float* out);
+size_t row_bytes(Kind kind, int columns);
+
+// Activations of n tokens, quantized: int8 with one float scale a token and 256 columns, and the sums
+// over 16 and 32 columns that offsets and minimums are multiplied with. Row t starts at t * stride.
+struct Activations {
+    int tokens = 0, columns = 0, blocks = 0;
+    size_t q_stride = 0;            // bytes = columns rounded up to 64
+    const float* x = nullptr;       // [tokens][columns], the floats themselves
+    int8_t* q = nullptr;            // [tokens][q_stride]
+    float* scale = nullptr;         // [tokens][blocks]
+    int16_t* sum16 = nullptr;       // [tokens][columns / 16]
+    int16_t* sum32 = nullptr;       // [tokens][columns / 32, rounded up to even]
+    float* fsum32 = nullptr;        // [tokens][columns / 32, rounded up to even]
+    int groups() const { return (columns / kGroup + 1) & ~1; }
+};
+
+}  // namespace outrider

@@ -1,0 +1,333 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace outrider {
+
+Activations& ActivationBuffer::shape(int tokens, int columns, bool quantized) {
+    view_.tokens = tokens;
+    view_.columns = columns;
+    view_.blocks = (columns + kBlock - 1) / kBlock;
+    view_.q_stride = (size_t(columns) + 63) / 64 * 64;
+    x_.resize(size_t(tokens) * columns);
+    view_.x = x_.data();
+    if (quantized) {
+        q_.resize(size_t(tokens) * view_.q_stride);
+        scale_.resize(size_t(tokens) * view_.blocks);
+        sum16_.resize(size_t(tokens) * (columns / 16));
+        sum32_.resize(size_t(tokens) * view_.groups());
+        fsum32_.resize(size_t(tokens) * view_.groups());
+    }
+    view_.q = quantized ? q_.data() : nullptr;
+    view_.scale = scale_.data();
+    view_.sum16 = sum16_.data();
+    view_.sum32 = sum32_.data();
+    view_.fsum32 = fsum32_.data();
+    return view_;
+}
+
+Model::Model(Config config, int threads, const std::string& isa)
+    : config_(std::move(config)), kernels_(choose_kernels(isa.c_str())), pool_(Pool::shared(threads)) {
+    const Config& c = config_;
+    if (c.head_dim % 16) throw std::invalid_argument("the native engine needs a head size that is a multiple of 16");
+    if (c.rope_dim > c.head_dim || c.rope_dim % 2 || int(c.inv_freq.size()) != c.rope_dim / 2)
+        throw std::invalid_argument("the rotary dimension does not fit the head size");
+    if (c.kv_heads < 1 || c.heads % c.kv_heads)
+        throw std::invalid_argument("query heads must be a multiple of key-value heads");
+}
+
+void Model::add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file) {
+    Matrix m = make_matrix(kind, rows, columns);
+    const int chunk = 16, chunks = (m.panels + chunk - 1) / chunk;
+    pool_->run([&](int) {
+        pool_->phase(chunks,
+                     [&](int i) { pack_panels(m, file, i * chunk, std::min(m.panels, (i + 1) * chunk)); });
+    });
+    matrices_[name] = std::move(m);
+}
+
+void Model::add_vector(const std::string& name, std::vector<float> values) { vectors_[name] = std::move(values); }
+
+void Model::set_embedding(Kind kind, const uint8_t* file) {
+    embedding_kind_ = kind;
+    embedding_ = file;
+}
+
+const Matrix& Model::matrix(const std::string& name, int rows, int columns) const {
+    const auto found = matrices_.find(name);
+    if (found == matrices_.end()) throw std::invalid_argument("missing tensor " + name);
+    if (found->second.rows != rows || found->second.columns != columns)
+        throw std::invalid_argument("tensor " + name + " has the wrong shape");
+    return found->second;
+}
+
+const float* Model::vector(const std::string& name, int size, bool required) const {
+    const auto found = vectors_.find(name);
+    if (found == vectors_.end()) {
+        if (required) throw std::invalid_argument("missing tensor " + name);
+        return nullptr;
+    }
+    if (int(found->second.size()) != size) throw std::invalid_argument("tensor " + name + " has the wrong size");
+    return found->second.data();
+}
+
+void Model::finish() {
+    const Config& c = config_;
+    const int q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+    layers_.clear();
+    for (int i = 0; i < c.layers; i++) {
+        const std::string at = "blk." + std::to_string(i) + ".";
+        layers_.push_back({&matrix(at + "attn_q.weight", q, c.hidden), &matrix(at + "attn_k.weight", kv, c.hidden),
+                           &matrix(at + "attn_v.weight", kv, c.hidden), &matrix(at + "attn_output.weight", c.hidden, q),
+                           &matrix(at + "ffn_gate.weight", c.ffn, c.hidden),
+                           &matrix(at + "ffn_up.weight", c.ffn, c.hidden),
+                           &matrix(at + "ffn_down.weight", c.hidden, c.ffn),
+                           vector(at + "attn_norm.weight", c.hidden, true), vector(at + "ffn_norm.weight", c.hidden, true),
+                           vector(at + "attn_q.bias", q, false), vector(at + "attn_k.bias", kv, false),
+                           vector(at + "attn_v.bias", kv, false), vector(at + "attn_output.bias", c.hidden, false)});
+    }
+    output_norm_ = vector("output_norm.weight", c.hidden, true);
+    output_ = &matrix("output.weight", c.vocab, c.hidden);
+    if (!embedding_) throw std::invalid_argument("missing tensor token_embd.weight");
+    scratch_.resize(size_t(pool_->size()));
+}
+
+size_t Model::weights_bytes() const {
+    size_t total = 0;
+    for (const auto& [name, m] : matrices_) total += m.bytes();
+    return total;
+}
+
+std::unique_ptr<Cache> Model::new_cache(int capacity) const {
+    return std::make_unique<Cache>(CacheShape{config_.layers, config_.kv_heads, config_.head_dim, config_.half_cache},
+                                   capacity);
+}
+
+void Model::check(const std::vector<Item>& items) const {
+    if (layers_.empty()) throw std::invalid_argument("the model is not finished");
+    std::vector<const Cache*> seen;
+    for (const Item& item : items) {
+        for (int i = 0; i < item.count; i++) {
+            if (item.tokens[i] < 0 || item.tokens[i] >= config_.vocab)
+                throw std::invalid_argument("token id " + std::to_string(item.tokens[i]) + " is outside the vocabulary of " +
+                                            std::to_string(config_.vocab));
+            if (item.parents[i] < -1 || item.parents[i] >= i)
+                throw std::invalid_argument("a node's parent must come before it");
+        }
+        for (int i = 0; i < item.row_count; i++)
+            if (item.rows[i] < 0 || item.rows[i] >= item.count)
+                throw std::invalid_argument("a wanted row is not among the new tokens");
+        if (std::find(seen.begin(), seen.end(), item.cache) != seen.end())
+            throw std::invalid_argument("a cache may appear once in a pass");
+        seen.push_back(item.cache);
+    }
+    for (const Item& item : items) item.cache->reserve(item.count);
+}
+
+// Positions, and what each token sees.
+void Model::place(const std::vector<Item>& items) {
+    tokens_.clear();
+    tails_.clear();
+    wanted_.clear();
+    std::vector<int> depth, path;
+    for (const Item& item : items) {
+        const int base = item.cache->length(), first = int(tokens_.size());
+        depth.assign(size_t(item.count), 0);
+        for (int i = 0; i < item.count; i++) {
+            depth[size_t(i)] = item.parents[i] < 0 ? 0 : depth[size_t(item.parents[i])] + 1;
+            const int position = base + depth[size_t(i)];
+            path.clear();  // slots of positions position, position - 1, …, base
+            for (int node = i; node >= 0; node = item.parents[node]) path.push_back(base + node);
+            int straight = base;  // positions below it have a slot of the same number
+            while (straight <= position && path[size_t(position - straight)] == straight) straight++;
+            Visible visible{position + 1, position + 1, nullptr};
+            std::vector<int> tail;
+            if (straight <= position) {
+                visible.direct = straight / 16 * 16;
+                for (int p = visible.direct; p <= position; p++)
+                    tail.push_back(p < base ? p : path[size_t(position - p)]);
+            }
+            tails_.push_back(std::move(tail));
+            tokens_.push_back({item.cache, item.tokens[i], base + i, position, visible});
+        }
+        for (int i = 0; i < item.row_count; i++) wanted_.push_back(first + item.rows[i]);
+    }
+    for (size_t t = 0; t < tokens_.size(); t++) tokens_[t].visible.tail = tails_[t].data();
+
+    const size_t half = size_t(config_.rope_dim) / 2;
+    cos_.resize(tokens_.size() * half);
+    sin_.resize(tokens_.size() * half);
+    for (size_t t = 0; t < tokens_.size(); t++)
+        for (size_t i = 0; i < half; i++) {
+            const float angle = float(tokens_[t].position) * config_.inv_freq[i];
+            cos_[t * half + i] = float(std::cos(double(angle))) * config_.rope_scale;
+            sin_[t * half + i] = float(std::sin(double(angle))) * config_.rope_scale;
+        }
+}
+
+int Model::chunk_size(int panels) const {
+    const int threads = pool_->size();
+    return threads == 1 ? panels : std::max(1, panels / (threads * 6));
+}
+
+// Runs the chunks, then each_token(t) for every token: by the last thread when that is quicker than a phase.
+template <class Work, class After>
+void Model::spread(int tokens, int chunks, Work&& work, After&& each_token) {
+    if (tokens <= 4) {
+        pool_->phase(chunks, work, [&] {
+            for (int t = 0; t < tokens; t++) each_token(t);
+        });
+    } else {
+        pool_->phase(chunks, work);
+        pool_->phase(tokens, each_token);
+    }
+}
+
+template <class After>
+void Model::product(const Activations& a, std::initializer_list<Part> parts, After&& each_token) {
+    int chunks = 0, panels = 0;
+    for (const Part& part : parts) panels += part.matrix->panels;
+    const int size = chunk_size(panels);
+    for (const Part& part : parts) chunks += (part.matrix->panels + size - 1) / size;
+    spread(
+        a.tokens, chunks,
+        [&](int i) {
+            for (const Part& part : parts) {
+                const int n = (part.matrix->panels + size - 1) / size;
+                if (i < n) return kernels_.matmul(*part.matrix, a, i * size, std::min(part.matrix->panels, (i + 1) * size), part.out);
+                i -= n;
+            }
+        },
+        each_token);
+}
+
+void Model::rotate_and_store(int layer, int t) {
+    const Config& c = config_;
+    const Token& token = tokens_[size_t(t)];
+    const size_t half = size_t(c.rope_dim) / 2;
+    const float *cos = cos_.data() + size_t(t) * half, *sin = sin_.data() + size_t(t) * half;
+    const float scale = 1.0f / std::sqrt(float(c.head_dim));
+    float* q = q_.data() + size_t(t) * c.heads * c.head_dim;
+    for (int h = 0; h < c.heads; h++) kernels_.rope(q + size_t(h) * c.head_dim, cos, sin, c.rope_dim, c.rope_interleaved);
+    for (int i = 0; i < c.heads * c.head_dim; i++) q[i] *= scale;
+    for (int h = 0; h < c.kv_heads; h++) {
+        float* k = k_.data() + (size_t(t) * c.kv_heads + h) * c.head_dim;
+        kernels_.rope(k, cos, sin, c.rope_dim, c.rope_interleaved);
+        kernels_.store_kv(token.cache->head(layer, h), token.slot, c.head_dim, k,
+                          v_.data() + (size_t(t) * c.kv_heads + h) * c.head_dim);
+    }
+}
+
+void Model::attend(int layer, int unit, int heads_per_unit, int thread) {
+    const Config& c = config_;
+    const int units = c.heads / heads_per_unit, t = unit / units, head = unit % units * heads_per_unit;
+    const Token& token = tokens_[size_t(t)];
+    std::vector<float>& scratch = scratch_[size_t(thread)];
+    const size_t scores = size_t(4) * ((token.visible.positions + 15) / 16) * 16, gather = size_t(32) * c.head_dim;
+    if (scratch.size() < scores + gather) scratch.resize((scores + gather) * 2);
+    const size_t at = (size_t(t) * c.heads + head) * c.head_dim;
+    kernels_.attention(token.cache->head(layer, head / (c.heads / c.kv_heads)), token.visible, q_.data() + at,
+                       heads_per_unit, c.head_dim, scratch.data() + gather, scratch.data(), attended_.row(0) + at);
+}
+
+void Model::run_layers(int thread) {
+    const Config& c = config_;
+    const int n = int(tokens_.size()), hidden = c.hidden, group = c.heads / c.kv_heads;
+    const int heads_per_unit = n * c.kv_heads % pool_->size() == 0 || n * c.kv_heads >= 4 * pool_->size() ? group : 1;
+    Activations &normed = normed_.view(), &attended = attended_.view(), &gated = gated_.view();
+    const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim, ffn = size_t(c.ffn);
+    const auto norm = [&](const float* weight) {
+        return [this, weight, hidden, &normed](int t) {
+            kernels_.rms_norm(x_.data() + size_t(t) * hidden, weight, config_.rms_eps, hidden, normed_.row(t));
+            if (normed.q) kernels_.quantize(normed, t);
+        };
+    };
+    spread(n, n,
+           [&](int t) {
+               dequantize_row(embedding_kind_, embedding_ + size_t(tokens_[size_t(t)].id) * row_bytes(embedding_kind_, hidden),
+                              hidden, x_.data() + size_t(t) * hidden);
+           },
+           norm(layers_[0].attn_norm));
+    for (int i = 0; i < c.layers; i++) {
+        const Layer& layer = layers_[size_t(i)];
+        product(normed,
+                {{layer.q, {q_.data(), q_width, layer.q_bias, false}},
+                 {layer.k, {k_.data(), kv_width, layer.k_bias, false}},
+                 {layer.v, {v_.data(), kv_width, layer.v_bias, false}}},
+                [&](int t) { rotate_and_store(i, t); });
+        spread(n, n * c.heads / heads_per_unit, [&](int unit) { attend(i, unit, heads_per_unit, thread); },
+               [&](int t) {
+                   if (attended.q) kernels_.quantize(attended, t);
+               });
+        product(attended, {{layer.o, {x_.data(), size_t(hidden), layer.o_bias, true}}}, norm(layer.ffn_norm));
+        const int size = chunk_size(layer.gate->panels), chunks = (layer.gate->panels + size - 1) / size;
+        spread(n, chunks,
+               [&](int chunk) {
+                   const int p0 = chunk * size, p1 = std::min(layer.gate->panels, p0 + size);
+                   const int first = p0 * kPanel, count = std::min(p1 * kPanel, c.ffn) - first;
+                   kernels_.matmul(*layer.gate, normed, p0, p1, {gated_.row(0), ffn, nullptr, false});
+                   kernels_.matmul(*layer.up, normed, p0, p1, {up_.data(), ffn, nullptr, false});
+                   for (int t = 0; t < n; t++)
+                       kernels_.silu_mul(gated_.row(t) + first, up_.data() + size_t(t) * ffn + first, count);
+               },
+               [&](int t) {
+                   if (gated.q) kernels_.quantize(gated, t);
+               });
+        const bool last = i + 1 == c.layers;
+        const auto next_norm = norm(last ? output_norm_ : layers_[size_t(i) + 1].attn_norm);
+        product(gated, {{layer.down, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
+            if (!last) next_norm(t);
+        });
+    }
+}
+
+void Model::run_output(float* logits) {
+    const int hidden = config_.hidden, rows = int(wanted_.size()), size = chunk_size(output_->panels);
+    if (rows == 0) return;
+    Activations& last = last_.view();
+    pool_->phase(rows, [&](int r) {
+        kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, last_.row(r));
+        if (last.q) kernels_.quantize(last, r);
+    });
+    const size_t vocab = size_t(config_.vocab);
+    pool_->phase((output_->panels + size - 1) / size, [&](int i) {
+        kernels_.matmul(*output_, last, i * size, std::min(output_->panels, (i + 1) * size), {logits, vocab, nullptr, false});
+    });
+}
+
+void Model::forward(const std::vector<Item>& items, float* logits) {
+    std::lock_guard<std::mutex> lock(one_pass_);
+    check(items);
+    place(items);
+    const Config& c = config_;
+    const int n = int(tokens_.size());
+    if (n == 0) return;
+    const auto integers = [](std::initializer_list<const Matrix*> readers) {
+        return std::any_of(readers.begin(), readers.end(), [](const Matrix* m) { return !info(m->kind).is_float; });
+    };
+    bool quantize_normed = false, quantize_attended = false, quantize_gated = false;
+    for (const Layer& l : layers_) {
+        quantize_normed |= integers({l.q, l.k, l.v, l.gate, l.up});
+        quantize_attended |= integers({l.o});
+        quantize_gated |= integers({l.down});
+    }
+    normed_.shape(n, c.hidden, quantize_normed);
+    attended_.shape(n, c.heads * c.head_dim, quantize_attended);
+    gated_.shape(n, c.ffn, quantize_gated);
+    last_.shape(int(wanted_.size()), c.hidden, integers({output_}));
+    x_.resize(size_t(n) * c.hidden);
+    q_.resize(size_t(n) * c.heads * c.head_dim);
+    k_.resize(size_t(n) * c.kv_heads * c.head_dim);
+    v_.resize(k_.size());
+    up_.resize(size_t(n) * c.ffn);
+    pool_->run([&](int thread) {
+        run_layers(thread);
+        run_output(logits);
+    });
+    for (const Item& item : items) item.cache->advance(item.count);
+}
+
+}  // namespace outrider

@@ -1,0 +1,117 @@
+// One transformer of the Llama family: its packed weights and the forward pass.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cache.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace outrider {
+
+struct Config {
+    int layers, hidden, heads, kv_heads, head_dim, ffn, vocab, rope_dim;
+    float rms_eps, rope_scale;
+    bool rope_interleaved, half_cache;
+    std::vector<float> inv_freq;  // [rope_dim / 2]
+};
+
+// One sequence's share of a pass; see engines/base.py, ForwardItem.
+struct Item {
+    Cache* cache;
+    const int32_t *tokens, *parents, *rows;
+    int count, row_count;
+};
+
+// Owns the memory behind an Activations view and grows it as needed.
+class ActivationBuffer {
+  public:
+    // `quantized` is false when only float matrices read it.
+    Activations& shape(int tokens, int columns, bool quantized);
+    float* row(int t) { return x_.data() + size_t(t) * view_.columns; }
+    Activations& view() { return view_; }
+
+  private:
+    Activations view_;
+    std::vector<float> x_, scale_, fsum32_;
+    std::vector<int8_t> q_;
+    std::vector<int16_t> sum16_, sum32_;
+};
+
+class Model {
+  public:
+    Model(Config config, int threads, const std::string& isa);
+
+    // `file` is copied into the engine's own layout, except the embedding, which must outlive the model.
+    void add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file);
+    void add_vector(const std::string& name, std::vector<float> values);
+    void set_embedding(Kind kind, const uint8_t* file);
+    // Checks that everything is there with the right shape. Throws std::invalid_argument naming what is not.
+    void finish();
+
+    std::unique_ptr<Cache> new_cache(int capacity) const;
+    void keep(Cache& cache, int base, const std::vector<int>& slots) const { cache.keep(base, slots, kernels_); }
+
+    // One pass. `logits` is [rows of all items][vocab], in the order of the items. The new tokens stay in the
+    // caches. Throws std::invalid_argument or std::length_error before any cache is changed.
+    void forward(const std::vector<Item>& items, float* logits);
+
+    const Config& config() const { return config_; }
+    const char* isa() const { return kernels_.name; }
+    int threads() const { return pool_->size(); }
+    size_t weights_bytes() const;
+
+  private:
+    struct Layer {
+        const Matrix *q, *k, *v, *o, *gate, *up, *down;
+        const float *attn_norm, *ffn_norm, *q_bias, *k_bias, *v_bias, *o_bias;
+    };
+    struct Token {
+        Cache* cache;
+        int id, slot, position;
+        Visible visible;
+    };
+    struct Part {
+        const Matrix* matrix;
+        MatmulOut out;
+    };
+
+    const Matrix& matrix(const std::string& name, int rows, int columns) const;
+    const float* vector(const std::string& name, int size, bool required) const;
+    void check(const std::vector<Item>& items) const;
+    void place(const std::vector<Item>& items);
+    void rotate_and_store(int layer, int t);
+    void attend(int layer, int unit, int heads_per_unit, int thread);
+    void run_layers(int thread);
+    void run_output(float* logits);
+    template <class After>
+    void product(const Activations& a, std::initializer_list<Part> parts, After&& each_token);
+    template <class Work, class After>
+    void spread(int tokens, int chunks, Work&& work, After&& each_token);
+    int chunk_size(int panels) const;
+
+    Config config_;
+    const Kernels& kernels_;
+    std::shared_ptr<Pool> pool_;
+    std::mutex one_pass_;
+    std::map<std::string, Matrix> matrices_;
+    std::map<std::string, std::vector<float>> vectors_;
+    std::vector<Layer> layers_;
+    const float* output_norm_ = nullptr;
+    const Matrix* output_ = nullptr;
+    Kind embedding_kind_ = Kind::F32;
+    const uint8_t* embedding_ = nullptr;
+
+    // the pass under way
+    std::vector<Token> tokens_;
+    std::vector<std::vector<int>> tails_;
+    std::vector<float> x_, q_, k_, v_, up_, cos_, sin_;
+    ActivationBuffer normed_, attended_, gated_, last_;
+    std::vector<int> wanted_;  // rows of x_ whose logits are asked for
+    std::vector<std::vector<float>> scratch_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,199 @@
+"""`LanguageModel` on the C++ core: loading a `ModelSource`, and arrays in and out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.decoding.types import FloatArray
+from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.native import _core
+from outrider.errors import ConfigError, UnsupportedModelError
+from outrider.models.source import ModelSource, Tensor
+
+EMBEDDING = "token_embd.weight"
+OUTPUT = "output.weight"
+
+
+class NativeCache:
+    """Keys and values of one sequence, in blocks of 16 positions. Truncation is O(1)."""
+
+    def __init__(self, model: _core.Model, capacity: int) -> None:
+        self._model = model
+        self.core = model.new_cache(capacity)
+
+    @property
+    def length(self) -> int:
+        return self.core.length
+
+    @property
+    def capacity(self) -> int:
+        return self.core.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now; grows with the length, by blocks."""
+        return self.core.nbytes
+
+    def truncate(self, length: int) -> None:
+        self.core.truncate(length)
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        self._model.keep(self.core, base, list(slots))
+
+    def close(self) -> None:
+        self.core.close()
+
+
+class NativeModel:
+    """A Llama-family transformer on the CPU. Logits are bit for bit the same however tokens are grouped
+    into passes, on every thread count and instruction set (docs/kernels.md)."""
+
+    def __init__(self, core: _core.Model, source: ModelSource) -> None:
+        self._core = core
+        self.source = source
+
+    @classmethod
+    def load(
+        cls,
+        source: ModelSource,
+        *,
+        threads: int | None = None,
+        isa: str | None = None,
+        kv_dtype: str = "f16",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> NativeModel:
+        """Repack `source`'s weights for this machine.
+
+        threads:  None means one for each processor this process may use.
+        isa:      "auto" (default, or the OUTRIDER_ISA variable), "portable", "avx2" or "avx512".
+        kv_dtype: "f16" or "f32".
+        progress: called with (bytes done, bytes in all) after each tensor.
+        Raises ConfigError for a bad option and UnsupportedModelError for weights that the engine cannot run.
+        """
+        if kv_dtype not in ("f16", "f32"):
+            raise ConfigError(f"kv_dtype {kv_dtype!r} is unknown; use 'f16' or 'f32'")
+        if threads is not None and not 1 <= threads <= 1024:
+            raise ConfigError(f"threads must be between 1 and 1024, not {threads}")
+        a = source.architecture
+        if a.head_dim % 16:
+            raise UnsupportedModelError(
+                f"{source.path}: a head size of {a.head_dim} is not supported; the native engine needs a multiple of 16"
+            )
+        try:
+            core = _core.Model(
+                layers=a.n_layers,
+                hidden=a.hidden_size,
+                heads=a.n_heads,
+                kv_heads=a.n_kv_heads,
+                head_dim=a.head_dim,
+                ffn=a.ffn_size,
+                vocab=a.vocab_size,
+                rope_dim=a.rope_dim,
+                rms_eps=a.rms_eps,
+                rope_scale=a.rope_scale,
+                rope_interleaved=a.rope_style == "interleaved",
+                half_cache=kv_dtype == "f16",
+                inv_freq=np.ascontiguousarray(a.inv_freq, np.float32),
+                threads=threads or available_processors(),
+                isa=isa or os.environ.get("OUTRIDER_ISA", "auto"),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        _add_weights(core, source, progress)
+        return cls(core, source)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.source.architecture.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.source.architecture.max_positions
+
+    @property
+    def isa(self) -> str:
+        """Name of the kernels in use."""
+        return self._core.isa
+
+    @property
+    def threads(self) -> int:
+        return self._core.threads
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of packed matrices: what one pass over few tokens reads, embedding rows aside."""
+        return self._core.weights_bytes
+
+    def new_cache(self, capacity: int) -> NativeCache:
+        return NativeCache(self._core, capacity)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        """See `LanguageModel.forward`. The GIL is released during the pass."""
+        work = [
+            (_core_cache(item.cache), _ids(item.tokens), _ids(item.parents), _ids(item.rows)) for item in items
+        ]
+        try:
+            logits = self._core.forward(work)
+        except IndexError as error:  # nanobind's spelling of std::length_error may differ by version
+            raise ValueError(str(error)) from None
+        ends = np.cumsum([len(item.rows) for item in items])
+        return [np.asarray(part) for part in np.split(logits, ends[:-1])] if items else []
+
+
+def available_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _core_cache(cache: Cache) -> _core.Cache:
+    if not isinstance(cache, NativeCache):
+        raise TypeError("the native engine needs a cache made by its own new_cache()")
+    return cache.core
+
+
+def _ids(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _add_weights(core: _core.Model, source: ModelSource, progress: Callable[[int, int], None] | None) -> None:
+    tensors = source.tensors
+    total, done = source.weights_bytes, 0
+    embedding = tensors[EMBEDDING]
+    core.set_embedding(embedding.type, embedding.data)
+    if OUTPUT not in tensors:  # tied: the embedding's rows are the output matrix as well
+        _add_matrix(core, OUTPUT, embedding)
+    for name, tensor in tensors.items():
+        if name not in (EMBEDDING, "rope_freqs.weight"):  # the latter is in inv_freq already
+            if len(tensor.shape) == 2:
+                _add_matrix(core, name, tensor)
+            else:
+                core.add_vector(name, _vector(tensor))
+        done += tensor.nbytes
+        if progress:
+            progress(done, total)
+    try:
+        core.finish()
+    except ValueError as error:
+        raise UnsupportedModelError(f"{source.path}: {error}") from None
+
+
+def _add_matrix(core: _core.Model, name: str, tensor: Tensor) -> None:
+    rows, columns = tensor.shape
+    try:
+        core.add_matrix(name, tensor.type, rows, columns, tensor.data)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from None
+
+
+def _vector(tensor: Tensor) -> npt.NDArray[np.float32]:
+    if tensor.type == "F32":
+        return np.frombuffer(tensor.data, "<f4").astype(np.float32)
+    if tensor.type == "F16":
+        return np.frombuffer(tensor.data, "<f2").astype(np.float32)
+    if tensor.type == "BF16":
+        return (np.frombuffer(tensor.data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    raise UnsupportedModelError(f"tensor {tensor.name}: a vector of type {tensor.type} is not supported")

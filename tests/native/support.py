@@ -1,0 +1,55 @@
+"""Short ways to run the native engine in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.decoding.types import FloatArray
+from outrider.engines.base import ForwardItem
+from outrider.engines.native import NativeCache, NativeModel, _core
+from outrider.models.source import ModelSource
+
+
+def usable_isas() -> list[str]:
+    """The kernels that this processor can run."""
+    found = []
+    for isa in ("portable", "avx2", "avx512"):
+        try:
+            _core.Model(
+                layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, ffn=16, vocab=1, rope_dim=2, rms_eps=1e-5,
+                rope_scale=1.0, rope_interleaved=False, half_cache=True, inv_freq=np.ones(1, np.float32),
+                threads=1, isa=isa,
+            )
+        except ValueError:
+            continue
+        found.append(isa)
+    return found
+
+
+def load(source: ModelSource, isa: str | None = None, threads: int = 1, kv_dtype: str = "f16") -> NativeModel:
+    return NativeModel.load(source, isa=isa, threads=threads, kv_dtype=kv_dtype)
+
+
+def item(
+    cache: NativeCache, tokens: Sequence[int], parents: Sequence[int] | None = None, rows: Sequence[int] | None = None
+) -> ForwardItem:
+    n = len(tokens)
+    return ForwardItem(
+        cache,
+        np.array(tokens, np.int32),
+        np.arange(-1, n - 1, dtype=np.int32) if parents is None else np.array(parents, np.int32),
+        np.arange(n, dtype=np.int32) if rows is None else np.array(rows, np.int32),
+    )
+
+
+def run(model: NativeModel, cache: NativeCache, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+    return model.forward([item(cache, tokens, parents)])[0]
+
+
+def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
+    return a.shape == b.shape and bool((a.view(np.uint32) == b.view(np.uint32)).all())
+
+

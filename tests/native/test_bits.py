@@ -1,0 +1,139 @@
+"""Batch invariance: a token's logits depend on its prefix only, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.engines.native import NativeModel
+from outrider.models.open import open_model
+from outrider.models.source import ModelSource
+from tests.native.support import item, load, run, same_bits, usable_isas
+from tests.support.models import Dims, tiny_gguf
+from tests.support.reference import Reference
+
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd count of groups
+PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
+    folder = tmp_path_factory.mktemp("bits")
+    found = {}
+    for kind in TYPES:
+        arch = "qwen2" if kind in ("Q4_1", "Q4_K") else "llama"
+        dims = None if kind.endswith("_K") else ODD
+        found[kind] = open_model(tiny_gguf(folder / f"{kind}.gguf", arch=arch, types=kind, dims=dims))
+    return found
+
+
+def one_at_a_time(model: NativeModel, tokens: list[int]) -> np.ndarray:
+    cache = model.new_cache(len(tokens))
+    return np.concatenate([run(model, cache, [t]) for t in tokens])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: str) -> None:
+    model = load(sources[kind], kv_dtype="f32")
+    got = run(model, model.new_cache(64), PROMPT[:24])
+    wanted = Reference(sources[kind], rounded=True).logits(PROMPT[:24])
+    error = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    # A value on the edge between two of the 256 steps may round the other way: most rows agree to float
+    # precision, the worst ones to a step.
+    assert np.median(error) < 1e-5
+    assert error.max() < (1e-5 if kind in ("F32", "F16", "BF16") else 0.02)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("isa", usable_isas())
+def test_width_does_not_change_a_bit(sources: dict[str, ModelSource], kind: str, isa: str) -> None:
+    model = load(sources[kind], isa)
+    alone = one_at_a_time(model, PROMPT[:40])
+    for width in range(2, 18):
+        cache = model.new_cache(64)
+        together = np.concatenate([run(model, cache, PROMPT[i : min(i + width, 40)]) for i in range(0, 40, width)])
+        assert same_bits(alone, together), f"{width} tokens a pass"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_builds_and_threads_do_not_change_a_bit(sources: dict[str, ModelSource], kind: str) -> None:
+    wanted = one_at_a_time(load(sources[kind], "portable"), PROMPT[:20])
+    for isa in usable_isas():
+        for threads in (1, 2, 3):
+            model = load(sources[kind], isa, threads)
+            assert same_bits(wanted, run(model, model.new_cache(32), PROMPT[:20])), f"{isa}, {threads} threads"
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_trees_score_as_their_paths_do(sources: dict[str, ModelSource], kv_dtype: str, data: st.DataObject) -> None:
+    model = load(sources["Q4_1"], threads=data.draw(st.sampled_from([1, 2])), kv_dtype=kv_dtype)
+    start = data.draw(st.integers(1, 40))
+    n = data.draw(st.integers(1, 17))
+    tokens = data.draw(st.lists(st.integers(3, 319), min_size=n, max_size=n))
+    parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
+    cache = model.new_cache(80)
+    run(model, cache, PROMPT[:start])
+    scores = run(model, cache, tokens, parents)
+    leaf = data.draw(st.integers(0, n - 1))
+    path = [leaf]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    chain = one_at_a_time(model, PROMPT[:start] + [tokens[i] for i in path])
+    assert same_bits(scores[path], chain[start:])
+    # what is kept of the tree is that chain
+    cache.keep(start, [start + i for i in path])
+    after = run(model, cache, PROMPT[50:52])
+    again = one_at_a_time(model, PROMPT[:start] + [tokens[i] for i in path] + PROMPT[50:52])
+    assert same_bits(after, again[-2:])
+
+
+def test_a_wrong_mask_is_seen(sources: dict[str, ModelSource]) -> None:
+    """The twin of the test above: parents ignored give other bits."""
+    model = load(sources["Q4_1"])
+    tokens, parents = PROMPT[10:14], [-1, 0, 0, 1]
+    scores = []
+    for tree in (parents, None):
+        cache = model.new_cache(32)
+        run(model, cache, PROMPT[:10])
+        scores.append(run(model, cache, tokens, tree))
+    assert same_bits(scores[0][:2], scores[1][:2])
+    assert not same_bits(scores[0][2:3], scores[1][2:3])
+    assert not same_bits(scores[0][3:], scores[1][3:])
+
+
+def test_a_kept_path_of_wrong_slots_is_seen(sources: dict[str, ModelSource]) -> None:
+    model = load(sources["Q4_1"])
+    outcomes = []
+    for slots in ([10, 12], [10, 11]):
+        cache = model.new_cache(32)
+        run(model, cache, PROMPT[:10])
+        run(model, cache, PROMPT[10:13], [-1, 0, 0])
+        cache.keep(10, slots)
+        assert cache.length == 12
+        outcomes.append(run(model, cache, PROMPT[20:21]))
+    assert not same_bits(*outcomes)
+
+
+def test_sequences_in_one_pass_do_not_touch_each_other(sources: dict[str, ModelSource]) -> None:
+    model = load(sources["Q5_K"], threads=2)
+    texts = [PROMPT[:7], PROMPT[7:30], PROMPT[30:31]]
+    alone = [run(model, model.new_cache(32), text) for text in texts]
+    together = model.forward([item(model.new_cache(32), text) for text in texts])
+    assert all(same_bits(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_only_wanted_rows_come_back(sources: dict[str, ModelSource]) -> None:
+    model = load(sources["Q6_K"])
+    every = run(model, model.new_cache(32), PROMPT[:9])
+    some, none = model.forward(
+        [item(model.new_cache(32), PROMPT[:9], rows=[8, 2]), item(model.new_cache(32), PROMPT[:9], rows=[])]
+    )
+    assert same_bits(some, every[[8, 2]])
+    assert none.shape == (0, 320)

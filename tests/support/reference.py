@@ -1,0 +1,95 @@
+"""The Llama-family forward pass in plain NumPy float64, one token at a time and without a cache.
+
+An oracle for the native engine: short, slow, and sharing no code with it but the file readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.models.dequantize import dequantize
+from outrider.models.source import ModelSource
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+
+class Reference:
+    """`logits(ids, parents)` is float64[n, vocab]: row i follows token i, which sees its ancestors.
+
+    rounded: round what enters an integer matrix as the native engine does (to 8 bits, one scale for 256
+    columns), so that the two can be compared closely.
+    """
+
+    def __init__(self, source: ModelSource, *, rounded: bool = False) -> None:
+        self.arch = source.architecture
+        floats = ("F32", "F16", "BF16")
+        self.integer = {name for name, t in source.tensors.items() if rounded and t.type not in floats}
+        if "output.weight" not in source.tensors and "token_embd.weight" in self.integer:
+            self.integer.add("output.weight")
+        self.weights = {name: dequantize(t).astype(np.float64) for name, t in source.tensors.items()}
+        self.weights.setdefault("output.weight", self.weights["token_embd.weight"])
+
+    def logits(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:
+        parents = range(-1, len(ids) - 1) if parents is None else parents
+        keys: dict[tuple[int, int], Any] = {}
+        rows = []
+        for i, token in enumerate(ids):
+            lineage = [i]
+            while parents[lineage[0]] >= 0:
+                lineage.insert(0, parents[lineage[0]])
+            rows.append(self._token(token, i, lineage, keys))
+        return np.stack(rows)
+
+    def _token(self, token: int, node: int, lineage: list[int], keys: dict[tuple[int, int], Any]) -> Array:
+        a, w = self.arch, self.weights
+        x = w["token_embd.weight"][token]
+        for layer in range(a.n_layers):
+            at = f"blk.{layer}."
+            h = self._norm(x, w[at + "attn_norm.weight"])
+            q, k, v = (self._linear(h, at + name).reshape(-1, a.head_dim) for name in ("attn_q", "attn_k", "attn_v"))
+            position = len(lineage) - 1
+            keys[layer, node] = self._rotate(k, position), v
+            seen_k = np.stack([keys[layer, n][0] for n in lineage])  # [positions, kv_heads, head_dim]
+            seen_v = np.stack([keys[layer, n][1] for n in lineage])
+            heads = []
+            for head, query in enumerate(self._rotate(q, position)):
+                group = head // (a.n_heads // a.n_kv_heads)
+                scores = seen_k[:, group] @ query / np.sqrt(a.head_dim)
+                weights = np.exp(scores - scores.max())
+                heads.append(weights @ seen_v[:, group] / weights.sum())
+            x = x + self._linear(np.concatenate(heads), at + "attn_output")
+            h = self._norm(x, w[at + "ffn_norm.weight"])
+            gate = self._linear(h, at + "ffn_gate")
+            x = x + self._linear(gate / (1 + np.exp(-gate)) * self._linear(h, at + "ffn_up"), at + "ffn_down")
+        return self._linear(self._norm(x, w["output_norm.weight"]), "output")
+
+    def _linear(self, x: Array, name: str) -> Array:
+        if f"{name}.weight" in self.integer:
+            x = np.concatenate([_to_8_bits(x[i : i + 256]) for i in range(0, len(x), 256)])
+        return np.asarray(self.weights[f"{name}.weight"] @ x + self.weights.get(f"{name}.bias", 0.0))
+
+    def _norm(self, x: Array, weight: Array) -> Array:
+        return np.asarray(x / np.sqrt(np.mean(x * x) + self.arch.rms_eps) * weight)
+
+    def _rotate(self, heads: Array, position: int) -> Array:
+        a = self.arch
+        half = a.rope_dim // 2
+        angle = position * a.inv_freq.astype(np.float64)
+        cos, sin = np.cos(angle) * a.rope_scale, np.sin(angle) * a.rope_scale
+        out = heads.copy()
+        if a.rope_style == "half":
+            first, second = slice(0, half), slice(half, a.rope_dim)
+        else:
+            first, second = slice(0, a.rope_dim, 2), slice(1, a.rope_dim, 2)
+        x, y = heads[:, first], heads[:, second]
+        out[:, first], out[:, second] = x * cos - y * sin, x * sin + y * cos
+        return out
+
+
+def _to_8_bits(block: Array) -> Array:
+    step = max(np.abs(block).max() / 127, np.finfo(np.float64).tiny)
+    return np.asarray(np.rint(block / step) * step)
