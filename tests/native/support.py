@@ -19,9 +19,21 @@ def usable_isas() -> list[str]:
     for isa in ("portable", "avx2", "avx512"):
         try:
             _core.Model(
-                layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, ffn=16, vocab=1, rope_dim=2, rms_eps=1e-5,
-                rope_scale=1.0, rope_interleaved=False, half_cache=True, inv_freq=np.ones(1, np.float32),
-                threads=1, isa=isa,
+                layers=1,
+                hidden=16,
+                heads=1,
+                kv_heads=1,
+                head_dim=16,
+                ffn=16,
+                vocab=1,
+                rope_dim=2,
+                rms_eps=1e-5,
+                rope_scale=1.0,
+                rope_interleaved=False,
+                half_cache=True,
+                inv_freq=np.ones(1, np.float32),
+                threads=1,
+                isa=isa,
             )
         except ValueError:
             continue
@@ -34,7 +46,10 @@ def load(source: ModelSource, isa: str | None = None, threads: int = 1, kv_dtype
 
 
 def item(
-    cache: NativeCache, tokens: Sequence[int], parents: Sequence[int] | None = None, rows: Sequence[int] | None = None
+    cache: NativeCache,
+    tokens: Sequence[int],
+    parents: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
 ) -> ForwardItem:
     n = len(tokens)
     return ForwardItem(
@@ -45,11 +60,11 @@ def item(
     )
 
 
-def run(model: NativeModel, cache: NativeCache, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+def run(
+    model: NativeModel, cache: NativeCache, tokens: Sequence[int], parents: Sequence[int] | None = None
+) -> FloatArray:
     return model.forward([item(cache, tokens, parents)])[0]
 
 
 def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
     return a.shape == b.shape and bool((a.view(np.uint32) == b.view(np.uint32)).all())
-
-

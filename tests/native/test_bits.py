@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,7 +54,9 @@ def test_width_does_not_change_a_bit(sources: dict[str, ModelSource], kind: str,
     alone = one_at_a_time(model, PROMPT[:40])
     for width in range(2, 18):
         cache = model.new_cache(64)
-        together = np.concatenate([run(model, cache, PROMPT[i : min(i + width, 40)]) for i in range(0, 40, width)])
+        together = np.concatenate(
+            [run(model, cache, PROMPT[i : min(i + width, 40)]) for i in range(0, 40, width)]
+        )
         assert same_bits(alone, together), f"{width} tokens a pass"
 
 
@@ -66,13 +66,17 @@ def test_builds_and_threads_do_not_change_a_bit(sources: dict[str, ModelSource],
     for isa in usable_isas():
         for threads in (1, 2, 3):
             model = load(sources[kind], isa, threads)
-            assert same_bits(wanted, run(model, model.new_cache(32), PROMPT[:20])), f"{isa}, {threads} threads"
+            assert same_bits(wanted, run(model, model.new_cache(32), PROMPT[:20])), (
+                f"{isa}, {threads} threads"
+            )
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_trees_score_as_their_paths_do(sources: dict[str, ModelSource], kv_dtype: str, data: st.DataObject) -> None:
+def test_trees_score_as_their_paths_do(
+    sources: dict[str, ModelSource], kv_dtype: str, data: st.DataObject
+) -> None:
     model = load(sources["Q4_1"], threads=data.draw(st.sampled_from([1, 2])), kv_dtype=kv_dtype)
     start = data.draw(st.integers(1, 40))
     n = data.draw(st.integers(1, 17))

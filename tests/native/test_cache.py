@@ -21,8 +21,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.lists(st.integers(3, 319), min_size=1, max_size=20), st.floats(0, 1)), max_size=6))
-def test_a_truncated_cache_is_as_good_as_a_new_one(model: NativeModel, rounds: list[tuple[list[int], float]]) -> None:
+@given(
+    st.lists(st.tuples(st.lists(st.integers(3, 319), min_size=1, max_size=20), st.floats(0, 1)), max_size=6)
+)
+def test_a_truncated_cache_is_as_good_as_a_new_one(
+    model: NativeModel, rounds: list[tuple[list[int], float]]
+) -> None:
     cache = model.new_cache(128)
     text: list[int] = []
     for tokens, share in rounds:

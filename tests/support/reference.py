@@ -50,7 +50,9 @@ class Reference:
         for layer in range(a.n_layers):
             at = f"blk.{layer}."
             h = self._norm(x, w[at + "attn_norm.weight"])
-            q, k, v = (self._linear(h, at + name).reshape(-1, a.head_dim) for name in ("attn_q", "attn_k", "attn_v"))
+            q, k, v = (
+                self._linear(h, at + name).reshape(-1, a.head_dim) for name in ("attn_q", "attn_k", "attn_v")
+            )
             position = len(lineage) - 1
             keys[layer, node] = self._rotate(k, position), v
             seen_k = np.stack([keys[layer, n][0] for n in lineage])  # [positions, kv_heads, head_dim]

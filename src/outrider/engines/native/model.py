@@ -81,7 +81,8 @@ class NativeModel:
         a = source.architecture
         if a.head_dim % 16:
             raise UnsupportedModelError(
-                f"{source.path}: a head size of {a.head_dim} is not supported; the native engine needs a multiple of 16"
+                f"{source.path}: a head size of {a.head_dim} is not supported: the native engine needs "
+                "a multiple of 16"
             )
         try:
             core = _core.Model(
@@ -134,7 +135,8 @@ class NativeModel:
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
         """See `LanguageModel.forward`. The GIL is released during the pass."""
         work = [
-            (_core_cache(item.cache), _ids(item.tokens), _ids(item.parents), _ids(item.rows)) for item in items
+            (_core_cache(item.cache), _ids(item.tokens), _ids(item.parents), _ids(item.rows))
+            for item in items
         ]
         try:
             logits = self._core.forward(work)
