@@ -7,6 +7,7 @@ cache through the tree mask, so that a wrong rollback, gather, mask or position 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,18 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+@lru_cache(4096)
+def _normal(vocab_size: int, seed: int, state: int) -> npt.NDArray[np.float64]:
+    """float64[vocab], about normal with variance 1: sums of four 16-bit numbers from hashed bits."""
+    key = _mix(np.array([seed], np.uint64) + _mix(np.array([state], np.uint64)))
+    bits = _mix(_mix(np.arange(vocab_size, dtype=np.uint64) + np.uint64(1)) ^ key)
+    parts = [((bits >> np.uint64(s)) & np.uint64(0xFFFF)).astype(np.float64) for s in (0, 16, 32, 48)]
+    total: npt.NDArray[np.float64] = np.sum(parts, axis=0)
+    normal: npt.NDArray[np.float64] = (total / 65536.0 - 2.0) * 3.0**0.5
+    normal.flags.writeable = False
+    return normal
 
 
 class ToyCache:
@@ -135,20 +148,12 @@ class ToyModel:
         return seen
 
     def _logits(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> FloatArray:
-        last = tokens[positions.argmax()].astype(np.uint64)
+        last = int(tokens[positions.argmax()])
         pairs = (tokens.astype(np.uint64) << np.uint64(32)) | positions.astype(np.uint64)
-        everything = _mix(pairs + np.uint64(1)).sum(dtype=np.uint64)  # a sum modulo 2^64: exact in any order
+        everything = int(_mix(pairs + np.uint64(1)).sum(dtype=np.uint64))  # modulo 2^64: exact in any order
         logits = np.zeros(self.vocab_size)
         for weight, seed in self._voices:
-            habit = (1.0 - self._memory) * self._normal(seed, last)
-            logits += weight * (habit + self._memory * self._normal(seed + 1, everything))
+            habit = (1.0 - self._memory) * _normal(self.vocab_size, seed, last)
+            surprise = self._memory * _normal(self.vocab_size, seed + 1, everything)
+            logits += weight * (habit + surprise)
         return (self._sharpness * logits).astype(np.float32)
-
-    def _normal(self, seed: int, state: np.uint64) -> npt.NDArray[np.float64]:
-        """float64[vocab], about normal with variance 1: sums of four 16-bit numbers from hashed bits."""
-        key = _mix(np.array([seed], np.uint64) + _mix(np.array([state], np.uint64)))
-        bits = _mix(_mix(np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(1)) ^ key)
-        parts = [((bits >> np.uint64(s)) & np.uint64(0xFFFF)).astype(np.float64) for s in (0, 16, 32, 48)]
-        total: npt.NDArray[np.float64] = np.sum(parts, axis=0)
-        normal: npt.NDArray[np.float64] = (total / 65536.0 - 2.0) * 3.0**0.5
-        return normal

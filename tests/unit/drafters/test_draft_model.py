@@ -103,8 +103,7 @@ def test_jobs_share_passes_and_the_last_token_is_not_fed() -> None:
     assert setting.model.passes == [[3, 1], [1, 1], [1, 1]]
 
 
-@settings(max_examples=60)
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, VOCAB - 1)), min_size=1, max_size=8

@@ -1,0 +1,144 @@
+"""Runs the same requests plainly and with a drafter, and compares everything that a user can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.decoding.controller import FixedController
+from outrider.decoding.events import FinishEvent, TokenEvent
+from outrider.decoding.loop import StepLoop
+from outrider.decoding.params import SamplingParams
+from outrider.decoding.request import Request
+from outrider.decoding.verify import CoupledVerifier, Verifier
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.engines.base import StepEngine
+from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter
+from tests.conformance.engines import Models
+
+EOS = frozenset({3})
+MAX_CONTEXT = 64
+PROMPTS: list[tuple[int, ...]] = [(1, 2, 1, 2, 1), (4,), tuple(range(5, 45)), (9, 9, 8)]
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8, "ignore_eos": True},
+    "hot": {"temperature": 2.0},
+    "filters": {"temperature": 0.9, "top_k": 8, "top_p": 0.9, "min_p": 0.05},
+    "penalties": {
+        "temperature": 0.5,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 1.5,
+        "presence_penalty": 1.0,
+        "ignore_eos": True,
+    },
+    "greedy with penalties": {"temperature": 0.0, "frequency_penalty": 2.0, "ignore_eos": True},
+    "bias": {"temperature": 0.7, "logit_bias": {6: 3.0, 3: -5.0, 5: 1.0}, "stop_token_ids": [5]},
+    "allowed": {"temperature": 1.0, "allowed_token_ids": [1, 2, 3, 5, 8, 13]},
+    "stop strings": {"temperature": 1.0, "stop": ["ab", "cad"], "min_tokens": 5, "ignore_eos": True},
+    "min tokens": {"temperature": 0.7, "min_tokens": 12, "logit_bias": {3: 8.0}},
+    "to the context's end": {"temperature": 0.6, "max_tokens": None, "ignore_eos": True},
+}
+
+
+class Letters:
+    """Text of four letters, so that stop strings span tokens and come often. Holds one back, as a
+    detokenizer does within a character."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def push(self, token_id: int) -> str:
+        text = self._held + "abcd"[token_id % 4] * (1 + token_id % 2)
+        self._held = text[-1:] if token_id % 5 == 0 else ""
+        return text[: len(text) - len(self._held)]
+
+    def flush(self) -> str:
+        return self._held
+
+
+@dataclass
+class Output:
+    """All that came of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    text: str = ""
+    end: FinishEvent | None = None
+
+    @property
+    def visible(self) -> tuple[object, ...]:
+        """What may not depend on speculation."""
+        assert self.end is not None
+        return self.tokens, self.text, self.end.finish_reason, self.end.stop_reason, str(self.end.error)
+
+
+def requests(arguments: dict[str, Any]) -> list[Request]:
+    params = SamplingParams(**{"max_tokens": 24, **arguments})
+    return [
+        Request(str(i), prompt, params, EOS, Letters(), seed=1000 + i) for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+def tick() -> Callable[[], float]:
+    """A clock that moves by a millisecond whenever it is read."""
+    times = iter(range(10**9))
+    return lambda: next(times) / 1000
+
+
+def run(
+    engine: StepEngine,
+    drafter: Drafter | None,
+    batch: Sequence[Request],
+    *,
+    length: int = 4,
+    verifier: Verifier | None = None,
+    max_num_seqs: int = 3,
+    prefill_chunk: int = 16,
+) -> dict[str, Output]:
+    loop = StepLoop(
+        engine,
+        drafter,
+        verifier or CoupledVerifier(),
+        FixedController(length),
+        clock=tick(),
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=prefill_chunk,
+        max_context=MAX_CONTEXT,
+    )
+    outputs = {request.request_id: Output() for request in batch}
+    for event in loop.generate(batch):
+        output = outputs[event.request_id]
+        assert output.end is None, "nothing may follow the end"
+        if isinstance(event, TokenEvent):
+            output.tokens.append(event.token_id)
+            output.kinds.append(event.kind)
+            output.text += event.text
+        else:
+            output.text += event.text_tail
+            output.end = event
+    return outputs
+
+
+def visible(outputs: dict[str, Output]) -> dict[str, tuple[object, ...]]:
+    return {name: output.visible for name, output in outputs.items()}
+
+
+def answers(outputs: dict[str, Output]) -> Answers:
+    return {str(i): [*prompt, *outputs[str(i)].tokens] for i, prompt in enumerate(PROMPTS)}
+
+
+DRAFTERS = ["draft_model", "small draft_model", "ngram", *SCRIPTS]
+
+
+def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
+    if name == "draft_model":
+        return DraftModelDrafter(models.draft, chunk=8)
+    if name == "small draft_model":  # a smaller vocabulary and a context that ends before the target's
+        return DraftModelDrafter(models.draft, common_size=40, max_context=50)
+    if name == "ngram":
+        return NgramDrafter(3, 1)
+    return ScriptedDrafter(name, SCRIPTS[name], truth, models.target.vocab_size)

@@ -1,0 +1,112 @@
+"""The property that holds on every engine, drafter, length and parameter: speculation changes nothing."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.conformance.engines import ENGINES, Models
+from tests.conformance.harness import (
+    DRAFTERS,
+    PARAMS,
+    PROMPTS,
+    Output,
+    answers,
+    make_drafter,
+    requests,
+    run,
+    visible,
+)
+
+
+@cache
+def models(engine: str) -> Models:
+    return ENGINES[engine]()
+
+
+@cache
+def plain(engine: str, params: str) -> dict[str, Output]:
+    return run(models(engine).engine(), None, requests(PARAMS[params]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_speculation_changes_nothing(engine: str, drafter: str, params: str) -> None:
+    expected = plain(engine, params)
+    made = make_drafter(drafter, models(engine), answers(expected))
+    found = run(models(engine).engine(), made, requests(PARAMS[params]), length=5)
+    assert visible(found) == visible(expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length", [0, 1, 2, 9, 40])
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "random_tree"])
+def test_nor_does_its_length(engine: str, drafter: str, length: int) -> None:
+    for params in ("greedy", "temperature"):
+        expected = plain(engine, params)
+        made = make_drafter(drafter, models(engine), answers(expected))
+        found = run(models(engine).engine(), made, requests(PARAMS[params]), length=length)
+        assert visible(found) == visible(expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("seqs", "chunk"), [(1, 16), (8, 16), (3, 1), (2, 1000)])
+def test_nor_does_the_batch(engine: str, seqs: int, chunk: int) -> None:
+    expected = plain(engine, "temperature")
+    for drafter in (None, make_drafter("draft_model", models(engine), {})):
+        batch = requests(PARAMS["temperature"])
+        found = run(models(engine).engine(), drafter, batch, max_num_seqs=seqs, prefill_chunk=chunk)
+        assert visible(found) == visible(expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_suite_sees_what_it_should(engine: str) -> None:
+    """Texts of every kind of end occur, and the drafts are neither all right nor all wrong."""
+    ends = {
+        (output.end.finish_reason, type(output.end.stop_reason).__name__)
+        for params in PARAMS
+        for output in plain(engine, params).values()
+        if output.end is not None
+    }
+    assert {("stop", "NoneType"), ("stop", "str"), ("length", "NoneType")} <= ends
+    tokens = [tuple(plain(engine, params)["0"].tokens) for params in PARAMS]
+    assert len(set(tokens)) == len(tokens)
+    expected = plain(engine, "temperature")
+    for drafter, low, high in [
+        ("always_right", 1.0, 1.0),
+        ("always_wrong", 0.0, 0.0),
+        ("draft_model", 0.2, 0.95),
+    ]:
+        made = make_drafter(drafter, models(engine), answers(expected))
+        for output in run(models(engine).engine(), made, requests(PARAMS["temperature"])).values():
+            assert output.end is not None
+            rate = output.end.metrics.to_dict()["acceptance_rate"]
+            assert low <= rate <= high
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_kinds_and_counts_tell_what_happened(engine: str) -> None:
+    for output in plain(engine, "greedy").values():
+        assert set(output.kinds) == {"bonus"}
+    expected = plain(engine, "temperature")
+    made = make_drafter("right_then_wrong", models(engine), answers(expected))
+    for output in run(models(engine).engine(), made, requests(PARAMS["temperature"])).values():
+        assert output.end is not None
+        metrics = output.end.metrics
+        assert metrics.num_tokens == len(output.tokens)
+        assert metrics.num_passes == output.kinds.count("bonus") + output.kinds.count("recovered")
+        assert metrics.drafts.num_accepted_tokens == output.kinds.count("accepted")
+        assert sum(metrics.accepted_at.values()) == output.kinds.count("accepted")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_oracle_writes_a_text_in_the_fewest_passes(engine: str) -> None:
+    expected = plain(engine, "temperature")
+    made = make_drafter("always_right", models(engine), answers(expected))
+    outputs = run(models(engine).engine(), made, requests(PARAMS["temperature"]), length=4)
+    for i in range(len(PROMPTS)):
+        end = outputs[str(i)].end
+        assert end is not None
+        assert end.metrics.num_passes == -(-len(outputs[str(i)].tokens) // 5)
