@@ -6,6 +6,7 @@ where the native engine would load its weights.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from outrider.engines.base import LanguageModel
 from outrider.engines.toy import ToyModel
 from outrider.models.source import ModelSource
 from tests.support.models import tiny_gguf
+from tests.support.real import real_model
 
 ToyLoader = Callable[[ModelSource, int | None], LanguageModel]
 
@@ -48,3 +50,21 @@ def toy_engine(monkeypatch: pytest.MonkeyPatch) -> ToyLoader:
     """Toy models in the place of the native engine, for everything that builds a pipeline."""
     monkeypatch.setattr(pipeline, "load_native", load_toy)
     return load_toy
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """SmolLM2-135M-Instruct. In CI its absence is a failure, elsewhere the test is skipped."""
+    path = real_model("smollm2")
+    if path is None and os.environ.get("CI"):
+        pytest.fail("the default model is not there: outrider pull smollm2")
+    return path or pytest.skip("needs the default model: outrider pull smollm2")
+
+
+@pytest.fixture(scope="session")
+def qwen_pair() -> tuple[Path, Path]:
+    """Qwen2.5-Coder 1.5B and 0.5B, where somebody has put them."""
+    target, draft = real_model("qwen-coder-1.5b"), real_model("qwen-coder-0.5b")
+    if target is None or draft is None:
+        pytest.skip("needs the Qwen pair: outrider pull qwen-coder-1.5b qwen-coder-0.5b")
+    return target, draft

@@ -1,0 +1,93 @@
+"""The first table: plain decoding against speculation, on the built-in workloads.
+
+    python benchmarks/first_table.py [--runs K] [-n N] [--limit N] [--readme]
+
+Measures the default model with the n-gram drafter and, where they are in the cache (or in the folder
+OUTRIDER_DEV_MODELS), the Qwen pair with both drafters. Writes benchmarks/results/first_table-MODEL.json and
+prints the tables; --readme also puts them into README.md between its markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from outrider.bench import report, workloads
+from outrider.bench.runner import measure
+from outrider.cli.bench import settings
+from outrider.cli.demo import MODEL, present_pair
+from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.decoding.params import SamplingParams
+from outrider.pipeline import build_all
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- first_table: begin -->", "<!-- first_table: end -->"
+
+
+def main() -> int:
+    """Measure, write, print; 1 when a method changed a token."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("-n", type=int, default=128, help="most tokens of each generation")
+    parser.add_argument("--limit", type=int, default=4, help="prompts of each workload")
+    parser.add_argument("--readme", action="store_true", help="put the tables into README.md")
+    args = parser.parse_args()
+    documents = {"smollm2": table(MODEL, None, args)}
+    if (pair := present_pair()) is not None:
+        documents["qwen-coder"] = table(str(pair[0]), str(pair[1]), args)
+    RESULTS.mkdir(exist_ok=True)
+    for name, document in documents.items():
+        (RESULTS / f"first_table-{name}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    text = rendered(documents)
+    print(text)
+    if args.readme:
+        README.write_text(replaced(README.read_text("utf-8"), text), "utf-8")
+    same = all(
+        m["identical"] for d in documents.values() for w in d["workloads"] for m in w["methods"].values()
+    )
+    return 0 if same else 1
+
+
+def table(target: str, draft: str | None, args: argparse.Namespace) -> dict[str, Any]:
+    """The bench document of one target, under its default settings."""
+    choices: list[SpeculativeConfig] = [
+        NoneConfig(),
+        NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=2),
+    ]
+    if draft is not None:
+        choices.append(DraftModelConfig(draft, num_speculative_tokens=5))
+    items = [item for name in workloads.BUILT_IN for item in workloads.load(name)[: args.limit]]
+    params = SamplingParams(temperature=0.0, max_tokens=args.n, seed=0)
+    pipelines = {p.speculative.method: p for p in build_all(EngineConfig(target, max_num_seqs=1), choices)}
+
+    def show(method: str, item: workloads.Item) -> None:
+        print(f"{item.id} {method}", file=sys.stderr)
+
+    document = measure(pipelines, items, params, runs=args.runs, on_run=show)
+    return document | {"settings": settings(params, choices, runs=args.runs, raw=False)}
+
+
+def rendered(documents: dict[str, dict[str, Any]]) -> str:
+    """The tables as a section of Markdown."""
+    about = "## Measured\n\nWritten by `python benchmarks/first_table.py`; the numbers are in `benchmarks/results/`."
+    return "\n\n".join([about, *(report.markdown(document) for document in documents.values())])
+
+
+def replaced(text: str, tables: str) -> str:
+    """`text` with what is between the markers replaced. Raises SystemExit when it has no markers."""
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.S)
+    if not pattern.search(text):
+        raise SystemExit(f"{README.name} has no {BEGIN} … {END}")
+    return pattern.sub(lambda _: f"{BEGIN}\n{tables}\n{END}", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

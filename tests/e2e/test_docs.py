@@ -1,0 +1,116 @@
+"""What the documents tell people to type works: console lines and Python blocks are run as they stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.main import main, parser
+from outrider.models.catalog import CATALOG
+from outrider.models.download import cache_root
+from outrider.models.pypi import catalog_path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+
+def _blocks(kind: str) -> list[Any]:
+    found = []
+    for path in DOCUMENTS:
+        for n, match in enumerate(m for m in FENCE.finditer(path.read_text("utf-8")) if m[1] == kind):
+            found.append(pytest.param(match[2], id=f"{path.name}-{n}"))
+    return found
+
+
+def _lines() -> list[Any]:
+    found = []
+    for block in _blocks("console"):
+        lines = [line[2:] for line in block.values[0].splitlines() if line.startswith("$ ")]
+        found += [pytest.param(line, id=f"{block.id}: {line[:60]}") for line in lines]
+    return found
+
+
+def _only_default_model(text: str) -> bool:
+    return not re.search(r"\.gguf|qwen|-md", text)
+
+
+@pytest.fixture
+def cache(default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that holds the default model, and nothing can be fetched."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setenv("OUTRIDER_OFFLINE", "1")
+    place = catalog_path(CATALOG["smollm2"], cache_root())
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(default_model)
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(_lines()) > 8
+    assert len(_blocks("python")) > 2
+
+
+@pytest.mark.parametrize("line", _lines())
+def test_console_lines_can_be_read(line: str) -> None:
+    words = shlex.split(line)
+    if words[0] == "outrider":
+        assert callable(parser().parse_args(words[1:]).run)
+    elif words[0] == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+        assert set(words[1:]) <= set(targets)
+    else:
+        assert words[:2] == ["pip", "install"]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    "line",
+    [
+        p
+        for p in _lines()
+        if str(p.values[0]).startswith("outrider") and _only_default_model(str(p.values[0]))
+    ],
+)
+def test_console_lines_run(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("code", _blocks("python"))
+def test_python_blocks_compile(code: str) -> None:
+    compile(code, "document", "exec")
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("code", [p for p in _blocks("python") if _only_default_model(str(p.values[0]))])
+def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, "document", "exec"), {"__name__": "__document__"})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text("utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def test_the_readmes_table_is_the_measured_one() -> None:
+    place = ROOT / "benchmarks" / "first_table.py"
+    spec = importlib.util.spec_from_file_location("first_table", place)
+    assert spec is not None
+    assert spec.loader is not None
+    first_table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(first_table)
+    files = [first_table.RESULTS / f"first_table-{name}.json" for name in ("smollm2", "qwen-coder")]
+    documents = {p.stem: json.loads(p.read_text("utf-8")) for p in files if p.is_file()}
+    text = (ROOT / "README.md").read_text("utf-8")
+    tables = first_table.rendered(documents) if documents else ""
+    assert first_table.replaced(text, tables).split() == text.split()
