@@ -77,7 +77,7 @@ def table(target: str, draft: str | None, args: argparse.Namespace) -> dict[str,
 
 def rendered(documents: dict[str, dict[str, Any]]) -> str:
     """The tables as a section of Markdown."""
-    about = "## Measured\n\nWritten by `python benchmarks/first_table.py`; the numbers are in `benchmarks/results/`."
+    about = "## Measured\n\nWritten by `benchmarks/first_table.py`; the numbers lie in `benchmarks/results/`."
     return "\n\n".join([about, *(report.markdown(document) for document in documents.values())])
 
 
