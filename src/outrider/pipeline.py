@@ -1,7 +1,6 @@
 """From a configuration to something that generates: the one place where the parts are put together.
 
-Everything that can be refused is refused before a weight is loaded: the files, the vocabularies, the
-drafter's needs, the memory.
+What can be refused is refused before a weight is loaded: the files, the vocabularies, the memory.
 """
 
 from __future__ import annotations

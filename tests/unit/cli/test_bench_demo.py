@@ -1,0 +1,72 @@
+"""`outrider demo` in-process, on toy models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.cli import demo
+from outrider.cli.main import main
+from outrider.engines.toy import ToyModel
+from outrider.models.catalog import CATALOG
+from tests.conftest import load_toy
+from tests.support.models import Dims, tiny_gguf
+
+
+@pytest.fixture
+def long_target(tmp_path: Path) -> Path:
+    return tiny_gguf(tmp_path / "long.gguf", dims=Dims(context=2048), seed=1)
+
+
+def _pair_files(folder: Path) -> None:
+    """Files that look like the pair to whoever asks for names and sizes only."""
+    for name in demo.PAIR:
+        with (folder / CATALOG[name].file_name).open("wb") as f:
+            f.truncate(CATALOG[name].size)
+
+
+def test_three_prompts_with_identity_rates_and_speed_up(
+    long_target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("outrider.pipeline.load_native", load_toy)
+    monkeypatch.setattr(demo, "MODEL", str(long_target))
+    assert main(["demo", "--no-pair", "-n", "30"]) == 0
+    out = capsys.readouterr().out
+    for words in ("[chat]", "[code]", "[edit]", "none", "ngram", "tokens/s", "identical", "geometric mean"):
+        assert words in out
+    assert out.count("identical") == 6
+    assert "DIFFERENT" not in out
+
+
+def test_a_different_token_is_told_and_is_status_1(
+    long_target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine whose logits depend on how many tokens share the pass: what batch invariance forbids."""
+
+    class Drifting(ToyModel):
+        def forward(self, items):  # type: ignore[no-untyped-def]
+            found = super().forward(items)
+            return [rows[:, ::-1] if len(rows) > 1 else rows for rows in found]
+
+    monkeypatch.setattr("outrider.pipeline.load_native", lambda source, threads: Drifting(320, 2048))
+    monkeypatch.setattr(demo, "MODEL", str(long_target))
+    assert main(["demo", "--no-pair", "-n", "60"]) == 1
+    out = capsys.readouterr().out
+    assert "DIFFERENT" in out
+    assert "NOT the same" in out
+
+
+def test_the_pair_is_found_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OUTRIDER_DEV_MODELS", str(tmp_path))
+    assert demo.present_pair() is None
+    _pair_files(tmp_path)
+    found = demo.present_pair()
+    assert found is not None
+    assert [p.name for p in found] == [CATALOG[name].file_name for name in demo.PAIR]
+
+
+def test_a_bad_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "-n", "0"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
