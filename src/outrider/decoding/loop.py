@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -194,7 +194,8 @@ class StepLoop:
         found: list[Draft | None] = [None] * len(asked)
         try:
             if asked:
-                found = [*drafter.propose([job for _, job in asked])]
+                proposed = drafter.propose([job for _, job in asked])
+                found = [draft for _, draft in zip(asked, proposed, strict=True)]
         except Exception as error:  # whose fault it is shows when each is asked alone
             logger.warning("drafter %s failed on a batch: %r", drafter.name, error)
         drafts = {}
@@ -268,9 +269,13 @@ class StepLoop:
     def _release(self, seq: _Sequence) -> None:
         """Give back all that is held for a request. Each part gets its turn whatever another does."""
         del self._live[seq.request_id]
-        with ExitStack() as parts:
-            parts.callback(self._controller.release, seq.request_id)
-            if self._drafter is not None:
-                parts.callback(self._drafter.end, seq.request_id)
-            if seq.opened:
-                parts.callback(self._engine.close, seq.handle)
+        releases: list[Callable[[], None]] = [lambda: self._controller.release(seq.request_id)]
+        if seq.opened:
+            releases.append(lambda: self._engine.close(seq.handle))
+        if (drafter := self._drafter) is not None:
+            releases.append(lambda: drafter.end(seq.request_id))
+        for release in releases:
+            try:
+                release()
+            except Exception:
+                logger.exception("request %s could not be released fully", seq.request_id)

@@ -34,7 +34,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]  # 32-bit words, held in 64 so that pr
 Ids: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-GROUP_BITS = 8  # 256 ids share a block with their earliest arrival
+GROUP = 256  # ids that share a block with their earliest arrival
 LEAST_NOISE = -3.14  # below any: no time is above exponential(0) * (1 + 1 / 256) = 22.97
 
 _FIRST, _REST, _SEED = 0, 1, 2  # purposes
@@ -72,7 +72,7 @@ def _exponential(words: Words) -> Floats:
 
 def _earliest(words: Words, groups: Ids) -> tuple[Floats, Ids]:
     """(first, id of the holder) of each group, from its block's words."""
-    return _exponential(words[0]) / 256, (groups << GROUP_BITS) + (words[1] & np.uint64(255)).astype(np.int64)
+    return _exponential(words[0]) / GROUP, groups * GROUP + (words[1] & np.uint64(GROUP - 1)).astype(np.int64)
 
 
 def peaks(seed: int, position: int, groups: Ids) -> tuple[Floats, Ids]:
@@ -89,7 +89,7 @@ def gumbel(seed: int, position: int, ids: Ids) -> Floats:
 
     position: index in the sequence, prompt included, of the token being chosen.
     """
-    groups, group = _distinct(ids >> GROUP_BITS)
+    groups, group = _distinct(ids // GROUP)
     quads, quad = _distinct(ids >> 2)
     purposes = np.repeat(np.array([_FIRST, _REST], np.uint64), (len(groups), len(quads)))
     words = _blocks(seed, position, purposes, np.concatenate((groups, quads)).astype(np.uint64))

@@ -24,13 +24,15 @@ import numpy.typing as npt
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.rng import GROUP_BITS, LEAST_NOISE, Floats, Ids, gumbel, peaks
+from outrider.decoding.rng import GROUP, LEAST_NOISE, Floats, Ids, gumbel, peaks
 from outrider.errors import ConfigError, ModelError
 
 Row: TypeAlias = npt.NDArray[np.floating[Any]]  # float32[vocab] from the model, float64 once changed
 
-# Tokens below e^-MASS_REACH times the best add less than half a rounding step to the total mass.
+# Tokens below e^-MASS_REACH times the best add less than half a rounding step to the total mass, and
+# cannot win either: noise lies between -3.14 and 28.5.
 MASS_REACH = 50.0
+NEAR = 16.0
 
 
 class Sampler:
@@ -80,14 +82,25 @@ class Sampler:
         Raises ModelError when the logits hold NaN or +inf or are all -inf, ConfigError when the
         parameters leave no token to choose.
         """
-        logits = logits[: self.vocab_size]
+        logits, params, position = logits[: self.vocab_size], self.params, context.position
         row = self._adjusted(logits, context)
-        if self.params.temperature == 0.0:
+        if params.temperature == 0.0:
             token = int(row.argmax())
-            self._check(float(row[token]), logits, context.position)
+            self._check(float(row[token]), logits, position)
             return token
-        ids, scores = self._kept(logits, row, context.position)
-        return self._draw(ids, scores, context.position)
+        tops = np.maximum.reduceat(row, np.arange(0, len(row), GROUP))  # NaN goes through
+        best = float(tops.max())
+        self._check(best, logits, position)
+        if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
+            ids = self._kept(row, tops, best)
+            if len(ids) > 1024:  # fewer are sooner drawn for than ruled out
+                row = _only(row, ids)
+                ids = self._contenders(
+                    row, np.maximum.reduceat(row, np.arange(0, len(row), GROUP)), best, position
+                )
+        else:
+            ids = self._contenders(row, tops, best, position)
+        return int(ids[(self._scores(row[ids], best) + gumbel(self.seed, position, ids)).argmax()])
 
     def _adjusted(self, logits: Row, context: TokenContext) -> Row:
         """The row after every stage that changes logits one by one; the model's own row if none does."""
@@ -117,69 +130,62 @@ class Sampler:
         values -= params.presence_penalty * (counts > 0)
         row[ids] = values
 
-    def _kept(self, logits: Row, row: Row, position: int) -> tuple[Ids, Floats]:
-        """The tokens that may be drawn: ids ascending, and log-probabilities relative to the best (0).
-
-        Left out are the ones that a filter drops, and the ones that cannot win: with the least noise
-        of all for the best and the greatest of all for them.
-        """
-        params = self.params
-        best = float(row.max())
-        self._check(best, logits, position)
-        heights, _ = peaks(self.seed, position, np.arange((self.vocab_size >> GROUP_BITS) + 1))
-        reach = float(heights.max()) - LEAST_NOISE
-        min_p_reach = -math.log(params.min_p) if params.min_p > 0.0 else math.inf
-        ids, scores = self._within(row, best, min(reach, min_p_reach))
-        if params.top_p < 1.0 and reach < min_p_reach and not 0 < params.top_k <= len(ids):
-            ids, scores = self._within(row, best, min(MASS_REACH, min_p_reach))  # top_p needs their mass
-        if 0 < params.top_k < len(ids):
-            kept = _top_k(scores, params.top_k)
-            ids, scores = ids[kept], scores[kept]
-        if params.top_p < 1.0:
-            kept = _top_p(scores, params.top_p)
-            ids, scores = ids[kept], scores[kept]
-        return ids, scores
-
-    def _within(self, row: Row, best: float, reach: float) -> tuple[Ids, Floats]:
-        """The ids, ascending, and scores of the tokens not further than `reach` below the best."""
-        # First in the row's own precision for speed, a step lower so that rounding drops nothing.
-        floor = row.dtype.type(best - (reach + 1e-3) * self.params.temperature)
-        ids = np.flatnonzero(row >= np.nextafter(floor, row.dtype.type(-np.inf)))
-        scores = row[ids].astype(np.float64)
+    def _scores(self, values: Row, best: float) -> Floats:
+        """float64: log-probabilities up to a constant, 0 for the best. Monotonic, rounding included."""
+        scores = values.astype(np.float64)
         scores -= best
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
             scores /= self.params.temperature
-        near = scores >= -reach
-        return (ids, scores) if near.all() else (ids[near], scores[near])
+        return scores
 
-    def _draw(self, ids: Ids, scores: Floats, position: int) -> int:
-        """argmax of score + noise, the lowest id on ties."""
-        if len(ids) > 1024:  # fewer are sooner drawn than ruled out
-            live = self._contenders(ids, scores, position)
-            ids, scores = ids[live], scores[live]
-        return int(ids[(scores + gumbel(self.seed, position, ids)).argmax()])
+    def _contenders(self, row: Row, tops: Row, best: float, position: int) -> Ids:
+        """Ascending ids, the winner's among them, of the tokens that the greatest noise in their group
+        could lift to the bar: the least that the best token reaches, or what a holder of such noise does.
 
-    def _contenders(self, ids: Ids, scores: Floats, position: int) -> Ids:
-        """Ascending indices of the tokens that the greatest noise in their group could lift to the bar:
-        the highest sum of score and noise among the groups' holders of that noise and the best token."""
-        edges = np.searchsorted(ids, np.arange((self.vocab_size >> GROUP_BITS) + 2) << GROUP_BITS)
-        groups = np.flatnonzero(np.diff(edges))
-        heights, holders = peaks(self.seed, position, groups)
-        at = np.minimum(np.searchsorted(ids, holders), len(ids) - 1)
-        sums = np.where(ids[at] == holders, scores[at] + heights, -np.inf)
-        best = int(scores.argmax())
-        bar = max(
-            float(sums.max()), float(scores[best] + gumbel(self.seed, position, ids[best : best + 1])[0])
-        )
-        hopeful = np.maximum.reduceat(scores, edges[groups]) + heights >= bar
-        return np.concatenate(
-            [
-                start + np.flatnonzero(scores[start:end] + height >= bar)
-                for start, end, height in zip(
-                    edges[groups[hopeful]], edges[groups[hopeful] + 1], heights[hopeful], strict=True
-                )
-            ]
-        )
+        tops: the greatest value in each group.
+        """
+        heights, holders = peaks(self.seed, position, np.arange(len(tops)))
+        real = holders < len(row)
+        reached = self._scores(row[holders[real]], best) + heights[real]
+        bar = float(reached.max(initial=LEAST_NOISE))
+        groups = np.flatnonzero(self._scores(tops, best) + heights >= bar)
+        ids = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
+        ids = ids[: np.searchsorted(ids, len(row))]
+        return ids[self._scores(row[ids], best) + np.repeat(heights[groups], GROUP)[: len(ids)] >= bar]
+
+    def _kept(self, row: Row, tops: Row, best: float) -> Ids:
+        """Ascending ids of the tokens that the filters leave."""
+        top_p = self.params.top_p
+        if top_p < 1.0:  # usually the likely tokens settle it, whatever the others add up to
+            ids, scores, complete = self._within(row, tops, best, NEAR)
+            most = GROUP * np.exp(np.minimum(self._scores(tops, best), -NEAR)).sum()
+            kept, certain = _top_p(scores, top_p, 0.0 if complete else float(most))
+            if certain:
+                return ids[kept]
+        ids, scores, _ = self._within(row, tops, best, MASS_REACH)
+        return ids if top_p == 1.0 else ids[_top_p(scores, top_p, 0.0)[0]]
+
+    def _within(self, row: Row, tops: Row, best: float, reach: float) -> tuple[Ids, Floats, bool]:
+        """(ids ascending, scores, complete): the tokens that min_p and top_k leave, down to a score of
+        -reach; complete when there is none further down."""
+        top_k, min_p = self.params.top_k, self.params.min_p
+        limit = -math.log(min_p) if min_p > 0.0 else math.inf
+        complete = limit <= reach
+        reach = min(limit, reach)
+        # First in the row's own precision for speed, with a margin so that rounding drops nothing.
+        with np.errstate(over="ignore"):
+            floor = row.dtype.type(best - (reach + 1e-3) * self.params.temperature)
+            floor = np.nextafter(floor, row.dtype.type(-np.inf))
+        if 0 < top_k < len(tops):  # at least k tokens are as great as the k-th of the tops
+            floor = max(floor, np.partition(tops, -top_k)[-top_k])
+        ids = np.flatnonzero(row >= floor)
+        scores = self._scores(row[ids], best)
+        inside = np.flatnonzero(scores >= -reach)
+        ids, scores = ids[inside], scores[inside]
+        if 0 < top_k <= len(ids):
+            kept = _top_k(scores, top_k)
+            return ids[kept], scores[kept], True
+        return ids, scores, complete
 
     def _check(self, best: float, logits: Row, position: int) -> None:
         """Refuse a row whose greatest value is not a number to choose by."""
@@ -197,22 +203,34 @@ def _sorted(ids: Iterable[int], vocab_size: int) -> Ids:
     return np.array(sorted({i for i in ids if i < vocab_size}), np.int64)
 
 
+def _only(row: Row, ids: Ids) -> Row:
+    """The row with every other token ruled out."""
+    kept = np.full_like(row, -np.inf)
+    kept[ids] = row[ids]
+    return kept
+
+
 def _top_k(scores: Floats, k: int) -> Ids:
-    """Ascending indices of the k highest scores, the earlier ones on ties. 0 < k < len(scores)."""
+    """Ascending indices of the k highest scores, the earlier ones on ties. 0 < k <= len(scores)."""
     bar = np.partition(scores, len(scores) - k)[len(scores) - k]
     kept = scores > bar
     kept[np.flatnonzero(scores == bar)[: k - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
 
 
-def _top_p(scores: Floats, top_p: float) -> Ids:
-    """Ascending indices of the smallest set of highest scores whose probability reaches top_p."""
+def _top_p(scores: Floats, top_p: float, beyond: float) -> tuple[Ids, bool]:
+    """(ascending indices of the smallest set of highest scores whose probability reaches top_p, certain):
+    not certain when lower scores than these, of a mass up to `beyond`, could change the set."""
     mass = np.exp(scores)
-    wanted = top_p * mass.sum()
-    for reach in (2.0, 8.0, np.inf):  # sort only the likeliest, if they will do
-        some = np.flatnonzero(scores >= -reach)
-        order = some[np.argsort(-scores[some], kind="stable")]
-        reached = np.cumsum(mass[order])
-        if reached[-1] >= wanted:
+    total = mass.sum()
+    least, most = top_p * total, top_p * (total + beyond)
+    some = np.arange(len(scores))
+    for reach in (1.0, 2.0, 4.0, 8.0):  # sort no more than it takes
+        likely = np.flatnonzero(scores >= -reach)
+        if mass[likely].sum() > most:
+            some = likely
             break
-    return np.sort(order[: int(np.searchsorted(reached, wanted)) + 1])
+    order = some[np.argsort(-scores[some], kind="stable")]
+    reached = np.cumsum(mass[order])
+    last = int(np.searchsorted(reached, least))
+    return np.sort(order[: last + 1]), last == int(np.searchsorted(reached, most))

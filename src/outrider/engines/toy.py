@@ -130,7 +130,7 @@ class ToyModel:
         tokens, positions = cache.slots
         visible = self._visible(base, item.parents)
         tokens[base : base + count] = item.tokens
-        positions[base : base + count] = base - 1 + visible[:, base:].sum(axis=1)
+        positions[base : base + count] = self._positions(base, visible)
         cache.length = base + count
         rows = [
             self._logits(*(a[: base + count][visible[row]] for a in (tokens, positions))) for row in item.rows
@@ -146,6 +146,11 @@ class ToyModel:
                 seen[node] = seen[parent]
             seen[node, base + node] = True
         return seen
+
+    def _positions(self, base: int, visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """int64[n]: cache length + depth, which is how many of the new tokens each one sees above it."""
+        depths: npt.NDArray[np.int64] = visible[:, base:].sum(axis=1) - 1
+        return base + depths
 
     def _logits(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> FloatArray:
         last = int(tokens[positions.argmax()])

@@ -64,9 +64,9 @@ def cases(draw: st.DrawFn) -> tuple[SamplingParams, npt.NDArray[np.float32], lis
         logits[0] = 0.0
     ids = st.integers(0, vocab - 1)
     arguments: dict[str, Any] = {
-        "temperature": draw(st.sampled_from([0.0, 1e-300, 0.05, 0.7, 1.0, 3.0])),
+        "temperature": draw(st.sampled_from([0.0, 1e-300, 0.05, 0.7, 1.0, 3.0, 1e300])),
         "top_k": draw(st.sampled_from([0, -1, 1, 3, 50, 10_000])),
-        "top_p": draw(st.sampled_from([1.0, 0.999, 0.9, 0.3, 1e-9])),
+        "top_p": draw(st.sampled_from([1.0, 0.999999, 0.999, 0.9, 0.3, 1e-9])),
         "min_p": draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])),
     }
     if draw(st.booleans()):
@@ -117,6 +117,21 @@ def test_pruning_a_large_vocabulary_changes_nothing(spread: float, top_p: float)
         assert Sampler(params, 30_000, seed=seed).token(logits, context) == reference(
             params, logits, [1, 2, 3], 3, seed
         )
+
+
+@pytest.mark.parametrize("top_p", [0.99, 0.9971, 0.9985, 0.9999])
+def test_top_p_counts_the_mass_of_the_very_unlikely(top_p: float) -> None:
+    """30,000 tokens at e^-16.2 of the best: together they hold 0.27% and decide what top_p reaches."""
+    logits = np.full(30_000, -16.2, np.float32)
+    logits[777] = 0.0
+    logits[778] = -6.0
+    params = SamplingParams(top_p=top_p, temperature=1.0)
+    sampler = Sampler(params, 30_000)
+    tops = np.maximum.reduceat(logits, np.arange(0, 30_000, 256))
+    mass = np.exp(logits.astype(np.float64))
+    order = np.argsort(-logits, kind="stable")
+    size = int((np.cumsum(mass[order]) < top_p * mass.sum()).sum()) + 1
+    assert sampler._kept(logits, tops, 0.0).tolist() == sorted(order[:size].tolist())
 
 
 def test_the_position_and_the_seed_decide() -> None:
