@@ -114,7 +114,8 @@ class StepLoop:
         """End a request now; its FinishEvent comes with the next step. An unknown id is ignored."""
         if request_id in self._live:
             seq = self._live[request_id]
-            self._finish(seq, "abort", text_tail=seq.emitter.drain())
+            with self._guard(seq):
+                self._finish(seq, "abort", text_tail=seq.emitter.drain())
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Run requests to their ends. Leaving the iterator early gives every cache back."""

@@ -65,14 +65,13 @@ def check_draft(draft: Draft, vocab_size: int, budget: int, *, tree: bool) -> Dr
     is cut off only makes the step shorter.
     """
     tokens, parents = draft.tokens, draft.parents
-    if tokens.ndim != 1 or tokens.shape != parents.shape:
+    integers = np.issubdtype(tokens.dtype, np.integer) and np.issubdtype(parents.dtype, np.integer)
+    if not integers or tokens.ndim != 1 or tokens.shape != parents.shape:
         return Draft.empty(draft.source)
     node = np.arange(len(tokens))
     good = (tokens >= 0) & (tokens < vocab_size) & (parents >= -1) & (parents < node) & (node < budget)
     if not tree:
         good &= parents == node - 1
     size = len(tokens) if good.all() else int(good.argmin())
-    if size == len(tokens):
-        return draft
     probs = None if draft.probs is None else draft.probs[:size]
-    return Draft(tokens[:size], parents[:size], probs, draft.source)
+    return Draft(tokens[:size].astype(np.int32), parents[:size].astype(np.int32), probs, draft.source)

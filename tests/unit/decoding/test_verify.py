@@ -109,3 +109,12 @@ def test_check_draft_drops_arrays_that_do_not_fit_each_other() -> None:
     flat = Draft(np.zeros((2, 2), np.int32), np.zeros((2, 2), np.int32), None, "odd")
     assert len(check_draft(odd, VOCAB, 9, tree=True)) == 0
     assert len(check_draft(flat, VOCAB, 9, tree=True)) == 0
+
+
+def test_check_draft_makes_the_types_right() -> None:
+    wide = Draft(np.array([1, 2]), np.array([-1, 0]), None, "wide")
+    checked = check_draft(wide, VOCAB, 9, tree=False)
+    assert [checked.tokens.dtype, checked.parents.dtype] == [np.dtype(np.int32)] * 2
+    assert checked.tokens.tolist() == [1, 2]
+    real = Draft(np.array([1.0, 2.5]), np.array([-1, 0]), None, "real")
+    assert len(check_draft(real, VOCAB, 9, tree=False)) == 0
