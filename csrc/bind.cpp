@@ -92,6 +92,7 @@ NB_MODULE(_core, m) {
         .def("keep",
              [](const Model& model, Cache& cache, int base, const std::vector<int>& slots) { model.keep(cache, base, slots); })
         .def("forward", &forward, "items"_a)
+        .def("read_gb_per_s", &Model::read_gb_per_s, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("isa", [](const Model& model) { return std::string(model.isa()); })
         .def_prop_ro("threads", &Model::threads)
         .def_prop_ro("weights_bytes", &Model::weights_bytes);

@@ -1,4 +1,4 @@
-// AVX2: the two halves of a panel (8 rows each) one after the other. Products of unsigned weights and
+// AVX2: the two halves of a panel (8 rows each) one after the other; the second finds its lines in cache. Products of unsigned weights and
 // signed activations are summed in 16 bits as long as they cannot overflow, then widened once.
 #include "kernels.h"
 #if defined(__x86_64__) && defined(__AVX2__)
@@ -80,86 +80,52 @@ inline __m256i dot4(const __m256i* w, const int8_t* a, __m256i scale) {
     }
 }
 
-template <Kind K, int NT>
-inline void k_block(const uint8_t* q, const uint8_t* s, int half, const Activations& a, int t0, int b, __m256* f) {
-    __m256i w[4], total[NT], offset[NT];
-    for (int t = 0; t < NT; t++) total[t] = offset[t] = _mm256_setzero_si256();
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + size_t(b) * kBlock;
-    for (int g = 0; g < 8; g++) {
-        const uint8_t* lines = q + g * kGroupBytes<K> + 32 * half;
-        __m256i scale[2];
-        if constexpr (K == Kind::Q6_K) {
-            const __m256i pairs = _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * g + 16 * half));
-            const __m256i even = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4,
-                                                  5, 8, 9, 8, 9, 12, 13, 12, 13);
-            scale[0] = _mm256_shuffle_epi8(pairs, even);
-            scale[1] = _mm256_shuffle_epi8(pairs, _mm256_add_epi8(even, _mm256_set1_epi8(2)));
-            for (int t = 0; t < NT; t++) {
-                const int16_t* sums = a.sum16 + size_t(t0 + t) * (a.columns / 16) + 16 * b + 2 * g;
-                offset[t] = _mm256_add_epi32(offset[t], _mm256_madd_epi16(pairs, pair(sums)));
-            }
-        } else {
-            int64_t eight;
-            std::memcpy(&eight, s + 64 + 16 * g + 8 * half, 8);
-            const __m256i one = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(eight));
-            scale[0] = scale[1] = _mm256_or_si256(one, _mm256_slli_epi32(one, 16));
-        }
-        unpack<K, 0>(lines, w);
-        for (int t = 0; t < NT; t++)
-            total[t] = _mm256_add_epi32(total[t], dot4<K>(w, x + size_t(t) * a.q_stride + 32 * g, scale[0]));
-        unpack<K, 1>(lines, w);
-        for (int t = 0; t < NT; t++)
-            total[t] = _mm256_add_epi32(total[t], dot4<K>(w, x + size_t(t) * a.q_stride + 32 * g + 16, scale[1]));
-    }
-    if constexpr (K != Kind::Q6_K)
-        for (int j = 0; j < 4; j++) {
-            const __m256i m = _mm256_cvtepu8_epi16(half_line(s + 192 + 32 * j + 16 * half));
-            for (int t = 0; t < NT; t++)
-                offset[t] = _mm256_add_epi32(
-                    offset[t], _mm256_madd_epi16(m, pair(a.sum32 + size_t(t0 + t) * a.groups() + 8 * b + 2 * j)));
-        }
-    const __m256 d = halves(s + 16 * half);
-    for (int t = 0; t < NT; t++) {
-        __m256 z;
-        if constexpr (K == Kind::Q6_K)
-            z = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_sub_epi32(total[t], _mm256_slli_epi32(offset[t], 5))));
-        else
-            z = _mm256_fmsub_ps(d, _mm256_cvtepi32_ps(total[t]),
-                                _mm256_mul_ps(halves(s + 32 + 16 * half), _mm256_cvtepi32_ps(offset[t])));
-        f[t] = _mm256_fmadd_ps(z, _mm256_set1_ps(a.scale[size_t(t0 + t) * a.blocks + b]), f[t]);
-    }
+inline __m256 bytes_to_float(const uint8_t* p) {
+    int64_t eight;
+    std::memcpy(&eight, p, 8);
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(eight)));
 }
 
+// One group of 32 columns and half a panel for NT tokens. Every integer here stays below 2^24, so that floats
+// hold it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
-inline void group_block(const uint8_t* q, const uint8_t* s, int half, const Activations& a, int t0, int b, int groups,
-                        __m256* f) {
+inline void add_group(const uint8_t* q, const uint8_t* s, int half, int g, const Activations& a, int t0, __m256* f) {
     constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is signed already
-    constexpr bool has_minimum = K == Kind::Q4_1 || K == Kind::Q5_1;
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i w[4], sum[NT];
-    __m256 z[NT];
-    for (int t = 0; t < NT; t++) z[t] = _mm256_setzero_ps();
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + size_t(b) * kBlock;
-    const float* sums = a.fsum32 + size_t(t0) * a.groups() + 8 * b;
-    for (int g = 0; g < groups; g++) {
-        const uint8_t* lines = q + g * kGroupBytes<K> + 32 * half;
-        const uint8_t* sg = s + g * kScaleBytes<K> + 16 * half;
-        unpack<K, 0>(lines, w);
-        for (int t = 0; t < NT; t++) sum[t] = dot4<K>(w, x + size_t(t) * a.q_stride + 32 * g, ones);
-        unpack<K, 1>(lines, w);
-        const __m256 d = halves(sg);
-        for (int t = 0; t < NT; t++) {
-            sum[t] = _mm256_add_epi32(sum[t], dot4<K>(w, x + size_t(t) * a.q_stride + 32 * g + 16, ones));
-            __m256 v = _mm256_cvtepi32_ps(sum[t]);
-            const __m256 column_sum = _mm256_set1_ps(sums[size_t(t) * a.groups() + g]);
-            // exact: both terms are integers below 2^24
-            if constexpr (offset != 0) v = _mm256_fnmadd_ps(_mm256_set1_ps(float(offset)), column_sum, v);
-            z[t] = _mm256_fmadd_ps(d, v, z[t]);
-            if constexpr (has_minimum) z[t] = _mm256_fmadd_ps(halves(sg + 32), column_sum, z[t]);
-        }
+    const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
+    const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
+    const uint8_t* lines = q + 32 * half;
+    __m256 scale = halves(s + 16 * half), minimum = scale;
+    __m256i factor[2], pairs = _mm256_setzero_si256();
+    factor[0] = factor[1] = _mm256_set1_epi16(1);
+    if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) minimum = halves(s + 32 + 16 * half);
+    if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
+        scale = _mm256_mul_ps(scale, bytes_to_float(s + 64 + 16 * (g % 8) + 8 * half));
+        minimum = _mm256_mul_ps(halves(s + 32 + 16 * half), bytes_to_float(s + 192 + 16 * (g % 8) + 8 * half));
     }
-    for (int t = 0; t < NT; t++)
-        f[t] = _mm256_fmadd_ps(z[t], _mm256_set1_ps(a.scale[size_t(t0 + t) * a.blocks + b]), f[t]);
+    if constexpr (K == Kind::Q6_K) {
+        const __m256i even = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5,
+                                              8, 9, 8, 9, 12, 13, 12, 13);
+        pairs = _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * (g % 8) + 16 * half));
+        factor[0] = _mm256_shuffle_epi8(pairs, even);
+        factor[1] = _mm256_shuffle_epi8(pairs, _mm256_add_epi8(even, _mm256_set1_epi8(2)));
+    }
+    __m256i w[4], sum[NT];
+    unpack<K, 0>(lines, w);
+    for (int t = 0; t < NT; t++) sum[t] = dot4<K>(w, x + size_t(t) * a.q_stride, factor[0]);
+    unpack<K, 1>(lines, w);
+    for (int t = 0; t < NT; t++) {
+        const size_t i = at + size_t(t) * groups;
+        sum[t] = _mm256_add_epi32(sum[t], dot4<K>(w, x + size_t(t) * a.q_stride + 16, factor[1]));
+        if constexpr (K == Kind::Q6_K)
+            sum[t] = _mm256_sub_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(pairs, pair(a.sum16 + 2 * i)), 5));
+        __m256 v = _mm256_cvtepi32_ps(sum[t]);
+        if constexpr (offset != 0) v = _mm256_fnmadd_ps(_mm256_set1_ps(float(offset)), _mm256_set1_ps(a.sum[i]), v);
+        f[t] = _mm256_fmadd_ps(scale, _mm256_mul_ps(v, _mm256_set1_ps(a.scale[i])), f[t]);
+        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K)
+            f[t] = _mm256_fnmadd_ps(minimum, _mm256_set1_ps(a.scaled[i]), f[t]);
+        else if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1)
+            f[t] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(a.scaled[i]), f[t]);
+    }
 }
 
 template <Kind K, int NT>
@@ -167,17 +133,14 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
     __m256 f[2][NT];
     for (int half = 0; half < 2; half++)
         for (int t = 0; t < NT; t++) f[half][t] = _mm256_setzero_ps();
-    const uint8_t* q = m.q + size_t(p) * m.q_stride;
-    const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    for (int b = 0; b < a.blocks; b++) {
-        for (int half = 0; half < 2; half++) {
-            if constexpr (kSuper<K>)
-                k_block<K, NT>(q, s, half, a, t0, b, f[half]);
-            else
-                group_block<K, NT>(q, s, half, a, t0, b, imin(8, a.columns / kGroup - 8 * b), f[half]);
+    for (int half = 0; half < 2; half++) {
+        const uint8_t* q = m.q + size_t(p) * m.q_stride;
+        const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
+        for (int g = 0; g < a.groups(); g++) {
+            add_group<K, NT>(q, s, half, g, a, t0, f[half]);
+            q += kGroupBytes<K>;
+            if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
         }
-        q += 8 * kGroupBytes<K>;
-        s += kSuper<K> ? kScaleBytes<K> : 8 * kScaleBytes<K>;
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[0][t], f[1][t]});
 }

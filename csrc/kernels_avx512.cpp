@@ -66,12 +66,6 @@ inline __m512i four(const int8_t* a) {
     std::memcpy(&v, a, 4);
     return _mm512_set1_epi32(v);
 }
-inline __m512i pair(const int16_t* a) {
-    int32_t v;
-    std::memcpy(&v, a, 4);
-    return _mm512_set1_epi32(v);
-}
-
 template <int FROM, int TO>
 inline __m512i dot(const __m512i* w, const int8_t* a) {
     if constexpr (TO - FROM == 8) {  // two chains hide the instruction's latency
@@ -89,110 +83,50 @@ inline __m512i dot(const __m512i* w, const int8_t* a) {
     }
 }
 
-// Integers below 2^24 are exact as floats: scale * sum over 4 groups of 4-bit, or 2 of 5-bit, weights can
-// be added with float instructions (half the cost of vpmulld) and still be the integer sum.
-template <Kind K, int NT>
-inline void k_block(const uint8_t* q, const uint8_t* s, const Activations& a, int t0, int b, __m512* f) {
-    constexpr int exact = K == Kind::Q4_K ? 4 : 2;
-    __m512i w[8];
-    __m512 part[NT], total[NT];
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + size_t(b) * kBlock;
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; g++) {
-        unpack<K>(q + g * kGroupBytes<K>, w);
-        const __m512 scale = _mm512_cvtepi32_ps(
-            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(s + 64 + 16 * g))));
-        for (int t = 0; t < NT; t++) {
-            const __m512 sum = _mm512_cvtepi32_ps(dot<0, 8>(w, x + size_t(t) * a.q_stride + 32 * g));
-            part[t] = g % exact ? _mm512_fmadd_ps(sum, scale, part[t]) : _mm512_mul_ps(sum, scale);
-            if (K == Kind::Q4_K && g % exact == exact - 1)
-                total[t] = g < exact ? part[t] : _mm512_add_ps(total[t], part[t]);
-        }
-    }
-    __m512i minimum[NT];
-    for (int t = 0; t < NT; t++) minimum[t] = _mm512_setzero_si512();
-    for (int j = 0; j < 4; j++) {
-        const __m512i m =
-            _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 192 + 32 * j)));
-        for (int t = 0; t < NT; t++)
-            minimum[t] = _mm512_dpwssd_epi32(minimum[t], m, pair(a.sum32 + size_t(t0 + t) * a.groups() + 8 * b + 2 * j));
-    }
-    const __m512 d = halves(s), dm = halves(s + 32);
-    for (int t = 0; t < NT; t++) {
-        const __m512 z = _mm512_fmsub_ps(d, total[t], _mm512_mul_ps(dm, _mm512_cvtepi32_ps(minimum[t])));
-        f[t] = _mm512_fmadd_ps(z, _mm512_set1_ps(a.scale[size_t(t0 + t) * a.blocks + b]), f[t]);
-    }
+inline __m512 bytes_to_float(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
+// One group of 32 columns for NT tokens. Every integer here stays below 2^24, so that floats hold it exactly
+// and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
-inline void k_block_int(const uint8_t* q, const uint8_t* s, const Activations& a, int t0, int b, __m512* f) {
-    __m512i w[8], total[NT], offset[NT];
-    for (int t = 0; t < NT; t++) total[t] = offset[t] = _mm512_setzero_si512();
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + size_t(b) * kBlock;
-    for (int g = 0; g < 8; g++) {
-        unpack<K>(q + g * kGroupBytes<K>, w);
-        if constexpr (K == Kind::Q6_K) {
-            const __m512i pairs =
-                _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 + 32 * g)));
-            const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16), odd = _mm512_srai_epi32(pairs, 16);
-            for (int t = 0; t < NT; t++) {
-                const int8_t* at = x + size_t(t) * a.q_stride + 32 * g;
-                const __m512i u = _mm512_mullo_epi32(dot<0, 4>(w, at), even);
-                const __m512i v = _mm512_mullo_epi32(dot<4, 8>(w, at), odd);
-                total[t] = _mm512_add_epi32(total[t], _mm512_add_epi32(u, v));
-                const int16_t* sums = a.sum16 + size_t(t0 + t) * (a.columns / 16) + 16 * b + 2 * g;
-                offset[t] = _mm512_dpwssd_epi32(offset[t], pairs, pair(sums));
-            }
-        } else {
-            const __m512i scale =
-                _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(s + 64 + 16 * g)));
-            for (int t = 0; t < NT; t++)
-                total[t] = _mm512_add_epi32(
-                    total[t], _mm512_mullo_epi32(dot<0, 8>(w, x + size_t(t) * a.q_stride + 32 * g), scale));
-        }
-    }
-    const __m512 d = halves(s);
-    for (int t = 0; t < NT; t++) {
-        __m512 z;
-        if constexpr (K == Kind::Q6_K) {
-            z = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(total[t], _mm512_slli_epi32(offset[t], 5))));
-        } else {
-            __m512i minimum = _mm512_setzero_si512();
-            for (int j = 0; j < 4; j++)
-                minimum = _mm512_dpwssd_epi32(
-                    minimum,
-                    _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 192 + 32 * j))),
-                    pair(a.sum32 + size_t(t0 + t) * a.groups() + 8 * b + 2 * j));
-            z = _mm512_fmsub_ps(d, _mm512_cvtepi32_ps(total[t]),
-                                _mm512_mul_ps(halves(s + 32), _mm512_cvtepi32_ps(minimum)));
-        }
-        f[t] = _mm512_fmadd_ps(z, _mm512_set1_ps(a.scale[size_t(t0 + t) * a.blocks + b]), f[t]);
-    }
-}
-
-template <Kind K, int NT>
-inline void group_block(const uint8_t* q, const uint8_t* s, const Activations& a, int t0, int b, int groups, __m512* f) {
+inline void add_group(const uint8_t* q, const uint8_t* s, int g, const Activations& a, int t0, __m512* f) {
     constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
+    constexpr bool has_minimum = K == Kind::Q4_1 || K == Kind::Q5_1 || K == Kind::Q4_K || K == Kind::Q5_K;
+    const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
+    const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
     __m512i w[8];
-    __m512 z[NT];
-    for (int t = 0; t < NT; t++) z[t] = _mm512_setzero_ps();
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + size_t(b) * kBlock;
-    const float* sums = a.fsum32 + size_t(t0) * a.groups() + 8 * b;
-    for (int g = 0; g < groups; g++) {
-        unpack<K>(q + g * kGroupBytes<K>, w);
-        const uint8_t* sg = s + g * kScaleBytes<K>;
-        const __m512 d = halves(sg);
-        for (int t = 0; t < NT; t++) {
-            __m512 sum = _mm512_cvtepi32_ps(dot<0, 8>(w, x + size_t(t) * a.q_stride + 32 * g));
-            const __m512 column_sum = _mm512_set1_ps(sums[size_t(t) * a.groups() + g]);
-            // exact: both terms are integers below 2^24
-            if constexpr (offset != 0) sum = _mm512_fnmadd_ps(_mm512_set1_ps(float(offset)), column_sum, sum);
-            z[t] = _mm512_fmadd_ps(d, sum, z[t]);
-            if constexpr (offset == 0) z[t] = _mm512_fmadd_ps(halves(sg + 32), column_sum, z[t]);
-        }
+    unpack<K>(q, w);
+    __m512 scale = halves(s), minimum = scale, odd_scale = scale, even_scale = scale;
+    if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) minimum = halves(s + 32);
+    if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
+        scale = _mm512_mul_ps(scale, bytes_to_float(s + 64 + 16 * (g % 8)));
+        minimum = _mm512_mul_ps(halves(s + 32), bytes_to_float(s + 192 + 16 * (g % 8)));
     }
-    for (int t = 0; t < NT; t++)
-        f[t] = _mm512_fmadd_ps(z[t], _mm512_set1_ps(a.scale[size_t(t0 + t) * a.blocks + b]), f[t]);
+    if constexpr (K == Kind::Q6_K) {
+        const __m512i pairs =
+            _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 + 32 * (g % 8))));
+        even_scale = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16));
+        odd_scale = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16));
+    }
+    for (int t = 0; t < NT; t++) {
+        const int8_t* xt = x + size_t(t) * a.q_stride;
+        const size_t i = at + size_t(t) * groups;
+        __m512 sum;
+        if constexpr (K == Kind::Q6_K) {
+            const __m512i u = _mm512_sub_epi32(dot<0, 4>(w, xt), _mm512_set1_epi32(32 * int32_t(a.sum16[2 * i])));
+            const __m512i v = _mm512_sub_epi32(dot<4, 8>(w, xt), _mm512_set1_epi32(32 * int32_t(a.sum16[2 * i + 1])));
+            sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(v), odd_scale, _mm512_mul_ps(_mm512_cvtepi32_ps(u), even_scale));
+        } else {
+            sum = _mm512_cvtepi32_ps(dot<0, 8>(w, xt));
+        }
+        if constexpr (offset != 0) sum = _mm512_fnmadd_ps(_mm512_set1_ps(float(offset)), _mm512_set1_ps(a.sum[i]), sum);
+        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(sum, _mm512_set1_ps(a.scale[i])), f[t]);
+        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K)
+            f[t] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
+        else if constexpr (has_minimum)
+            f[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
+    }
 }
 
 template <Kind K, int NT>
@@ -201,16 +135,10 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
     const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
     __m512 f[NT];
     for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
-    for (int b = 0; b < a.blocks; b++) {
-        if constexpr (K == Kind::Q4_K) {
-            k_block<K, NT>(q, s, a, t0, b, f);
-        } else if constexpr (kSuper<K>) {
-            k_block_int<K, NT>(q, s, a, t0, b, f);
-        } else {
-            group_block<K, NT>(q, s, a, t0, b, imin(8, a.columns / kGroup - 8 * b), f);
-        }
-        q += 8 * kGroupBytes<K>;
-        s += kSuper<K> ? kScaleBytes<K> : 8 * kScaleBytes<K>;
+    for (int g = 0; g < a.groups(); g++) {
+        add_group<K, NT>(q, s, g, a, t0, f);
+        q += kGroupBytes<K>;
+        if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[t]});
 }

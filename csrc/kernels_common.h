@@ -82,38 +82,40 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
     for (; i < n; i++) y[i] = x[i] * scale * weight[i];
 }
 
+inline void store_group(Activations& a, int row, int g, V16 low, V16 high, float scale) {
+    int8_t* q = a.q + size_t(row) * a.q_stride + kGroup * size_t(g);
+    vstore_i8(q, low);
+    vstore_i8(q + 16, high);
+    int32_t sums[2] = {0, 0};
+    for (int i = 0; i < kGroup; i++) sums[i / 16] += q[i];
+    const size_t at = size_t(row) * a.groups() + g;
+    a.sum16[2 * at] = int16_t(sums[0]);
+    a.sum16[2 * at + 1] = int16_t(sums[1]);
+    a.scale[at] = scale;
+    a.sum[at] = float(sums[0] + sums[1]);
+    a.scaled[at] = scale * a.sum[at];
+}
+
 // Columns are a multiple of 32 here: every integer format has blocks of at least 32.
-void quantize(Activations& a, int t) {
+template <bool FINE>
+inline void quantize_row(Activations& a, int t, int rest) {
     const float* x = a.x + size_t(t) * a.columns;
-    int8_t* q = a.q + size_t(t) * a.q_stride;
-    float* scale = a.scale + size_t(t) * a.blocks;
-    int16_t* sum16 = a.sum16 + size_t(t) * (a.columns / 16);
-    int16_t* sum32 = a.sum32 + size_t(t) * a.groups();
-    float* fsum32 = a.fsum32 + size_t(t) * a.groups();
-    for (int b = 0; b < a.blocks; b++) {
-        const int first = b * kBlock, last = imin(first + kBlock, a.columns);
-        V16 top = vset(0.0f);
-        for (int i = first; i < last; i += 16) top = vmax(vabs(vload(x + i)), top);
-        const float biggest = reduce_max(top);
-        const float inverse = biggest > 0.0f ? 127.0f / biggest : 0.0f;
-        scale[b] = biggest / 127.0f;
-        for (int i = first; i < last; i += 16) vstore_i8(q + i, vmul(vload(x + i), vset(inverse)));
-        for (int i = first; i < last; i += 16) {
-            int32_t s = 0;
-            for (int j = 0; j < 16; j++) s += q[i + j];
-            sum16[i / 16] = int16_t(s);
+    for (int g = 0; g < a.groups(); g++) {
+        V16 low = vload(x + kGroup * g), high = vload(x + kGroup * g + 16);
+        const float biggest = reduce_max(vmax(vabs(low), vabs(high))), scale = biggest / 127.0f;
+        const V16 inverse = vset(biggest > 0.0f ? 127.0f / biggest : 0.0f);
+        low = vmul(low, inverse);
+        high = vmul(high, inverse);
+        store_group(a, t, g, low, high, scale);
+        if constexpr (FINE) {
+            const V16 steps = vset(254.0f);  // what is left lies within half a step, so within 127 of these
+            store_group(a, rest, g, vmul(vsub(low, vround(low)), steps), vmul(vsub(high, vround(high)), steps),
+                        scale / 254.0f);
         }
-        for (int g = first / kGroup; g < last / kGroup; g++) {
-            const int32_t s = sum16[2 * g] + sum16[2 * g + 1];
-            sum32[g] = int16_t(s);
-            fsum32[g] = float(s);
-        }
-    }
-    if (a.columns / kGroup < a.groups()) {
-        sum32[a.groups() - 1] = 0;
-        fsum32[a.groups() - 1] = 0.0f;
     }
 }
+void quantize(Activations& a, int t) { quantize_row<false>(a, t, 0); }
+void quantize_fine(Activations& a, int t, int rest) { quantize_row<true>(a, t, rest); }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
 
@@ -306,7 +308,7 @@ void attention(const HeadCache& c, const Visible& v, const float* q, int group, 
         }                                                                                                 \
     }                                                                                                     \
     const Kernels* function() {                                                                           \
-        static const Kernels table = {label,   matmul,   rms_norm, quantize, silu_mul,                    \
-                                      rope,    store_kv, copy_kv,  attention};                            \
+        static const Kernels table = {label, matmul,   rms_norm, quantize, quantize_fine,                 \
+                                      silu_mul, rope,  store_kv, copy_kv,  attention};                    \
         return &table;                                                                                    \
     }

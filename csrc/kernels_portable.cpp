@@ -33,67 +33,53 @@ inline V16 to_float(const int32_t* v) {
 
 inline V16 halves(const uint8_t* p) { return vload(reinterpret_cast<const uint16_t*>(p)); }
 
+// The contribution of one group of 32 columns, in the order that every build follows.
 template <Kind K>
-inline V16 k_block(const uint8_t* lines, const uint8_t* scales, const int8_t* a, const int16_t* sum16,
-                   const int16_t* sum32) {
-    int32_t total[kPanel] = {0}, offset[kPanel] = {0}, part[kPanel];
-    for (int g = 0; g < 8; g++, lines += info(K).q_group_bytes) {
-        if constexpr (K == Kind::Q6_K) {
-            for (int h = 0; h < 2; h++) {
-                dot<K>(lines, a + 32 * g, 4 * h, 4 * h + 4, part);
-                for (int r = 0; r < kPanel; r++) {
-                    const int32_t scale = int8_t(scales[32 + 32 * g + 2 * r + h]);
-                    total[r] += scale * (part[r] - 32 * int32_t(sum16[2 * g + h]));
-                }
-            }
-        } else {
-            dot<K>(lines, a + 32 * g, 0, 8, part);
+inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const Activations& a, int t, V16 f) {
+    constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
+    const size_t at = size_t(t) * a.groups() + g;
+    const int8_t* q = a.q + size_t(t) * a.q_stride + kGroup * size_t(g);
+    const V16 activation_scale = vset(a.scale[at]), scaled_sum = vset(a.scaled[at]);
+    int32_t total[kPanel];
+    if constexpr (K == Kind::Q6_K) {
+        int32_t part[kPanel] = {0};
+        std::memset(total, 0, sizeof total);
+        for (int h = 0; h < 2; h++) {
+            dot<K>(lines, q, 4 * h, 4 * h + 4, part);
             for (int r = 0; r < kPanel; r++) {
-                total[r] += int32_t(scales[64 + 16 * g + r]) * part[r];
-                offset[r] += int32_t(scales[192 + 32 * (g / 2) + 2 * r + g % 2]) * sum32[g];
+                const int32_t scale = int8_t(scales[32 + 32 * (g % 8) + 2 * r + h]);
+                total[r] += scale * (part[r] - 32 * int32_t(a.sum16[2 * at + h]));
             }
         }
+        return vfma(halves(scales), vmul(to_float(total), activation_scale), f);
     }
-    const V16 value = vmul(halves(scales), to_float(total));
-    if constexpr (K == Kind::Q6_K) return value;
-    const V16 minimum = vmul(halves(scales + 32), to_float(offset));
-    return vfma(halves(scales), to_float(total), vsub(vset(-0.0f), minimum));
-}
-
-template <Kind K>
-inline V16 group_block(const uint8_t* lines, const uint8_t* scales, const int8_t* a, const float* fsum32, int groups) {
-    constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
-    V16 z = vset(0.0f);
-    int32_t part[kPanel];
-    for (int g = 0; g < groups; g++, lines += info(K).q_group_bytes, scales += info(K).scale_bytes) {
-        dot<K>(lines, a + 32 * g, 0, 8, part);
-        for (int r = 0; r < kPanel; r++) part[r] -= offset * int32_t(fsum32[g]);
-        z = vfma(halves(scales), to_float(part), z);
-        if constexpr (offset == 0) z = vfma(halves(scales + 32), vset(fsum32[g]), z);
+    dot<K>(lines, q, 0, 8, total);
+    for (int r = 0; r < kPanel; r++) total[r] -= offset * int32_t(a.sum[at]);
+    const V16 product = vmul(to_float(total), activation_scale);
+    if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
+        V16 scale, minimum;
+        for (int r = 0; r < kPanel; r++) {
+            scale.v[r] = float(scales[64 + 16 * (g % 8) + r]);
+            minimum.v[r] = float(scales[192 + 16 * (g % 8) + r]);
+        }
+        f = vfma(vmul(halves(scales), scale), product, f);
+        return vfma(vmul(halves(scales + 32), minimum), vsub(vset(-0.0f), scaled_sum), f);
     }
-    return z;
+    f = vfma(halves(scales), product, f);
+    if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) f = vfma(halves(scales + 32), scaled_sum, f);
+    return f;
 }
 
 template <Kind K>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
-    constexpr bool superblocks = K == Kind::Q4_K || K == Kind::Q5_K || K == Kind::Q6_K;
+    const int groups_per_scale = info(K).block_columns / kGroup;
     for (int p = p0; p < p1; p++)
         for (int t = 0; t < a.tokens; t++) {
             V16 f = vset(0.0f);
-            for (int b = 0; b < a.blocks; b++) {
-                const int first = b * 8, groups = imin(8, a.columns / kGroup - first);
-                const uint8_t* lines = m.q + p * m.q_stride + size_t(first) * info(K).q_group_bytes;
-                const uint8_t* scales = m.scales + p * m.scale_stride + size_t(superblocks ? b : first) * info(K).scale_bytes;
-                const int8_t* q = a.q + size_t(t) * a.q_stride + kBlock * size_t(b);
-                const int16_t* sum16 = a.sum16 + size_t(t) * (a.columns / 16) + 16 * b;
-                const int16_t* sum32 = a.sum32 + size_t(t) * a.groups() + first;
-                const float* fsum32 = a.fsum32 + size_t(t) * a.groups() + first;
-                V16 z;
-                if constexpr (superblocks)
-                    z = k_block<K>(lines, scales, q, sum16, sum32);
-                else
-                    z = group_block<K>(lines, scales, q, fsum32, groups);
-                f = vfma(z, vset(a.scale[size_t(t) * a.blocks + b]), f);
+            for (int g = 0; g < a.groups(); g++) {
+                const uint8_t* lines = m.q + p * m.q_stride + size_t(g) * info(K).q_group_bytes;
+                const uint8_t* scales = m.scales + p * m.scale_stride + size_t(g / groups_per_scale) * info(K).scale_bytes;
+                f = add_group<K>(lines, scales, g, a, t, f);
             }
             store_panel(out, m.rows, p, t, f);
         }

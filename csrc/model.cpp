@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -10,22 +11,22 @@ namespace outrider {
 Activations& ActivationBuffer::shape(int tokens, int columns, bool quantized) {
     view_.tokens = tokens;
     view_.columns = columns;
-    view_.blocks = (columns + kBlock - 1) / kBlock;
     view_.q_stride = (size_t(columns) + 63) / 64 * 64;
     x_.resize(size_t(tokens) * columns);
-    view_.x = x_.data();
     if (quantized) {
+        const size_t groups = size_t(tokens) * view_.groups();
         q_.resize(size_t(tokens) * view_.q_stride);
-        scale_.resize(size_t(tokens) * view_.blocks);
-        sum16_.resize(size_t(tokens) * (columns / 16));
-        sum32_.resize(size_t(tokens) * view_.groups());
-        fsum32_.resize(size_t(tokens) * view_.groups());
+        scale_.resize(groups);
+        sum_.resize(groups);
+        scaled_.resize(groups);
+        sum16_.resize(2 * groups);
     }
+    view_.x = x_.data();
     view_.q = quantized ? q_.data() : nullptr;
     view_.scale = scale_.data();
+    view_.sum = sum_.data();
+    view_.scaled = scaled_.data();
     view_.sum16 = sum16_.data();
-    view_.sum32 = sum32_.data();
-    view_.fsum32 = fsum32_.data();
     return view_;
 }
 
@@ -99,6 +100,36 @@ size_t Model::weights_bytes() const {
     size_t total = 0;
     for (const auto& [name, m] : matrices_) total += m.bytes();
     return total;
+}
+
+double Model::read_gb_per_s() {
+    std::lock_guard<std::mutex> lock(one_pass_);
+    constexpr size_t piece = size_t(1) << 18;
+    std::vector<std::pair<const uint64_t*, size_t>> pieces;
+    size_t bytes = 0;
+    for (const auto& [name, m] : matrices_)
+        for (size_t at = 0; at < m.bytes(); at += piece) {
+            const size_t size = std::min(piece, m.bytes() - at) / 64 * 8;
+            pieces.push_back({reinterpret_cast<const uint64_t*>(m.q + at), size});
+            bytes += size * 8;
+        }
+    std::atomic<uint64_t> sink{0};  // so that no read can be left out
+    double best = 0;
+    for (int round = 0; round < 5; round++) {
+        const auto start = std::chrono::steady_clock::now();
+        pool_->run([&](int) {
+            pool_->phase(int(pieces.size()), [&](int i) {
+                const auto [words, size] = pieces[size_t(i)];
+                uint64_t sum[8] = {0};
+                for (size_t w = 0; w < size; w += 8)
+                    for (size_t j = 0; j < 8; j++) sum[j] += words[w + j];
+                for (uint64_t s : sum) sink.fetch_xor(s, std::memory_order_relaxed);
+            });
+        });
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+        best = std::max(best, double(bytes) / seconds.count() / 1e9);
+    }
+    return best;
 }
 
 std::unique_ptr<Cache> Model::new_cache(int capacity) const {
@@ -187,37 +218,52 @@ void Model::spread(int tokens, int chunks, Work&& work, After&& each_token) {
 }
 
 template <class After>
-void Model::product(const Activations& a, std::initializer_list<Part> parts, After&& each_token) {
+void Model::product(int tokens, std::initializer_list<Part> parts, After&& each_token) {
     int chunks = 0, panels = 0;
     for (const Part& part : parts) panels += part.matrix->panels;
     const int size = chunk_size(panels);
     for (const Part& part : parts) chunks += (part.matrix->panels + size - 1) / size;
     spread(
-        a.tokens, chunks,
+        tokens, chunks,
         [&](int i) {
             for (const Part& part : parts) {
-                const int n = (part.matrix->panels + size - 1) / size;
-                if (i < n) return kernels_.matmul(*part.matrix, a, i * size, std::min(part.matrix->panels, (i + 1) * size), part.out);
+                const int panels = part.matrix->panels, n = (panels + size - 1) / size;
+                if (i < n)
+                    return kernels_.matmul(*part.matrix, *part.input, i * size, std::min(panels, (i + 1) * size), part.out);
                 i -= n;
             }
         },
         each_token);
 }
 
-void Model::rotate_and_store(int layer, int t) {
+// Adds the products of the remainders and the bias.
+static void complete(float* row, const float* rest, const float* bias, int n) {
+    for (int i = 0; rest && i < n; i++) row[i] = row[i] + rest[i];
+    for (int i = 0; bias && i < n; i++) row[i] = row[i] + bias[i];
+}
+
+void Model::rotate_and_store(int index, int t) {
     const Config& c = config_;
+    const Layer& layer = layers_[size_t(index)];
     const Token& token = tokens_[size_t(t)];
+    const int n = int(tokens_.size()), q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
+    const auto row = [&](std::vector<float>& out, const Matrix* matrix, const float* bias, int width) {
+        float* found = out.data() + size_t(t) * width;
+        complete(found, info(matrix->kind).is_float ? nullptr : found + size_t(n) * width, bias, width);
+        return found;
+    };
+    float* q = row(q_, layer.q, layer.q_bias, q_width);
+    float* k = row(k_, layer.k, layer.k_bias, kv_width);
+    float* v = row(v_, layer.v, layer.v_bias, kv_width);
     const size_t half = size_t(c.rope_dim) / 2;
     const float *cos = cos_.data() + size_t(t) * half, *sin = sin_.data() + size_t(t) * half;
     const float scale = 1.0f / std::sqrt(float(c.head_dim));
-    float* q = q_.data() + size_t(t) * c.heads * c.head_dim;
     for (int h = 0; h < c.heads; h++) kernels_.rope(q + size_t(h) * c.head_dim, cos, sin, c.rope_dim, c.rope_interleaved);
-    for (int i = 0; i < c.heads * c.head_dim; i++) q[i] *= scale;
+    for (int i = 0; i < q_width; i++) q[i] *= scale;
     for (int h = 0; h < c.kv_heads; h++) {
-        float* k = k_.data() + (size_t(t) * c.kv_heads + h) * c.head_dim;
-        kernels_.rope(k, cos, sin, c.rope_dim, c.rope_interleaved);
-        kernels_.store_kv(token.cache->head(layer, h), token.slot, c.head_dim, k,
-                          v_.data() + (size_t(t) * c.kv_heads + h) * c.head_dim);
+        const size_t at = size_t(h) * c.head_dim;
+        kernels_.rope(k + at, cos, sin, c.rope_dim, c.rope_interleaved);
+        kernels_.store_kv(token.cache->head(index, h), token.slot, c.head_dim, k + at, v + at);
     }
 }
 
@@ -237,39 +283,46 @@ void Model::run_layers(int thread) {
     const Config& c = config_;
     const int n = int(tokens_.size()), hidden = c.hidden, group = c.heads / c.kv_heads;
     const int heads_per_unit = n * c.kv_heads % pool_->size() == 0 || n * c.kv_heads >= 4 * pool_->size() ? group : 1;
-    Activations &normed = normed_.view(), &attended = attended_.view(), &gated = gated_.view();
+    Activations &attention_in = attention_in_.view(), &attended = attended_.view(), &ffn_in = ffn_in_.view(),
+                &gated = gated_.view();
     const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim, ffn = size_t(c.ffn);
-    const auto norm = [&](const float* weight) {
-        return [this, weight, hidden, &normed](int t) {
-            kernels_.rms_norm(x_.data() + size_t(t) * hidden, weight, config_.rms_eps, hidden, normed_.row(t));
-            if (normed.q) kernels_.quantize(normed, t);
+    // Queries, keys and values decide the most about the logits for the fewest weights: there, activations keep 15 bits.
+    const auto attention_norm = [&](int layer) {
+        return [this, layer, hidden, n, &attention_in](int t) {
+            kernels_.rms_norm(x_.data() + size_t(t) * hidden, layers_[size_t(layer)].attn_norm, config_.rms_eps, hidden,
+                              attention_in_.row(t));
+            if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
         };
     };
+    const auto input = [&](const Matrix* m) { return info(m->kind).is_float ? &attention_floats_ : &attention_in; };
     spread(n, n,
            [&](int t) {
                dequantize_row(embedding_kind_, embedding_ + size_t(tokens_[size_t(t)].id) * row_bytes(embedding_kind_, hidden),
                               hidden, x_.data() + size_t(t) * hidden);
            },
-           norm(layers_[0].attn_norm));
+           attention_norm(0));
     for (int i = 0; i < c.layers; i++) {
         const Layer& layer = layers_[size_t(i)];
-        product(normed,
-                {{layer.q, {q_.data(), q_width, layer.q_bias, false}},
-                 {layer.k, {k_.data(), kv_width, layer.k_bias, false}},
-                 {layer.v, {v_.data(), kv_width, layer.v_bias, false}}},
+        product(n,
+                {{layer.q, input(layer.q), {q_.data(), q_width, nullptr, false}},
+                 {layer.k, input(layer.k), {k_.data(), kv_width, nullptr, false}},
+                 {layer.v, input(layer.v), {v_.data(), kv_width, nullptr, false}}},
                 [&](int t) { rotate_and_store(i, t); });
         spread(n, n * c.heads / heads_per_unit, [&](int unit) { attend(i, unit, heads_per_unit, thread); },
                [&](int t) {
                    if (attended.q) kernels_.quantize(attended, t);
                });
-        product(attended, {{layer.o, {x_.data(), size_t(hidden), layer.o_bias, true}}}, norm(layer.ffn_norm));
+        product(n, {{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
+            kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, ffn_in_.row(t));
+            if (ffn_in.q) kernels_.quantize(ffn_in, t);
+        });
         const int size = chunk_size(layer.gate->panels), chunks = (layer.gate->panels + size - 1) / size;
         spread(n, chunks,
                [&](int chunk) {
                    const int p0 = chunk * size, p1 = std::min(layer.gate->panels, p0 + size);
                    const int first = p0 * kPanel, count = std::min(p1 * kPanel, c.ffn) - first;
-                   kernels_.matmul(*layer.gate, normed, p0, p1, {gated_.row(0), ffn, nullptr, false});
-                   kernels_.matmul(*layer.up, normed, p0, p1, {up_.data(), ffn, nullptr, false});
+                   kernels_.matmul(*layer.gate, ffn_in, p0, p1, {gated_.row(0), ffn, nullptr, false});
+                   kernels_.matmul(*layer.up, ffn_in, p0, p1, {up_.data(), ffn, nullptr, false});
                    for (int t = 0; t < n; t++)
                        kernels_.silu_mul(gated_.row(t) + first, up_.data() + size_t(t) * ffn + first, count);
                },
@@ -277,8 +330,8 @@ void Model::run_layers(int thread) {
                    if (gated.q) kernels_.quantize(gated, t);
                });
         const bool last = i + 1 == c.layers;
-        const auto next_norm = norm(last ? output_norm_ : layers_[size_t(i) + 1].attn_norm);
-        product(gated, {{layer.down, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
+        const auto next_norm = attention_norm(last ? i : i + 1);
+        product(n, {{layer.down, &gated, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
             if (!last) next_norm(t);
         });
     }
@@ -308,19 +361,23 @@ void Model::forward(const std::vector<Item>& items, float* logits) {
     const auto integers = [](std::initializer_list<const Matrix*> readers) {
         return std::any_of(readers.begin(), readers.end(), [](const Matrix* m) { return !info(m->kind).is_float; });
     };
-    bool quantize_normed = false, quantize_attended = false, quantize_gated = false;
+    bool for_attention = false, for_output = false, for_ffn = false, for_down = false;
     for (const Layer& l : layers_) {
-        quantize_normed |= integers({l.q, l.k, l.v, l.gate, l.up});
-        quantize_attended |= integers({l.o});
-        quantize_gated |= integers({l.down});
+        for_attention |= integers({l.q, l.k, l.v});
+        for_output |= integers({l.o});
+        for_ffn |= integers({l.gate, l.up});
+        for_down |= integers({l.down});
     }
-    normed_.shape(n, c.hidden, quantize_normed);
-    attended_.shape(n, c.heads * c.head_dim, quantize_attended);
-    gated_.shape(n, c.ffn, quantize_gated);
+    attention_in_.shape(2 * n, c.hidden, for_attention);
+    attention_floats_ = attention_in_.view();
+    attention_floats_.tokens = n;
+    attended_.shape(n, c.heads * c.head_dim, for_output);
+    ffn_in_.shape(n, c.hidden, for_ffn);
+    gated_.shape(n, c.ffn, for_down);
     last_.shape(int(wanted_.size()), c.hidden, integers({output_}));
     x_.resize(size_t(n) * c.hidden);
-    q_.resize(size_t(n) * c.heads * c.head_dim);
-    k_.resize(size_t(n) * c.kv_heads * c.head_dim);
+    q_.resize(size_t(2) * n * c.heads * c.head_dim);
+    k_.resize(size_t(2) * n * c.kv_heads * c.head_dim);
     v_.resize(k_.size());
     up_.resize(size_t(n) * c.ffn);
     pool_->run([&](int thread) {

@@ -36,9 +36,9 @@ class ActivationBuffer {
 
   private:
     Activations view_;
-    std::vector<float> x_, scale_, fsum32_;
+    std::vector<float> x_, scale_, sum_, scaled_;
     std::vector<int8_t> q_;
-    std::vector<int16_t> sum16_, sum32_;
+    std::vector<int16_t> sum16_;
 };
 
 class Model {
@@ -63,6 +63,8 @@ class Model {
     const char* isa() const { return kernels_.name; }
     int threads() const { return pool_->size(); }
     size_t weights_bytes() const;
+    // The best of a few reads of the packed weights by all threads: what this machine's memory can deliver.
+    double read_gb_per_s();
 
   private:
     struct Layer {
@@ -76,6 +78,7 @@ class Model {
     };
     struct Part {
         const Matrix* matrix;
+        const Activations* input;
         MatmulOut out;
     };
 
@@ -88,7 +91,7 @@ class Model {
     void run_layers(int thread);
     void run_output(float* logits);
     template <class After>
-    void product(const Activations& a, std::initializer_list<Part> parts, After&& each_token);
+    void product(int tokens, std::initializer_list<Part> parts, After&& each_token);
     template <class Work, class After>
     void spread(int tokens, int chunks, Work&& work, After&& each_token);
     int chunk_size(int panels) const;
@@ -109,7 +112,8 @@ class Model {
     std::vector<Token> tokens_;
     std::vector<std::vector<int>> tails_;
     std::vector<float> x_, q_, k_, v_, up_, cos_, sin_;
-    ActivationBuffer normed_, attended_, gated_, last_;
+    ActivationBuffer attention_in_, attended_, ffn_in_, gated_, last_;
+    Activations attention_floats_;  // attention_in_ without the rows of remainders
     std::vector<int> wanted_;  // rows of x_ whose logits are asked for
     std::vector<std::vector<float>> scratch_;
 };

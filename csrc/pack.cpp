@@ -187,11 +187,11 @@ void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
             put16(scales + 32, row, d.m);
             break;
         case Kind::Q4_K:
-        case Kind::Q5_K:  // d[16], dmin[16], scale[8][16], then minimums in pairs of groups: [4][16][2]
+        case Kind::Q5_K:  // d[16], dmin[16], scale[8][16], minimum[8][16]
             put16(scales + 32, row, d.m);
             for (int g = 0; g < 8; g++) {
                 scales[64 + 16 * g + row] = d.scale[g];
-                scales[192 + 32 * (g / 2) + 2 * row + g % 2] = d.minimum[g];
+                scales[192 + 16 * g + row] = d.minimum[g];
             }
             break;
         case Kind::Q6_K:  // d[16], then scales in pairs of groups: [8][16][2]

@@ -20,8 +20,8 @@ Array: TypeAlias = npt.NDArray[np.float64]
 class Reference:
     """`logits(ids, parents)` is float64[n, vocab]: row i follows token i, which sees its ancestors.
 
-    rounded: round what enters an integer matrix as the native engine does (to 8 bits, one scale for 256
-    columns), so that the two can be compared closely.
+    rounded: round what enters an integer matrix as the native engine does (8 bits and one scale for 32
+    columns; for queries, keys and values 8 bits more), so that the two can be compared closely.
     """
 
     def __init__(self, source: ModelSource, *, rounded: bool = False) -> None:
@@ -71,7 +71,8 @@ class Reference:
 
     def _linear(self, x: Array, name: str) -> Array:
         if f"{name}.weight" in self.integer:
-            x = np.concatenate([_to_8_bits(x[i : i + 256]) for i in range(0, len(x), 256)])
+            fine = name.endswith(("attn_q", "attn_k", "attn_v"))
+            x = np.concatenate([_round(x[i : i + 32], fine) for i in range(0, len(x), 32)])
         return np.asarray(self.weights[f"{name}.weight"] @ x + self.weights.get(f"{name}.bias", 0.0))
 
     def _norm(self, x: Array, weight: Array) -> Array:
@@ -92,6 +93,8 @@ class Reference:
         return out
 
 
-def _to_8_bits(block: Array) -> Array:
+def _round(block: Array, fine: bool) -> Array:
     step = max(np.abs(block).max() / 127, np.finfo(np.float64).tiny)
-    return np.asarray(np.rint(block / step) * step)
+    coarse = np.rint(block / step)
+    rest = np.rint((block / step - coarse) * 254) / 254 if fine else 0.0
+    return np.asarray((coarse + rest) * step)

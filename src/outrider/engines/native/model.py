@@ -129,6 +129,12 @@ class NativeModel:
         """Bytes of packed matrices: what one pass over few tokens reads, embedding rows aside."""
         return self._core.weights_bytes
 
+    def read_gb_per_s(self) -> float:
+        """Read bandwidth of all threads over the packed weights, in 1e9 bytes a second: with
+        `weights_bytes`, the floor under the time of a pass. The best of a few tries, for about
+        five passes' time."""
+        return self._core.read_gb_per_s()
+
     def new_cache(self, capacity: int) -> NativeCache:
         return NativeCache(self._core, capacity)
 

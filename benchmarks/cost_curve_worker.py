@@ -1,0 +1,138 @@
+"""One engine of cost_curve.py, in a process of its own. Arguments: name, model, context, threads.
+
+Prints one JSON line when ready, then for every width read from stdin the milliseconds of one pass over
+that many tokens at the given context, logits of all of them included.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Pass = Callable[[int], float]
+WIDEST = 64
+FIRST_ID = 1000  # any ids do: the work does not depend on them
+
+
+def outrider(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
+    import numpy as np
+
+    from outrider.engines.base import ForwardItem
+    from outrider.engines.native import NativeModel
+    from outrider.models.open import open_model
+
+    native = NativeModel.load(open_model(model), threads=threads)
+    cache = native.new_cache(context + WIDEST)
+
+    def run(n: int) -> float:
+        ids = np.arange(FIRST_ID, FIRST_ID + n, dtype=np.int32)
+        rows = np.arange(n, dtype=np.int32)
+        start = time.perf_counter()
+        native.forward([ForwardItem(cache, ids, rows - 1, rows)])
+        elapsed = time.perf_counter() - start
+        cache.truncate(context)
+        return elapsed * 1e3
+
+    prompt = np.arange(FIRST_ID, FIRST_ID + context, dtype=np.int32)
+    native.forward([ForwardItem(cache, prompt, np.arange(-1, context - 1, dtype=np.int32), prompt[:0])])
+    info = {
+        "weights_bytes": native.weights_bytes,
+        "isa": native.isa,
+        "read_gb_per_s": native.read_gb_per_s(),
+    }
+    return info, run
+
+
+def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
+    from llama_cpp_py_sync._cffi_bindings import get_ffi, get_lib  # type: ignore[import-not-found]
+
+    ffi, lib = get_ffi(), get_lib()
+    lib.llama_backend_init()
+    loaded = lib.llama_model_load_from_file(str(model).encode(), lib.llama_model_default_params())
+    options = lib.llama_context_default_params()
+    options.n_ctx = context + WIDEST
+    options.n_batch = options.n_ubatch = max(512, context)
+    options.n_threads = options.n_threads_batch = threads
+    session = lib.llama_init_from_model(loaded, options)
+    batch = lib.llama_batch_init(max(WIDEST, context), 0, 1)
+    memory = lib.llama_get_memory(session)
+
+    def decode(n: int, start: int, logits: bool) -> float:
+        fill(batch, n, start, logits)
+        began = time.perf_counter()
+        assert lib.llama_decode(session, batch) == 0
+        lib.llama_synchronize(session)
+        return (time.perf_counter() - began) * 1e3
+
+    def run(n: int) -> float:
+        elapsed = decode(n, context, True)
+        lib.llama_memory_seq_rm(memory, 0, context, -1)
+        return elapsed
+
+    decode(context, 0, False)
+    return {"package": "llama-cpp-py-sync"}, run
+
+
+def ik_llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
+    from ik_llama_cpp import _ctypes_api as lib  # type: ignore[import-not-found]
+
+    lib.llama_backend_init()
+    weights = lib.llama_model_default_params()
+    weights.repack_tensors = True
+    weights.use_mmap = False
+    loaded = lib.llama_model_load_from_file(str(model).encode(), weights)
+    options = lib.llama_context_default_params()
+    options.n_ctx = context + WIDEST
+    options.n_batch = options.n_ubatch = max(512, context)
+    options.n_threads = options.n_threads_batch = threads
+    options.flash_attn = False  # its flash attention needs instructions that many processors lack
+    session = lib.llama_init_from_model(loaded, options)
+    batch = lib.llama_batch_init(max(WIDEST, context), 0, 1)
+    remove = lib._lib.llama_kv_cache_seq_rm  # the package does not wrap it
+    remove.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+
+    def decode(n: int, start: int, logits: bool) -> float:
+        fill(batch, n, start, logits)
+        began = time.perf_counter()
+        assert lib.llama_decode(session, batch) == 0
+        return (time.perf_counter() - began) * 1e3
+
+    def run(n: int) -> float:
+        elapsed = decode(n, context, True)
+        remove(ctypes.c_void_p(session), 0, context, -1)
+        return elapsed
+
+    decode(context, 0, False)
+    return {"package": "ik-llama-cpp-python"}, run
+
+
+def fill(batch: Any, n: int, start: int, logits: bool) -> None:
+    """n consecutive tokens of sequence 0 into a llama_batch."""
+    batch.n_tokens = n
+    for i in range(n):
+        batch.token[i] = FIRST_ID + i
+        batch.pos[i] = start + i
+        batch.n_seq_id[i] = 1
+        batch.seq_id[i][0] = 0
+        batch.logits[i] = logits
+
+
+ENGINES = {"outrider": outrider, "llama.cpp": llama_cpp, "ik_llama.cpp": ik_llama_cpp}
+
+
+def main() -> None:
+    name, model, context, threads = sys.argv[1:]
+    info, run = ENGINES[name](Path(model), int(context), int(threads))
+    run(1)
+    print(json.dumps(info), flush=True)
+    for line in sys.stdin:
+        print(run(int(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
