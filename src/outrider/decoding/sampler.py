@@ -25,6 +25,7 @@ import numpy.typing as npt
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.rng import GROUP, LEAST_NOISE, Floats, Ids, gumbel, peaks
+from outrider.decoding.types import Distribution
 from outrider.errors import ConfigError, ModelError
 
 Row: TypeAlias = npt.NDArray[np.floating[Any]]  # float32[vocab] from the model, float64 once changed
@@ -101,6 +102,23 @@ class Sampler:
         else:
             ids = self._contenders(row, tops, best, position)
         return int(ids[(self._scores(row[ids], best) + gumbel(self.seed, position, ids)).argmax()])
+
+    def distribution(self, logits: Row, context: TokenContext) -> Distribution:
+        """The distribution that `token` draws from: what is left after every stage, likelier than e^-50
+        times the likeliest, normalised in float64. At temperature 0 the one likeliest token.
+
+        Arguments and errors as for `token`.
+        """
+        logits = logits[: self.vocab_size]
+        if self.params.temperature == 0.0:
+            return Distribution.point(self.token(logits, context))
+        row = self._adjusted(logits, context)
+        tops = np.maximum.reduceat(row, np.arange(0, len(row), GROUP))
+        best = float(tops.max())
+        self._check(best, logits, context.position)
+        ids = self._kept(row, tops, best)
+        mass = np.exp(self._scores(row[ids], best))
+        return Distribution(ids, mass / mass.sum())
 
     def _adjusted(self, logits: Row, context: TokenContext) -> Row:
         """The row after every stage that changes logits one by one; the model's own row if none does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,27 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 NextKind: TypeAlias = Literal["recovered", "bonus"]
 TokenKind: TypeAlias = Literal["accepted", "recovered", "bonus"]
+
+
+class Distribution(NamedTuple):
+    """Probabilities of the tokens that have any.
+
+    ids:   int64[k], ascending.
+    probs: float64[k], not negative, with the sum 1; every other token has probability 0.
+    """
+
+    ids: npt.NDArray[np.int64]
+    probs: npt.NDArray[np.float64]
+
+    @staticmethod
+    def point(token: int) -> Distribution:
+        """All on one token."""
+        return Distribution(np.array([token], np.int64), np.ones(1))
+
+    def of(self, token: int) -> float:
+        """The probability of one token."""
+        at = int(self.ids.searchsorted(token))
+        return float(self.probs[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
