@@ -1,6 +1,6 @@
 """What a forward pass over n tokens costs, T(n): Outrider, and peers beside it in the same run.
 
-    python benchmarks/cost_curve.py -m MODEL.gguf [--peer llama.cpp=PYTHON] [--peer ik_llama.cpp=PYTHON] [--json FILE]
+    python benchmarks/cost_curve.py -m MODEL.gguf [--peer llama.cpp=PYTHON] [--peer ik_llama.cpp=PYTHON]
 
 Each engine runs in a process of its own and they take turns, pass by pass, so that a noisy neighbour slows
 all of them alike. A peer is an interpreter that has its package: llama-cpp-py-sync for llama.cpp,

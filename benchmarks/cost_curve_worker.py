@@ -49,9 +49,9 @@ def outrider(model: Path, context: int, threads: int) -> tuple[dict[str, Any], P
 
 
 def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
-    from llama_cpp_py_sync._cffi_bindings import get_ffi, get_lib  # type: ignore[import-not-found]
+    from llama_cpp_py_sync._cffi_bindings import get_lib  # type: ignore[import-not-found]
 
-    ffi, lib = get_ffi(), get_lib()
+    lib = get_lib()
     lib.llama_backend_init()
     loaded = lib.llama_model_load_from_file(str(model).encode(), lib.llama_model_default_params())
     options = lib.llama_context_default_params()

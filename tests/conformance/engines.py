@@ -6,12 +6,17 @@ context of at least 96 positions: a target, and a draft that agrees with it part
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from outrider.engines.base import LanguageModel, StepEngine
+from outrider.engines.native import NativeModel
 from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyModel
+from outrider.models.open import open_model
+from tests.support.models import tiny_gguf
 
 
 @dataclass(frozen=True)
@@ -30,4 +35,17 @@ def toy_models() -> Models:
     return Models(target, ToyModel(48, 128, seed=2, sharpness=2.5, memory=0.4, like=target, similarity=0.95))
 
 
-ENGINES: dict[str, Callable[[], Models]] = {"toy": toy_models}
+def native_models() -> Models:
+    """The same random weights twice, the draft rounded to 4 bits: it agrees most of the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        target, draft = (
+            NativeModel.load(
+                open_model(tiny_gguf(Path(folder) / f"{kind}.gguf", types=kind, tied=False, seed=3)),
+                threads=2,
+            )
+            for kind in ("Q8_0", "Q4_0")
+        )
+    return Models(target, draft)
+
+
+ENGINES: dict[str, Callable[[], Models]] = {"toy": toy_models, "native": native_models}

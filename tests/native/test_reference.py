@@ -1,4 +1,4 @@
-"""The default model against Hugging Face transformers (recorded by tests/scripts/record_logits_reference.py)."""
+"""The default model against transformers, recorded by tests/scripts/record_logits_reference.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from outrider.engines.native import NativeModel
 from outrider.models.dequantize import dequantize
 from outrider.models.open import open_model
-from outrider.models.references import resolve
 from outrider.models.source import ModelSource, Tensor
 from tests.native.support import item, load, run
 
@@ -28,8 +27,8 @@ def record() -> Iterator[dict[str, np.ndarray]]:
 
 
 @pytest.fixture(scope="module")
-def source() -> ModelSource:
-    return open_model(resolve("smollm2", progress=False))
+def source(default_model: Path) -> ModelSource:
+    return open_model(default_model)
 
 
 @pytest.fixture(scope="module")

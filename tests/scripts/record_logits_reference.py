@@ -55,7 +55,7 @@ def main() -> None:
         record[f"logits{i}"] = logits[:, columns].astype(np.float32)
         record[f"greedy{i}"] = np.asarray(text[len(ids) :], np.int32)
         record[f"gaps{i}"] = np.asarray(gaps, np.float32)
-    np.savez_compressed(out_path, **record)
+    np.savez_compressed(out_path, allow_pickle=False, **record)
 
 
 if __name__ == "__main__":

@@ -19,3 +19,9 @@ def real_model(name: str) -> Path | None:
         if path.is_file() and path.stat().st_size == model.size:
             return path
     return None
+
+
+def real_file(file_name: str) -> Path | None:
+    """The same by the name of the file."""
+    (name,) = (name for name, model in CATALOG.items() if model.file_name == file_name)
+    return real_model(name)

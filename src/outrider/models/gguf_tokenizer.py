@@ -17,7 +17,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _UNSET = (1 << 32) - 1  # some converters write -1, as a uint32, for an id that the model does not have
 
 # Pre-tokenizers whose models start a text with bos unless add_bos_token says otherwise.
-_BOS_BY_DEFAULT = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"))
+_BOS_BY_DEFAULT = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"))
 
 
 def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:

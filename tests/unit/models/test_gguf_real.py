@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 
 from outrider.models.dequantize import dequantize
 from outrider.models.open import open_model
-
-FOLDER = Path(os.environ.get("OUTRIDER_DEV_MODELS") or Path.home() / ".cache/outrider-dev/models")
+from tests.support.real import real_file
 
 # SHA-256 of what the gguf package's GGUFReader finds in SmolLM2 (it takes 6 s): names, types, shapes and
 # bytes of all tensors; pieces and merges joined by line feeds; token types as int32.
@@ -23,10 +21,7 @@ TYPES = "42ebc758a8f67c3350b89360a62a6e6a2efa97460d02faa86d5ca86bcdc4a362"
 
 
 def real(name: str) -> Path:
-    path = FOLDER / name
-    if not path.exists():
-        pytest.skip(f"{name} is not in {FOLDER}")
-    return path
+    return real_file(name) or pytest.skip(f"{name} is not there")
 
 
 def digest(raw: bytes) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,11 @@ from outrider.models.open import open_model
 from outrider.models.source import ModelSource, TokenizerData
 from outrider.models.tokenizer import Tokenizer
 from tests.scripts import record_tokenizer_reference as script
+from tests.support.real import real_file
 
 DATA = script.HERE
 TEXTS: list[str] = script.corpus()
 CASES = script.cases(json.loads((DATA / "vocabularies.json").read_text()))
-MODELS = Path(os.environ.get("OUTRIDER_DEV_MODELS") or Path.home() / ".cache/outrider-dev/models")
 
 
 def tokenizer_data(fields: dict[str, Any]) -> TokenizerData:
@@ -44,9 +42,8 @@ def tokenizer_data(fields: dict[str, Any]) -> TokenizerData:
 @functools.cache
 def model(file: str) -> ModelSource:
     """A real model, opened once; skips the test when the file is not there."""
-    if not (MODELS / file).exists():
-        pytest.skip(f"{file} is not there")
-    return open_model(MODELS / file)
+    path = real_file(file)
+    return open_model(path) if path else pytest.skip(f"{file} is not there")
 
 
 @functools.cache
