@@ -17,6 +17,14 @@ from outrider.errors import ConfigError, nearest
 
 DEFAULT_DRAFT_TOKENS = 5
 MAX_DRAFT_TOKENS = 128
+VERIFICATIONS = ("coupled", "rejection", "block")  # acceptance rules, the default first
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
+
+# vLLM's names of the rule, and what they mean here.
+_RULES = {
+    "rejection_sample_method": {"standard": "rejection", "block": "block", "coupled": "coupled"},
+    "acceptance_method": {"rejection_sampler": "rejection"},
+}
 
 # --- The drafter -----------------------------------------------------------------------------------
 
@@ -34,12 +42,14 @@ class NgramConfig:
 
     num_speculative_tokens: most draft tokens of a step.
     prompt_lookup_min, prompt_lookup_max: lengths, in tokens, of the n-grams looked up.
+    verification: the acceptance rule, one of VERIFICATIONS.
     """
 
     method: ClassVar[str] = "ngram"
     num_speculative_tokens: int = DEFAULT_DRAFT_TOKENS
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 5
+    verification: str = VERIFICATIONS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,9 @@ class DraftModelConfig:
     num_speculative_tokens: most draft tokens of a step.
     max_model_len: positions, in tokens, beyond which the draft rests; None for the draft's own limit.
     revision: branch, tag or commit when `model` names a repository on the hub.
+    verification: the acceptance rule, one of VERIFICATIONS.
+    draft_sample_method: "greedy" drafts the draft's likeliest tokens; "probabilistic", or None, draws them
+        from its distribution, as suits the rule.
     """
 
     method: ClassVar[str] = "draft_model"
@@ -57,6 +70,8 @@ class DraftModelConfig:
     num_speculative_tokens: int = DEFAULT_DRAFT_TOKENS
     max_model_len: int | None = None
     revision: str | None = None
+    verification: str = VERIFICATIONS[0]
+    draft_sample_method: str | None = None
 
 
 SpeculativeConfig: TypeAlias = NoneConfig | NgramConfig | DraftModelConfig
@@ -91,7 +106,7 @@ def _anything(_: object) -> bool:
 _ONE_PROCESS = "Outrider runs in one process on the CPU; leave it at 1"
 _IN_THE_FILE = "the model file says how its weights are stored; choose a file of the type you want"
 _NOT_BUILT_DRAFT = "no drafter here uses it; leave it out"
-_COUPLED = "the draft draws with the target's own noise (rule 'coupled'), so leave it out"
+_LOOKED_UP = "it is about a draft model's draws; the method 'ngram' looks its tokens up"
 
 # vLLM's fields that no drafter here reads: the values that change nothing, and why others are refused.
 _REFUSED_SPECULATIVE: dict[str, tuple[Neutral, str]] = {
@@ -100,14 +115,9 @@ _REFUSED_SPECULATIVE: dict[str, tuple[Neutral, str]] = {
     "quantization": (_is("gguf"), _IN_THE_FILE),
     "enforce_eager": (_anything, ""),
     "code_revision": (_is(), "no code of a model repository is ever run; leave it out"),
-    "draft_sample_method": (_is(), _COUPLED),
-    "rejection_sample_method": (
-        _is("coupled"),
-        "the one rule built is 'coupled', which keeps the target's distribution and the seed's text",
-    ),
+    "draft_sample_method": (_is("greedy"), _LOOKED_UP),
     "synthetic_acceptance_rates": (_is(), "it makes the output wrong on purpose; leave it out"),
     "synthetic_acceptance_length": (_is(), "it makes the output wrong on purpose; leave it out"),
-    "acceptance_method": (_is(), "only exact verification is built here; leave it out"),
     "use_heterogeneous_vocab": (_is(False), "the draft needs the target's vocabulary; choose such a draft"),
     "parallel_drafting": (_is(False), _NOT_BUILT_DRAFT),
     "num_speculative_tokens_per_batch_size": (_is(), "give one num_speculative_tokens instead"),
@@ -128,7 +138,12 @@ _REFUSED_SPECULATIVE: dict[str, tuple[Neutral, str]] = {
     },
 }
 
-_KNOWN = {"method"} | {f.name for c in METHODS.values() for f in fields(c)} | _REFUSED_SPECULATIVE.keys()
+_KNOWN = (
+    {"method"}
+    | {f.name for c in METHODS.values() for f in fields(c)}
+    | _REFUSED_SPECULATIVE.keys()
+    | _RULES.keys()
+)
 
 
 def parse_speculative(
@@ -187,6 +202,8 @@ def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
         return NoneConfig()
     own = {f.name for f in fields(kind)}
     values = {k: v for k, v in given.items() if k != "method" and not (k in own and v is None)}
+    for key in [k for k in _RULES if k in values]:
+        _take_rule(key, values)
     if kind is NgramConfig:
         if values.get("model") in ("[ngram]", "ngram"):
             del values["model"]
@@ -200,6 +217,24 @@ def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
             "speculative_config: the method 'draft_model' needs `model`, the draft's path or name"
         )
     return _checked(kind(**values))
+
+
+def _take_rule(key: str, values: dict[str, Any]) -> None:
+    """Put `verification` in the place of one of vLLM's names of it."""
+    value = values.pop(key)
+    if value is None:
+        return
+    known = _RULES[key]
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(
+            f"speculative_config: {key}={value!r} is refused: only exact rules are built here, "
+            f"so choose one of {', '.join(known)}"
+        )
+    if values.setdefault("verification", known[value]) != known[value]:
+        raise ConfigError(
+            f"speculative_config: {key}={value!r} and verification={values['verification']!r} "
+            "are different rules; give one"
+        )
 
 
 def _refuse_key(key: str, value: object, method: str) -> None:
@@ -237,6 +272,7 @@ def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
     _positive("num_speculative_tokens", n)
     if n > MAX_DRAFT_TOKENS:
         raise ConfigError(f"num_speculative_tokens must be at most {MAX_DRAFT_TOKENS}, not {n}")
+    _one_of("verification", config.verification, VERIFICATIONS)
     if isinstance(config, NgramConfig):
         _positive("prompt_lookup_max", config.prompt_lookup_max)
         _positive("prompt_lookup_min", config.prompt_lookup_min)
@@ -247,6 +283,8 @@ def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
             )
         return config
     _text("model", config.model)
+    if config.draft_sample_method is not None:
+        _one_of("draft_sample_method", config.draft_sample_method, DRAFT_SAMPLE_METHODS)
     if config.max_model_len is not None:
         _positive("max_model_len", config.max_model_len)
     if config.revision is not None:
@@ -370,6 +408,12 @@ def _positive(name: str, value: object) -> None:
     if not (_is_int(value) and isinstance(value, int) and value >= 1):
         shown = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)
         raise ConfigError(f"{name} must be a whole number of at least 1, not {shown}")
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        hint = nearest(str(value), known)
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}{hint}")
 
 
 def _text(name: str, value: object) -> None:

@@ -15,9 +15,9 @@ from outrider import memory
 from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
 from outrider.decoding.controller import FixedController
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.verify import VERIFIERS, Verifier, check_pair
 from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_model import DraftModelDrafter, Draws
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.step import CachedStepEngine
@@ -55,6 +55,7 @@ class Pipeline:
     tokenizer: Tokenizer
     engine: StepEngine
     drafter: Drafter | None
+    verifier: Verifier
     context: int
 
     def loop(self) -> StepLoop:
@@ -63,7 +64,7 @@ class Pipeline:
         return StepLoop(
             self.engine,
             self.drafter,
-            CoupledVerifier(),
+            self.verifier,
             FixedController(depth),
             clock=time.perf_counter,
             max_num_seqs=self.config.max_num_seqs,
@@ -115,15 +116,34 @@ def build_all(
     for choice in choices:
         draft: ModelSource | None = None
         drafter: Drafter | None = None
+        verifier = make_verifier(choice)
         if isinstance(choice, DraftModelConfig):
             draft, common = drafts[choice]
             drafter = DraftModelDrafter(
-                loaded[draft.path], common_size=common, max_context=choice.max_model_len
+                loaded[draft.path],
+                common_size=common,
+                max_context=choice.max_model_len,
+                draws=_draws(choice, verifier),
             )
         elif isinstance(choice, NgramConfig):
             drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
-        pipelines.append(Pipeline(config, choice, source, draft, tokenizer, engine, drafter, context))
+        if drafter is not None:
+            check_pair(verifier, drafter)
+        pipelines.append(
+            Pipeline(config, choice, source, draft, tokenizer, engine, drafter, verifier, context)
+        )
     return pipelines
+
+
+def make_verifier(choice: SpeculativeConfig) -> Verifier:
+    """The acceptance rule of a configuration; without speculation, plain decoding's."""
+    return VERIFIERS["coupled" if isinstance(choice, NoneConfig) else choice.verification]()
+
+
+def _draws(choice: DraftModelConfig, verifier: Verifier) -> Draws:
+    if choice.draft_sample_method == "greedy":
+        return "greedy"
+    return "own" if verifier.draft_probs else "shared"
 
 
 def _fetch(reference: str, revision: str | None, progress: bool) -> Path:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.config import (
+    VERIFICATIONS,
     DraftModelConfig,
     EngineConfig,
     NgramConfig,
@@ -18,6 +19,7 @@ from outrider.config import (
     parse_engine,
     parse_speculative,
 )
+from outrider.decoding.verify import VERIFIERS
 from outrider.errors import ConfigError, OutriderError
 
 
@@ -75,8 +77,24 @@ def test_old_names_mean_the_same() -> None:
         ({"model": "d", "draft_tensor_parallel_size": 2}, ["draft_tensor_parallel_size=2", "one process"]),
         ({"model": "d", "draft_tensor_parallel_size": True}, ["draft_tensor_parallel_size=True"]),
         ({"model": "d", "quantization": "awq"}, ["quantization='awq'", "file"]),
-        ({"model": "d", "draft_sample_method": "greedy"}, ["draft_sample_method", "noise"]),
-        ({"model": "d", "rejection_sample_method": "synthetic"}, ["rejection_sample_method", "coupled"]),
+        ({"model": "d", "draft_sample_method": "gredy"}, ["draft_sample_method", "did you mean 'greedy'"]),
+        ({"method": "ngram", "draft_sample_method": "probabilistic"}, ["draft_sample_method", "looks"]),
+        (
+            {"model": "d", "rejection_sample_method": "synthetic"},
+            ["rejection_sample_method", "block"],
+        ),
+        ({"model": "d", "rejection_sample_method": []}, ["rejection_sample_method=[]", "standard, block"]),
+        (
+            {"model": "d", "acceptance_method": "typical_acceptance_sampler"},
+            ["only exact rules"],
+        ),
+        (
+            {"model": "d", "rejection_sample_method": "block", "verification": "rejection"},
+            ["rejection_sample_method='block'", "verification='rejection'", "different"],
+        ),
+        ({"method": "ngram", "verification": "bloc"}, ["verification", "did you mean 'block'"]),
+        ({"method": "ngram", "verification": 1}, ["verification", "coupled, rejection, block"]),
+        ({"method": "ngram", "verifcation": "block"}, ["did you mean 'verification'"]),
         (
             {"method": "ngram", "suffix_decoding_max_tree_depth": 24},
             ["suffix_decoding_max_tree_depth", "ngram"],
@@ -102,6 +120,40 @@ def test_refused_by_name_in_one_line(value: Any, words: list[str]) -> None:
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "draws"),
+    [
+        ({"model": "d"}, "coupled", None),
+        ({"model": "d", "verification": None}, "coupled", None),
+        ({"model": "d", "verification": "block"}, "block", None),
+        ({"model": "d", "rejection_sample_method": "standard"}, "rejection", None),
+        ({"model": "d", "rejection_sample_method": "block"}, "block", None),
+        ({"model": "d", "rejection_sample_method": None, "verification": "rejection"}, "rejection", None),
+        (
+            {"model": "d", "rejection_sample_method": "standard", "verification": "rejection"},
+            "rejection",
+            None,
+        ),
+        ({"model": "d", "acceptance_method": "rejection_sampler"}, "rejection", None),
+        ({"model": "d", "draft_sample_method": "greedy"}, "coupled", "greedy"),
+        (
+            {"model": "d", "draft_sample_method": "probabilistic", "verification": "block"},
+            "block",
+            "probabilistic",
+        ),
+    ],
+)
+def test_the_rule_and_its_names(value: dict[str, Any], rule: str, draws: str | None) -> None:
+    assert parse_speculative(value) == DraftModelConfig("d", verification=rule, draft_sample_method=draws)
+    if draws is None:
+        as_ngram = {k: v for k, v in value.items() if k != "model"} | {"method": "ngram"}
+        assert parse_speculative(as_ngram) == NgramConfig(verification=rule)
+
+
+def test_every_rule_that_is_offered_is_built() -> None:
+    assert set(VERIFICATIONS) == set(VERIFIERS)
 
 
 def test_a_ready_config_is_checked_too() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from outrider.cli.parser import integer, number
 from outrider.config import (
     DEFAULT_DRAFT_TOKENS,
+    VERIFICATIONS,
     EngineConfig,
     SpeculativeConfig,
     parse_engine,
@@ -52,6 +53,11 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         help="draft_model, ngram or none (default: draft_model with -md, else none)",
     )
     add_draft_length(group)
+    group.add_argument(
+        "--verification",
+        metavar="RULE",
+        help=f"acceptance rule: {', '.join(VERIFICATIONS)} (default: {VERIFICATIONS[0]})",
+    )
     group.add_argument(
         *("-sc", "--speculative-config"),
         dest="speculative_config",
@@ -126,6 +132,7 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
         "num_speculative_tokens": args.draft,
         "prompt_lookup_max": args.prompt_lookup_max,
         "prompt_lookup_min": args.prompt_lookup_min,
+        "verification": args.verification,
     }
     given = {key: value for key, value in given.items() if value is not None}
     if args.speculative_config is not None:

@@ -20,7 +20,10 @@ A* sampling, Maddison, Tarlow and Minka 2014):
                = first + exponential(word id mod 4 of block(1, id div 4))
                                               otherwise: exponentials have no memory.
 
-Purpose 2 makes the seeds of further samples; other uses take other numbers.
+Purpose 2 makes the seeds of further samples. Purposes 3, 4 and 5 are the uniforms of the rules that
+accept by chance (see `chance`), with the position of the step's first token:
+
+    uniform(number) = (word 0 div 2^5 * 2^26 + word 1 div 2^6) * 2^-53 of block(purpose, number)
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ GROUP = 256  # ids that share a block with their earliest arrival
 LEAST_NOISE = -3.14  # below any: no time is above exponential(0) * (1 + 1 / 256) = 22.97
 
 _FIRST, _REST, _SEED = 0, 1, 2  # purposes
+DRAFT, ACCEPT, NEXT = 3, 4, 5  # purposes of uniforms
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64) * np.arange(10, dtype=np.uint64)[:, None, None]
@@ -104,6 +108,14 @@ def _distinct(ascending: Ids) -> tuple[Ids, Ids]:
     fresh = np.ones(len(ascending), bool)
     fresh[1:] = ascending[1:] != ascending[:-1]
     return ascending[fresh], np.cumsum(fresh) - 1
+
+
+def uniforms(seed: int, position: int, purpose: int, numbers: Ids) -> Floats:
+    """Independent uniforms from [0, 1), float64[n], multiples of 2^-53, for `numbers` (int64[n])."""
+    high, low, _, _ = _blocks(seed, position, purpose, numbers.astype(np.uint64))
+    bits = ((high >> np.uint64(5)) << np.uint64(26)) | (low >> np.uint64(6))
+    values: Floats = bits.astype(np.float64) * 2.0**-53
+    return values
 
 
 def derive_seed(seed: int, index: int) -> int:

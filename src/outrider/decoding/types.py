@@ -36,6 +36,9 @@ class Distribution(NamedTuple):
         return float(self.probs[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
 
 
+Probs: TypeAlias = tuple[Distribution | None, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
     """The tokens that a drafter proposes for one step: a tree of n nodes, in topological order.
@@ -43,18 +46,27 @@ class Draft:
     tokens:  int32[n], token ids.
     parents: int32[n], index of each node's parent, always smaller than the node's own index;
              -1 means a child of the anchor (the last emitted token).
-    probs:   float32[n, vocab], the distribution that each node was drawn from, or None for a
-             point mass (lookup drafters, and every drafter under the `coupled` rule).
+    probs:   for each node the distribution that it was drawn from, or None for a point mass; None for
+             all of them (lookup drafters, and every drafter under the `coupled` rule).
     source:  name of the drafter, for metrics.
+
+    A stated distribution must be the very one drawn from, given the path to the node, the siblings
+    before it (so without them, if they were ruled out) and that the node is there: no node may be
+    left out by a look at its token. None is always true: a rule then takes the token as it comes.
     """
 
     tokens: IntArray
     parents: IntArray
-    probs: FloatArray | None = None
+    probs: Probs | None = None
     source: str = "none"
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
+
+    def distribution(self, node: int) -> Distribution:
+        """What a node was drawn from."""
+        stated = None if self.probs is None else self.probs[node]
+        return Distribution.point(int(self.tokens[node])) if stated is None else stated
 
     @staticmethod
     def empty(source: str = "none") -> Draft:
@@ -62,7 +74,7 @@ class Draft:
         return Draft(np.empty(0, np.int32), np.empty(0, np.int32), None, source)
 
     @staticmethod
-    def chain(tokens: npt.ArrayLike, source: str, probs: FloatArray | None = None) -> Draft:
+    def chain(tokens: npt.ArrayLike, source: str, probs: Probs | None = None) -> Draft:
         """A draft in which every token follows the one before it."""
         ids = np.asarray(tokens, dtype=np.int32).reshape(-1)
         return Draft(ids, np.arange(-1, len(ids) - 1, dtype=np.int32), probs, source)

@@ -1,23 +1,32 @@
 """Acceptance rules: which nodes of a draft the target keeps, and the token that it adds.
 
-A rule is pure: it knows no model, file or clock, and gets its randomness from the request's sampler.
+A rule is pure: it knows no model, file or clock, and its randomness is a function of the request's seed
+and the position. This is NumPy in float64, and the specification of any faster path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
+from outrider.decoding.verify_block import BlockVerifier
+from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.errors import ConfigError
 
 
 class Verifier(Protocol):
     """An acceptance rule.
 
-    needs: names of EngineCaps fields that the engine must have.
+    needs:       names of EngineCaps fields that the engine must have.
+    trees:       judges drafts that branch.
+    draft_probs: judges by what the draft was drawn from, so a drafter that draws should do so with
+                 randomness of its own and state the distributions. A drafter that states none is
+                 judged rightly too, as one of point masses.
     """
 
     @property
@@ -25,6 +34,12 @@ class Verifier(Protocol):
 
     @property
     def needs(self) -> frozenset[str]: ...
+
+    @property
+    def trees(self) -> bool: ...
+
+    @property
+    def draft_probs(self) -> bool: ...
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         """Judge one sequence's draft. `context` ends with the anchor; `scores` has row 0 for it."""
@@ -39,6 +54,8 @@ class CoupledVerifier:
 
     name = "coupled"
     needs: frozenset[str] = frozenset()
+    trees = True
+    draft_probs = False
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         children: dict[tuple[int, int], int] = {}  # (parent, token) -> first node, parents that have any
@@ -57,12 +74,38 @@ class CoupledVerifier:
             at = node
 
 
+VERIFIERS: Mapping[str, Callable[[], Verifier]] = {
+    "coupled": CoupledVerifier,
+    "rejection": RejectionVerifier,
+    "block": BlockVerifier,
+}
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+
+def check_pair(verifier: Verifier, drafter: _Named) -> None:
+    """Raise ConfigError when the rule cannot judge what the drafter proposes."""
+    if "tree_attention" in drafter.needs and not verifier.trees:
+        able = ", ".join(name for name, make in VERIFIERS.items() if make().trees)
+        raise ConfigError(
+            f"verification {verifier.name!r} judges chains, and the drafter {drafter.name!r} proposes trees: "
+            f"choose one of {able}"
+        )
+
+
 def check_draft(draft: Draft, vocab_size: int, budget: int, *, tree: bool) -> Draft:
     """The longest prefix of `draft` that an engine can score: at most `budget` nodes, ids inside the
     vocabulary, every parent before its child, no branches unless `tree`.
 
     A drafter that proposes anything else has a bug, but never one that can reach the output: what
-    is cut off only makes the step shorter.
+    is cut off only makes the step shorter. A distribution that cannot be the node's (it has ids outside
+    the vocabulary, or not the token) is dropped, so that the token counts as a point mass.
     """
     tokens, parents = draft.tokens, draft.parents
     integers = np.issubdtype(tokens.dtype, np.integer) and np.issubdtype(parents.dtype, np.integer)
@@ -73,5 +116,14 @@ def check_draft(draft: Draft, vocab_size: int, budget: int, *, tree: bool) -> Dr
     if not tree:
         good &= parents == node - 1
     size = len(tokens) if good.all() else int(good.argmin())
-    probs = None if draft.probs is None else draft.probs[:size]
+    probs = None
+    if draft.probs is not None and len(draft.probs) == len(tokens):
+        stated = zip(draft.probs[:size], tokens[:size].tolist(), strict=True)
+        probs = tuple(d if d is not None and _may_be(d, token, vocab_size) else None for d, token in stated)
     return Draft(tokens[:size].astype(np.int32), parents[:size].astype(np.int32), probs, draft.source)
+
+
+def _may_be(drawn_from: Distribution, token: int, vocab_size: int) -> bool:
+    ids, probs = drawn_from
+    inside = len(ids) == len(probs) > 0 and ids[0] >= 0 and ids[-1] < vocab_size
+    return inside and drawn_from.of(token) > 0.0

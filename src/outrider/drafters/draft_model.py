@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 
+from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Draft, FloatArray, Verdict
+from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.errors import ConfigError
+
+Draws: TypeAlias = Literal["shared", "own", "greedy"]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,13 +35,19 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One job of one propose call: what has been drawn, and what is to be fed next."""
+    """One job of one propose call: what has been drawn (and from what), and what is to be fed next."""
 
     stream: _Stream
     context: TokenContext
     budget: int
     feed: list[int]
+    chance: Chance
     drawn: list[int] = field(default_factory=list)
+    drawn_from: list[Distribution | None] = field(default_factory=list)
+
+    def draft(self, source: str) -> Draft:
+        stated = any(d is not None for d in self.drawn_from)
+        return Draft.chain(self.drawn, source, tuple(self.drawn_from) if stated else None)
 
 
 class DraftModelDrafter:
@@ -45,9 +55,14 @@ class DraftModelDrafter:
 
     Each request has a cache of its own, which catches up only when the request next drafts: what the
     target did not keep is rolled back, and what it wrote since is fed in chunks of at most `chunk`
-    tokens. Tokens are drawn by the request's own sampler with the target's noise, from ids below
-    common_size, the part of the vocabulary that both models share. A draft ends early at a stop
-    token or where the draft model's context does.
+    tokens. Tokens are chosen by the request's own sampling parameters, from ids below common_size,
+    the part of the vocabulary that both models share. A draft ends early at a stop token or where
+    the draft model's context does.
+
+    draws: how a token is drawn from the draft's distribution. "shared": with the target's noise, so
+           that both draw the same token as often as may be (the rule `coupled`). "own": with randomness
+           of its own; the draft states the distributions (`rejection`, `block`). "greedy": the likeliest.
+           Each is exact under each rule, since what is not stated counts as a point mass.
     """
 
     name = "draft_model"
@@ -60,11 +75,13 @@ class DraftModelDrafter:
         common_size: int | None = None,
         max_context: int | None = None,
         chunk: int = 512,
+        draws: Draws = "shared",
     ) -> None:
         self._model = model
         self._common_size = min(model.vocab_size, common_size or model.vocab_size)
         self._max_context = min(model.max_positions, max_context or model.max_positions)
         self._chunk = chunk
+        self._draws = draws
         self._capacity: dict[str, int] = {}
         self._streams: dict[str, _Stream] = {}
 
@@ -79,7 +96,7 @@ class DraftModelDrafter:
         while active:
             rows = self._forward(active)
             active = [turn for turn, row in zip(active, rows, strict=True) if self._draw(turn, row)]
-        return [Draft.chain(() if turn is None else turn.drawn, self.name) for turn in turns]
+        return [Draft.empty(self.name) if turn is None else turn.draft(self.name) for turn in turns]
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         pass  # the text itself tells what was kept, when it is next drafted from
@@ -110,7 +127,9 @@ class DraftModelDrafter:
         stream.checked = min(stream.checked, len(tokens) - 1)  # the draft starts from the last token's row
         stream.cache.truncate(stream.checked)
         feed = tokens[stream.checked :]
-        return _Turn(stream, job.context, budget, feed) if max(feed) < self._model.vocab_size else None
+        if max(feed) >= self._model.vocab_size:
+            return None
+        return _Turn(stream, job.context, budget, feed, Chance(job.sampler.seed, job.context.position))
 
     def _forward(self, turns: Sequence[_Turn]) -> list[FloatArray]:
         """Feed each turn's tokens. Returns, for each, the logits after the last one: float32[1, vocab]."""
@@ -140,10 +159,21 @@ class DraftModelDrafter:
         """Draw one token; whether the turn goes on."""
         sampler = turn.stream.sampler
         try:
-            token = sampler.token(row[0], turn.context)
+            token, drawn_from = self._choose(turn, row[0])
         except ConfigError:  # the request allows no token that this model knows
             return False
         turn.context = turn.context.then(token)
         turn.drawn.append(token)
+        turn.drawn_from.append(drawn_from)
         turn.feed = [token]
         return len(turn.drawn) < turn.budget and token not in sampler.stop_ids
+
+    def _choose(self, turn: _Turn, logits: FloatArray) -> tuple[int, Distribution | None]:
+        """The next token, and what it was drawn from where the draft is to state it."""
+        sampler = turn.stream.sampler
+        if self._draws == "shared" or sampler.params.temperature == 0.0:
+            return sampler.token(logits, turn.context), None
+        distribution = sampler.distribution(logits, turn.context)
+        if self._draws == "greedy":
+            return int(distribution.ids[distribution.probs.argmax()]), None
+        return turn.chance.draws(distribution, len(turn.drawn)), distribution

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.decoding.verify import CoupledVerifier, check_draft
+from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
+from outrider.decoding.verify import VERIFIERS, CoupledVerifier, check_draft, check_pair
+from outrider.drafters.ngram import NgramDrafter
+from outrider.errors import ConfigError
 
 VOCAB = 8
 GREEDY = Sampler(SamplingParams(temperature=0.0), VOCAB)
@@ -89,7 +91,8 @@ def test_check_draft_keeps_the_longest_sound_prefix(
     nodes: list[tuple[int, int]], budget: int, branches: bool
 ) -> None:
     draft = tree(*nodes) if nodes else Draft.empty("test")
-    draft = Draft(draft.tokens, draft.parents, np.zeros((len(nodes), 2), np.float32), "test")
+    probs = tuple(Distribution.point(token) for _, token in nodes)
+    draft = Draft(draft.tokens, draft.parents, probs, "test")
 
     def sound(i: int) -> bool:
         parent, token = nodes[i]
@@ -100,7 +103,7 @@ def test_check_draft_keeps_the_longest_sound_prefix(
     assert checked.tokens.tolist() == [token for _, token in nodes[:size]]
     assert checked.parents.tolist() == [parent for parent, _ in nodes[:size]]
     assert checked.probs is not None
-    assert len(checked.probs) == size
+    assert [d and d.ids.tolist() for d in checked.probs] == [[token] for _, token in nodes[:size]]
     assert checked.source == "test"
 
 
@@ -118,3 +121,32 @@ def test_check_draft_makes_the_types_right() -> None:
     assert checked.tokens.tolist() == [1, 2]
     real = Draft(np.array([1.0, 2.5]), np.array([-1, 0]), None, "real")
     assert len(check_draft(real, VOCAB, 9, tree=False)) == 0
+
+
+def test_check_draft_drops_distributions_that_cannot_be_the_nodes() -> None:
+    def of(*ids: int) -> Distribution:
+        return Distribution(np.array(ids), np.full(len(ids), 1 / max(1, len(ids))))
+
+    lone = Distribution(np.array([1, 2]), np.array([0.0, 1.0]))
+    uneven = Distribution(np.array([1, 2]), np.array([1.0]))
+    stated = (of(0, 1), None, of(-1, 1), of(1, VOCAB), of(2, 3), of(), lone, uneven)
+    checked = check_draft(Draft.chain([1] * 8, "test", stated), VOCAB, 9, tree=False)
+    assert checked.probs == (stated[0], *[None] * 7)
+    assert checked.distribution(0) is stated[0]
+    assert checked.distribution(3) == Distribution.point(1)
+    assert check_draft(Draft.chain([1, 1], "test", stated), VOCAB, 9, tree=False).probs is None
+
+
+class Trees:
+    name = "trees"
+    needs = frozenset({"tree_attention"})
+
+
+def test_a_rule_for_chains_is_not_paired_with_trees() -> None:
+    for name, make in VERIFIERS.items():
+        check_pair(make(), NgramDrafter())
+        if name == "block":
+            with pytest.raises(ConfigError, match=r"'block' judges chains.*'trees'.*coupled, rejection"):
+                check_pair(make(), Trees())
+        else:
+            check_pair(make(), Trees())
