@@ -70,6 +70,25 @@ class TokenContext:
         """Tokens of output before the one to be chosen next."""
         return self.position - self.prompt_length
 
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's tokens, a new list."""
+        return self.tokens[: self.prompt_length]
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens of output before the one to be chosen next, the path's last; a new list."""
+        return [*self.tokens[self.prompt_length :], *self.path]
+
+    def ends_with(self, tokens: Sequence[int]) -> bool:
+        """Whether the output ends with these tokens, the path counted."""
+        size = len(tokens)
+        if size > self.output_length:
+            return False
+        outside = max(0, size - len(self.path))  # of them before the path
+        before = self.tokens[len(self.tokens) - outside :]
+        return [*before, *self.path[len(self.path) - (size - outside) :]] == list(tokens)
+
     def append(self, token: int) -> None:
         """Emit one token. Raises ValueError on a view."""
         if self._base is not self:

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import functools
-import math
-import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
-from outrider.errors import ConfigError, nearest
+import numpy as np
+import numpy.typing as npt
 
-T = TypeVar("T")
+from outrider.decoding.checks import biases, flag, ids, integer, number, only_known, strings
+from outrider.decoding.structured import StructuredOutputsParams, structured
+from outrider.errors import ConfigError
+
+LogitsProcessor: TypeAlias = Callable[..., npt.NDArray[np.floating[Any]]]
+
+_BEAMS = "there is no beam search; n samples are independent"
+_ELSEWHERE: dict[str, tuple[tuple[object, ...], str]] = {  # neutral values, and why others are refused
+    "best_of": ((None,), "there is no ranking of samples; draw n and rank them by cumulative_logprob"),
+    "use_beam_search": ((False,), _BEAMS),
+    "beam_width": ((None,), _BEAMS),
+    "length_penalty": ((1.0, 1), _BEAMS),
+    "early_stopping": ((False,), _BEAMS),
+    "flat_logprobs": ((False,), "logprobs come as a list of mappings"),
+    "output_kind": ((None,), "generate gives whole outputs, stream gives pieces"),
+    "extra_args": ((None,), "there are no plug-ins to read them"),
+    "skip_reading_prefix_cache": ((None, False, True), "there is no prefix cache"),
+    "thinking_token_budget": ((None,), "it is not supported; use max_tokens"),
+    "repetition_detection": ((None,), "it is not supported; use the penalties"),
+    "logprob_token_ids": ((None,), "it is not supported; logprobs=-1 gives all"),
+    "prompt_adapter": ((None,), "adapters are not supported"),
+}
 
 
-def _reject_unknown(cls: type[T]) -> type[T]:
-    """Make a dataclass answer an unknown keyword with a ConfigError that names the nearest known one."""
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def checked(self: T, /, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name not in known:
-                raise ConfigError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
-        init(self, *args, **kwargs)
-
-    setattr(cls, "__init__", checked)  # noqa: B010 (mypy refuses the plain assignment)
-    return cls
-
-
-@_reject_unknown
+@partial(only_known, elsewhere=_ELSEWHERE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when generation ends. Every field is honoured, with speculation too.
@@ -50,9 +55,24 @@ class SamplingParams:
     ignore_eos:          treat EOS as any other token.
     max_tokens:          most tokens to generate; None means to the end of the context.
     min_tokens:          EOS and stop tokens cannot be drawn, nor stop strings end the text, before.
+    logprobs:            report, for each token of output, its log-probability and those of this many
+                         likeliest tokens (-1: of all), under the model's own logits: before penalties,
+                         temperature, masks and the rest. None reports nothing.
+    prompt_logprobs:     the same for the prompt's tokens.
     logit_bias:          added to the logits, by token id.
     allowed_token_ids:   no other token can be drawn.
+    bad_words:           texts that cannot be written: neither as the start of a word nor within one.
+    logits_processors:   functions f(output ids, logits) or f(prompt ids, output ids, logits) of lists of int
+                         and float32[vocab], a copy, that return the logits to go on with. Each is called for
+                         every token, drafted ones included and in any order, so it must depend on its
+                         arguments only.
+    structured_outputs:  the form of the output: StructuredOutputsParams, or a mapping of its fields.
+    guided_decoding:     the same under vLLM's older name.
+    json_schema, regex, choice, grammar: the same, for one form without options.
+    detokenize:          False gives token ids without text.
     skip_special_tokens: leave special tokens out of the text (applied by the detokenizer).
+    spaces_between_special_tokens: no tokenizer here puts spaces there, so both values mean the same.
+    truncate_prompt_tokens: keep this many tokens of the prompt, its last; -1: as many as the context holds.
 
     Raises ConfigError for an unknown keyword and for any value out of range.
     """
@@ -72,45 +92,99 @@ class SamplingParams:
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Iterable[int] | None = None
+    bad_words: Iterable[str] | None = None
+    logits_processors: Iterable[LogitsProcessor] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
+    json_schema: str | Mapping[str, Any] | type | None = None
+    regex: str | None = None
+    choice: Iterable[str] | None = None
+    grammar: str | None = None
+    detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        self._integer("n", 1)
-        self._number("presence_penalty", -2.0, 2.0)
-        self._number("frequency_penalty", -2.0, 2.0)
-        self._number("repetition_penalty", 0.0, math.inf, above=True)
-        self._number("temperature", 0.0, math.inf)
-        self._number("top_p", 0.0, 1.0, above=True)
-        self._integer("top_k", -1)
-        self._number("min_p", 0.0, 1.0)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        self._check("n", integer, 1)
+        self._check("presence_penalty", number, -2.0, 2.0)
+        self._check("frequency_penalty", number, -2.0, 2.0)
+        self._check("repetition_penalty", partial(number, above=True), 0.0)
+        self._check("temperature", number, 0.0)
+        self._check("top_p", partial(number, above=True), 0.0, 1.0)
+        self._check("top_k", integer, -1)
+        self._check("min_p", number, 0.0, 1.0)
+        self._check("min_tokens", integer, 0)
+        for name in (
+            *("include_stop_str_in_output", "ignore_eos", "detokenize"),
+            *("skip_special_tokens", "spaces_between_special_tokens"),
+        ):
+            self._check(name, flag)
         if self.seed == -1:
             self._set("seed", None)
-        if self.seed is not None:
-            self._integer("seed", 0, 2**64 - 1)
-        if self.max_tokens is not None:
-            self._integer("max_tokens", 1)
-        self._integer("min_tokens", 0)
+        for name, low, high in (
+            ("seed", 0, 2**64 - 1),
+            ("max_tokens", 1, None),
+            ("logprobs", -1, None),
+            ("prompt_logprobs", -1, None),
+            ("truncate_prompt_tokens", -1, None),
+        ):
+            if getattr(self, name) is not None:
+                self._check(name, integer, low, high)
+        self._check("stop", strings)
+        self._set("stop_token_ids", ids("stop_token_ids", self.stop_token_ids or ()))
+        self._check_tokens()
+        self._check_form()
+        self._check_together()
+
+    def _check_tokens(self) -> None:
+        """The parameters about single tokens."""
+        if self.allowed_token_ids is not None:
+            self._check("allowed_token_ids", ids)
+            if not self.allowed_token_ids:
+                raise ConfigError("allowed_token_ids is empty: no token could be drawn")
+        if self.logit_bias is not None:
+            self._set("logit_bias", biases(self.logit_bias))
+        if self.bad_words is not None:
+            self._check("bad_words", strings)
+        if self.logits_processors is not None:
+            if not isinstance(self.logits_processors, Iterable):
+                raise ConfigError(f"logits_processors must be a list, not {self.logits_processors!r}")
+            self._set("logits_processors", tuple(self.logits_processors))
+            for processor in self.logits_processors:
+                arity(processor)
+
+    def _check_form(self) -> None:
+        if self.choice is not None and not isinstance(self.choice, str):
+            self._check("choice", strings)
+        self.structured  # noqa: B018 (raises)
+
+    def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})")
-        self._set("stop", _strings(self.stop))
-        self._set("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids or ()))
-        if self.allowed_token_ids is not None:
-            allowed = _ids("allowed_token_ids", self.allowed_token_ids)
-            if not allowed:
-                raise ConfigError("allowed_token_ids is empty: no token could be drawn")
-            self._set("allowed_token_ids", allowed)
-        if self.logit_bias is not None:
-            self._set("logit_bias", _biases(self.logit_bias))
+        if self.stop and not self.detokenize:
+            raise ConfigError(
+                "stop needs detokenize=True: it is text that ends the output; or use stop_token_ids"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise ConfigError(
+                "truncate_prompt_tokens must be at least 1, or -1, not 0: nothing would be left"
+            )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return tuple(self.stop or ())
+
+    @property
+    def structured(self) -> StructuredOutputsParams | None:
+        """The form of the output, whichever parameter asked for it."""
+        plain = {name: getattr(self, name) for name in ("json_schema", "regex", "choice", "grammar")}
+        return structured(self.structured_outputs, self.guided_decoding, plain)
 
     def stop_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """Every id that ends a text of a model with these EOS ids."""
@@ -119,64 +193,24 @@ class SamplingParams:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _integer(self, name: str, low: int, high: int | None = None) -> None:
-        value = _integer(name, getattr(self, name))
-        if value < low or (high is not None and value > high):
-            bounds = f"at least {low}" if high is None else f"in {low}..{high}"
-            raise ConfigError(f"{name} must be {bounds}, not {value}")
-        self._set(name, value)
-
-    def _number(self, name: str, low: float, high: float, *, above: bool = False) -> None:
-        value = _number(name, getattr(self, name))
-        if value < low or value > high or (above and value == low):
-            bounds = f"{'above' if above else 'at least'} {low:g}"
-            bounds += "" if math.isinf(high) else f" and at most {high:g}"
-            raise ConfigError(f"{name} must be {bounds}, not {value:g}")
-        self._set(name, value)
+    def _check(self, name: str, check: Callable[..., object], *bounds: float | None) -> None:
+        self._set(name, check(name, getattr(self, name), *bounds))
 
 
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool):
-        raise ConfigError(f"{name} must be an integer, not {value!r}")
+def arity(processor: object) -> int:
+    """How many arguments a logits processor takes: 2, or 3 with the prompt's ids. Raises ConfigError."""
+    if not callable(processor):
+        raise ConfigError(f"logits_processors must be functions, not {processor!r}")
     try:
-        return operator.index(value)
-    except TypeError:
-        raise ConfigError(f"{name} must be an integer, not {value!r}") from None
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"{name} must be a finite number, not {value!r}")
-    return number
-
-
-def _strings(stop: Any) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
-    for text in stops:
-        if not isinstance(text, str) or not text:
-            raise ConfigError(f"stop must be strings that are not empty, not {text!r}")
-    return stops
-
-
-def _ids(name: str, values: Any) -> tuple[int, ...]:
-    try:
-        ids = tuple(_integer(name, value) for value in values)
-    except TypeError:
-        raise ConfigError(f"{name} must be a list of token ids, not {values!r}") from None
-    for token in ids:
-        if token < 0:
-            raise ConfigError(f"{name} has the id {token}; token ids start at 0")
-    return ids
-
-
-def _biases(values: Any) -> dict[int, float]:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"logit_bias must map token ids to numbers, not {values!r}")
-    ids = _ids("logit_bias", values)
-    return {i: _number(f"logit_bias[{i}]", v) for i, v in zip(ids, values.values(), strict=True)}
+        kinds = [p for p in inspect.signature(processor).parameters.values() if p.default is p.empty]
+    except (TypeError, ValueError):  # compiled, and does not say
+        return 2
+    named = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(named) in (2, 3) and not any(p.kind is p.KEYWORD_ONLY for p in kinds):
+        return len(named)
+    if not named and any(p.kind is p.VAR_POSITIONAL for p in kinds):
+        return 2
+    raise ConfigError(
+        f"logits_processors: {getattr(processor, '__qualname__', processor)!r} must take "
+        "(output ids, logits) or (prompt ids, output ids, logits)"
+    )

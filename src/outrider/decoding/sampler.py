@@ -1,8 +1,8 @@
 """From one row of logits to one token: the same pipeline for plain decoding, verifying and drafting.
 
-Stages, in vLLM's order: allowed_token_ids; min_tokens; logit_bias; repetition penalty over prompt and
-output, then frequency and presence penalty over the output; temperature; min_p; top_k; top_p; draw.
-Temperature 0 takes the likeliest token (lowest id on ties) and needs none of the stages after penalties.
+Stages, in vLLM's order: those that change logits id by id (`outrider.decoding.adjust`); temperature;
+min_p; top_k; top_p; draw. Temperature 0 takes the likeliest token (lowest id on ties) and needs none of
+the stages after it.
 
 The draw is the Gumbel-max trick (Maddison, Tarlow and Minka, "A* sampling", 2014): the token that
 maximises logit / temperature + noise has exactly the softmax distribution. With the noise a pure
@@ -16,19 +16,17 @@ is known beforehand, and tokens that could not win even with that much are never
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from outrider.decoding.adjust import Adjuster, Row
+from outrider.decoding.constraint import Constraint
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.rng import GROUP, LEAST_NOISE, Floats, Ids, gumbel, peaks
 from outrider.decoding.types import Distribution
 from outrider.errors import ConfigError, ModelError
-
-Row: TypeAlias = npt.NDArray[np.floating[Any]]  # float32[vocab] from the model, float64 once changed
 
 # Tokens below e^-MASS_REACH times the best add less than half a rounding step to the total mass, and
 # cannot win either: noise lies between -3.14 and 28.5.
@@ -37,13 +35,23 @@ NEAR = 16.0
 
 
 class Sampler:
-    """Chooses one request's tokens.
+    """Chooses one request's tokens: `adjusted` changes logits id by id, `draw` filters and draws.
 
+    eos_ids:    ids that end a text of this model.
+    bad_words:  sequences of token ids that `params.bad_words` stands for.
+    constraint: what structured output permits, or None.
     Raises ConfigError when the parameters name ids outside the vocabulary.
     """
 
     def __init__(
-        self, params: SamplingParams, vocab_size: int, eos_ids: Iterable[int] = (), seed: int = 0
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        eos_ids: Iterable[int] = (),
+        seed: int = 0,
+        *,
+        bad_words: Sequence[Sequence[int]] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         for name in ("logit_bias", "allowed_token_ids"):
             for token in getattr(params, name) or ():
@@ -51,29 +59,28 @@ class Sampler:
                     raise ConfigError(f"{name} has the id {token}; the vocabulary ends at {vocab_size - 1}")
         self.params = params
         self.seed = seed
-        self.stop_ids = params.stop_ids(eos_ids)
-        self._prepare(vocab_size)
+        self._adjuster = Adjuster(params, vocab_size, eos_ids, bad_words, constraint)
 
-    def _prepare(self, vocab_size: int) -> None:
-        """Turn the parameters that name tokens into arrays, without ids that cannot occur."""
-        params = self.params
-        self.vocab_size = vocab_size
-        bias = {i: b for i, b in (params.logit_bias or {}).items() if i < vocab_size}
-        self._bias = np.fromiter(bias, np.int64, len(bias)), np.fromiter(bias.values(), np.float64, len(bias))
-        allowed = params.allowed_token_ids
-        self._allowed = None if allowed is None else _sorted(allowed, vocab_size)
-        self._stops = _sorted(self.stop_ids, vocab_size)
-        self._penalised = (
-            params.repetition_penalty != 1.0
-            or params.frequency_penalty != 0.0
-            or params.presence_penalty != 0.0
-        )
+    @property
+    def vocab_size(self) -> int:
+        """How many leading ids of the vocabulary can be drawn."""
+        return self._adjuster.vocab_size
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every id that ends the text."""
+        return self._adjuster.stop_ids
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What structured output permits."""
+        return self._adjuster.constraint
 
     def restricted(self, vocab_size: int) -> Sampler:
         """The same request's sampler, with the same noise, over the first `vocab_size` ids only."""
         twin = Sampler.__new__(type(self))
-        twin.params, twin.seed, twin.stop_ids = self.params, self.seed, self.stop_ids
-        twin._prepare(vocab_size)
+        twin.params, twin.seed = self.params, self.seed
+        twin._adjuster = self._adjuster.restricted(vocab_size)
         return twin
 
     def token(self, logits: Row, context: TokenContext) -> int:
@@ -83,8 +90,18 @@ class Sampler:
         Raises ModelError when the logits hold NaN or +inf or are all -inf, ConfigError when the
         parameters leave no token to choose.
         """
-        logits, params, position = logits[: self.vocab_size], self.params, context.position
-        row = self._adjusted(logits, context)
+        logits = logits[: self.vocab_size]
+        return self.draw(self.adjusted(logits, context), logits, context.position)
+
+    def adjusted(self, logits: Row, context: TokenContext) -> Row:
+        """The row after every stage that changes logits one by one, see `outrider.decoding.adjust`; the
+        model's own row (float32[vocab_size]) if none does."""
+        return self._adjuster.row(logits, context)
+
+    def draw(self, row: Row, logits: Row, position: int) -> int:
+        """The token at `position` from an adjusted row: temperature, filters, noise. `logits` is the
+        model's own row, for a message when the adjusted one leaves nothing."""
+        params = self.params
         if params.temperature == 0.0:
             token = int(row.argmax())
             self._check(float(row[token]), logits, position)
@@ -112,41 +129,13 @@ class Sampler:
         logits = logits[: self.vocab_size]
         if self.params.temperature == 0.0:
             return Distribution.point(self.token(logits, context))
-        row = self._adjusted(logits, context)
+        row = self.adjusted(logits, context)
         tops = np.maximum.reduceat(row, np.arange(0, len(row), GROUP))
         best = float(tops.max())
         self._check(best, logits, context.position)
         ids = self._kept(row, tops, best)
         mass = np.exp(self._scores(row[ids], best))
         return Distribution(ids, mass / mass.sum())
-
-    def _adjusted(self, logits: Row, context: TokenContext) -> Row:
-        """The row after every stage that changes logits one by one; the model's own row if none does."""
-        early = len(self._stops) and context.output_length < self.params.min_tokens
-        bias_ids, biases = self._bias
-        if not (early or len(bias_ids) or self._penalised or self._allowed is not None):
-            return logits
-        row = logits.astype(np.float64)
-        if self._allowed is not None:
-            row.fill(-np.inf)
-            row[self._allowed] = logits[self._allowed]
-        if early:
-            row[self._stops] = -np.inf
-        row[bias_ids] += biases
-        if self._penalised:
-            self._penalise(row, context)
-        return row
-
-    def _penalise(self, row: Row, context: TokenContext) -> None:
-        params = self.params
-        ids, counts = context.counts()
-        inside = ids < self.vocab_size
-        ids, counts = ids[inside], counts[inside]
-        values = row[ids]
-        values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-        values -= params.frequency_penalty * counts
-        values -= params.presence_penalty * (counts > 0)
-        row[ids] = values
 
     def _scores(self, values: Row, best: float) -> Floats:
         """float64: log-probabilities up to a constant, 0 for the best. Monotonic, rounding included."""
@@ -211,14 +200,10 @@ class Sampler:
             return
         if best == -math.inf and np.isfinite(logits.max()):
             raise ConfigError(
-                f"no token is left to choose at position {position}: allowed_token_ids, logit_bias "
-                "and min_tokens together rule out all of them"
+                f"no token is left to choose at position {position}: allowed_token_ids, bad_words, "
+                "min_tokens, logits_processors and structured output together rule out all of them"
             )
         raise ModelError(f"the model's logits at position {position} have {best} as their maximum")
-
-
-def _sorted(ids: Iterable[int], vocab_size: int) -> Ids:
-    return np.array(sorted({i for i in ids if i < vocab_size}), np.int64)
 
 
 def _only(row: Row, ids: Ids) -> Row:

@@ -1,0 +1,122 @@
+"""What structured output may look like, under vLLM's names. Turning it into token masks is a Constraint's."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from outrider.decoding.checks import flag, only_known, strings
+from outrider.errors import ConfigError
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_ELSEWHERE: dict[str, tuple[tuple[object, ...], str]] = {
+    "backend": ((None, "auto", "guidance", "llguidance"), "llguidance is the only one here"),
+    "backend_was_auto": ((False, True), "it is vLLM's own"),
+    "structural_tag": ((None,), "write it as a grammar"),
+}
+_known = partial(only_known, elsewhere=_ELSEWHERE)
+
+
+@_known
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """One form that the output must have; exactly one of the first five is given.
+
+    json:        a JSON schema, as text or as an object (a pydantic model's class too): the output is JSON
+                 that the schema accepts. Kept here as text.
+    regex:       the whole output matches it (the syntax of Rust's regex crate).
+    choice:      the output is one of these texts.
+    grammar:     a context-free grammar, in Lark's syntax as llguidance extends it or llama.cpp's GBNF.
+    json_object: any JSON object.
+    disable_fallback: there is no other backend to fall back on; both values mean the same.
+    disable_any_whitespace: JSON without blanks between its parts.
+    disable_additional_properties: objects of the schema have no properties but those that it names.
+    whitespace_pattern: a regex of the blanks that JSON may have between its parts.
+
+    Raises ConfigError for an unknown keyword or a value that is none of these. Whether schema, regex and
+    grammar can be compiled shows when a request is made.
+    """
+
+    json: str | Mapping[str, Any] | type | None = None
+    regex: str | None = None
+    choice: Iterable[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none"
+            raise ConfigError(f"structured output needs one of {', '.join(_KINDS)}; {found} is given")
+        for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
+            flag(name, getattr(self, name))
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(f"{name} must be a text that is not empty, not {value!r}")
+        if self.json_object is not None:
+            flag("json_object", self.json_object)
+        if self.choice is not None:
+            if isinstance(self.choice, str):
+                raise ConfigError(f"choice must be a list of texts, not {self.choice!r}")
+            choice = strings("choice", self.choice)
+            if not choice:
+                raise ConfigError("choice is empty: there is nothing to say")
+            object.__setattr__(self, "choice", choice)
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema(self.json))
+
+
+@_known
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedDecodingParams(StructuredOutputsParams):
+    """`StructuredOutputsParams` under vLLM's older name."""
+
+
+def structured(
+    outputs: object, guided: object, plain: Mapping[str, object | None]
+) -> StructuredOutputsParams | None:
+    """The one form that is asked for. Raises ConfigError when there are several.
+
+    outputs, guided: `structured_outputs` and `guided_decoding`: params, their fields as a mapping, or None.
+    plain:           `json_schema`, `regex`, `choice` and `grammar`.
+    """
+    given: dict[str, object] = {
+        name: value
+        for name, value in (("structured_outputs", outputs), ("guided_decoding", guided), *plain.items())
+        if value is not None
+    }
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ConfigError(f"give one of {' and '.join(given)}: the output cannot have two forms")
+    ((name, value),) = given.items()
+    if name in plain:
+        value = {"json" if name == "json_schema" else name: value}
+    if isinstance(value, Mapping):
+        return StructuredOutputsParams(**{str(key): part for key, part in value.items()})
+    if not isinstance(value, StructuredOutputsParams):
+        raise ConfigError(f"{name} must be a StructuredOutputsParams, not {type(value).__name__}")
+    arguments = {f.name: getattr(value, f.name) for f in fields(StructuredOutputsParams)}
+    return StructuredOutputsParams(**arguments)
+
+
+def _schema(schema: object) -> str:
+    """A JSON schema as text."""
+    if callable(make := getattr(schema, "model_json_schema", None)):  # a pydantic model
+        schema = make()
+    try:
+        found = json_module.loads(schema) if isinstance(schema, str) else schema
+        text = json_module.dumps(found, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the JSON schema is not JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(found, Mapping | bool):
+        raise ConfigError(f"a JSON schema must be an object or a boolean, not {text[:40]}")
+    return text
