@@ -43,10 +43,8 @@ Model::Model(Config config, int threads, const std::string& isa)
 void Model::add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file) {
     Matrix m = make_matrix(kind, rows, columns);
     const int chunk = 16, chunks = (m.panels + chunk - 1) / chunk;
-    pool_->run([&](int) {
-        pool_->phase(chunks,
-                     [&](int i) { pack_panels(m, file, i * chunk, std::min(m.panels, (i + 1) * chunk)); });
-    });
+    const auto turn = pool_->turn();
+    pool_->phase(chunks, [&](int i, int) { pack_panels(m, file, i * chunk, std::min(m.panels, (i + 1) * chunk)); });
     matrices_[name] = std::move(m);
 }
 
@@ -103,7 +101,7 @@ size_t Model::weights_bytes() const {
 }
 
 double Model::read_gb_per_s() {
-    std::lock_guard<std::mutex> lock(one_pass_);
+    const auto turn = pool_->turn();
     constexpr size_t piece = size_t(1) << 18;
     std::vector<std::pair<const uint64_t*, size_t>> pieces;
     size_t bytes = 0;
@@ -117,14 +115,12 @@ double Model::read_gb_per_s() {
     double best = 0;
     for (int round = 0; round < 5; round++) {
         const auto start = std::chrono::steady_clock::now();
-        pool_->run([&](int) {
-            pool_->phase(int(pieces.size()), [&](int i) {
-                const auto [words, size] = pieces[size_t(i)];
-                uint64_t sum[8] = {0};
-                for (size_t w = 0; w < size; w += 8)
-                    for (size_t j = 0; j < 8; j++) sum[j] += words[w + j];
-                for (uint64_t s : sum) sink.fetch_xor(s, std::memory_order_relaxed);
-            });
+        pool_->phase(int(pieces.size()), [&](int i, int) {
+            const auto [words, size] = pieces[size_t(i)];
+            uint64_t sum[8] = {0};
+            for (size_t w = 0; w < size; w += 8)
+                for (size_t j = 0; j < 8; j++) sum[j] += words[w + j];
+            for (uint64_t s : sum) sink.fetch_xor(s, std::memory_order_relaxed);
         });
         const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
         best = std::max(best, double(bytes) / seconds.count() / 1e9);
@@ -201,31 +197,28 @@ void Model::place(const std::vector<Item>& items) {
 
 int Model::chunk_size(int panels) const {
     const int threads = pool_->size();
-    return threads == 1 ? panels : std::max(1, panels / (threads * 6));
+    return threads == 1 ? panels : std::max(1, panels / (threads * 5));
 }
 
-// Runs the chunks, then each_token(t) for every token: by the last thread when that is quicker than a phase.
+// Runs the chunks, then each_token(t) for every token: right here when that is quicker than a phase.
 template <class Work, class After>
-void Model::spread(int tokens, int chunks, Work&& work, After&& each_token) {
-    if (tokens <= 4) {
-        pool_->phase(chunks, work, [&] {
-            for (int t = 0; t < tokens; t++) each_token(t);
-        });
-    } else {
-        pool_->phase(chunks, work);
-        pool_->phase(tokens, each_token);
-    }
+void Model::spread(int tokens, int chunks, const Work& work, const After& each_token) {
+    pool_->phase(chunks, work);
+    if (tokens <= 4)
+        for (int t = 0; t < tokens; t++) each_token(t);
+    else
+        pool_->phase(tokens, [&](int t, int) { each_token(t); });
 }
 
 template <class After>
-void Model::product(int tokens, std::initializer_list<Part> parts, After&& each_token) {
+void Model::product(int tokens, std::initializer_list<Part> parts, const After& each_token) {
     int chunks = 0, panels = 0;
     for (const Part& part : parts) panels += part.matrix->panels;
     const int size = chunk_size(panels);
     for (const Part& part : parts) chunks += (part.matrix->panels + size - 1) / size;
     spread(
         tokens, chunks,
-        [&](int i) {
+        [&](int i, int) {
             for (const Part& part : parts) {
                 const int panels = part.matrix->panels, n = (panels + size - 1) / size;
                 if (i < n)
@@ -279,7 +272,7 @@ void Model::attend(int layer, int unit, int heads_per_unit, int thread) {
                        heads_per_unit, c.head_dim, scratch.data() + gather, scratch.data(), attended_.row(0) + at);
 }
 
-void Model::run_layers(int thread) {
+void Model::run_layers() {
     const Config& c = config_;
     const int n = int(tokens_.size()), hidden = c.hidden, group = c.heads / c.kv_heads;
     const int heads_per_unit = n * c.kv_heads % pool_->size() == 0 || n * c.kv_heads >= 4 * pool_->size() ? group : 1;
@@ -296,7 +289,7 @@ void Model::run_layers(int thread) {
     };
     const auto input = [&](const Matrix* m) { return info(m->kind).is_float ? &attention_floats_ : &attention_in; };
     spread(n, n,
-           [&](int t) {
+           [&](int t, int) {
                dequantize_row(embedding_kind_, embedding_ + size_t(tokens_[size_t(t)].id) * row_bytes(embedding_kind_, hidden),
                               hidden, x_.data() + size_t(t) * hidden);
            },
@@ -308,7 +301,7 @@ void Model::run_layers(int thread) {
                  {layer.k, input(layer.k), {k_.data(), kv_width, nullptr, false}},
                  {layer.v, input(layer.v), {v_.data(), kv_width, nullptr, false}}},
                 [&](int t) { rotate_and_store(i, t); });
-        spread(n, n * c.heads / heads_per_unit, [&](int unit) { attend(i, unit, heads_per_unit, thread); },
+        spread(n, n * c.heads / heads_per_unit, [&](int unit, int thread) { attend(i, unit, heads_per_unit, thread); },
                [&](int t) {
                    if (attended.q) kernels_.quantize(attended, t);
                });
@@ -318,7 +311,7 @@ void Model::run_layers(int thread) {
         });
         const int size = chunk_size(layer.gate->panels), chunks = (layer.gate->panels + size - 1) / size;
         spread(n, chunks,
-               [&](int chunk) {
+               [&](int chunk, int) {
                    const int p0 = chunk * size, p1 = std::min(layer.gate->panels, p0 + size);
                    const int first = p0 * kPanel, count = std::min(p1 * kPanel, c.ffn) - first;
                    kernels_.matmul(*layer.gate, ffn_in, p0, p1, {gated_.row(0), ffn, nullptr, false});
@@ -341,12 +334,12 @@ void Model::run_output(float* logits) {
     const int hidden = config_.hidden, rows = int(wanted_.size()), size = chunk_size(output_->panels);
     if (rows == 0) return;
     Activations& last = last_.view();
-    pool_->phase(rows, [&](int r) {
+    pool_->phase(rows, [&](int r, int) {
         kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, last_.row(r));
         if (last.q) kernels_.quantize(last, r);
     });
     const size_t vocab = size_t(config_.vocab);
-    pool_->phase((output_->panels + size - 1) / size, [&](int i) {
+    pool_->phase((output_->panels + size - 1) / size, [&](int i, int) {
         kernels_.matmul(*output_, last, i * size, std::min(output_->panels, (i + 1) * size), {logits, vocab, nullptr, false});
     });
 }
@@ -380,10 +373,11 @@ void Model::forward(const std::vector<Item>& items, float* logits) {
     k_.resize(size_t(2) * n * c.kv_heads * c.head_dim);
     v_.resize(k_.size());
     up_.resize(size_t(n) * c.ffn);
-    pool_->run([&](int thread) {
-        run_layers(thread);
+    {
+        const auto turn = pool_->turn();
+        run_layers();
         run_output(logits);
-    });
+    }
     for (const Item& item : items) item.cache->advance(item.count);
 }
 

@@ -88,12 +88,12 @@ class Model {
     void place(const std::vector<Item>& items);
     void rotate_and_store(int layer, int t);
     void attend(int layer, int unit, int heads_per_unit, int thread);
-    void run_layers(int thread);
+    void run_layers();
     void run_output(float* logits);
     template <class After>
-    void product(int tokens, std::initializer_list<Part> parts, After&& each_token);
+    void product(int tokens, std::initializer_list<Part> parts, const After& each_token);
     template <class Work, class After>
-    void spread(int tokens, int chunks, Work&& work, After&& each_token);
+    void spread(int tokens, int chunks, const Work& work, const After& each_token);
     int chunk_size(int panels) const;
 
     Config config_;

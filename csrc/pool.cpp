@@ -15,15 +15,18 @@ static void relax() {
 #endif
 }
 
-Pool::Pool(int threads) : size_(threads < 1 ? 1 : threads) {
-    for (int i = 1; i < size_; i++) threads_.emplace_back([this, i] { worker(i); });
+// About 20 to 50 microseconds: longer than a chunk's imbalance, far shorter than a scheduler's slice.
+constexpr int kSpins = 600;
+
+Pool::Pool(int threads) {
+    for (int i = 1; i < threads; i++) helpers_.emplace_back([this, i] { helper(i); });
 }
 
 Pool::~Pool() {
     stop_ = true;
-    start_.fetch_add(1);
-    start_.notify_all();
-    for (auto& t : threads_) t.join();
+    phase_.fetch_add(1);
+    phase_.notify_all();
+    for (auto& t : helpers_) t.join();
 }
 
 std::shared_ptr<Pool> Pool::shared(int threads) {
@@ -35,33 +38,57 @@ std::shared_ptr<Pool> Pool::shared(int threads) {
     return pool;
 }
 
-// About 50 microseconds of spinning: longer than a balanced phase's tail, far shorter than a scheduler's slice.
-void Pool::await(std::atomic<uint32_t>& word, uint32_t old) {
-    for (int i = 0; i < 1000; i++) {
-        if (word.load(std::memory_order_acquire) != old) return;
+void Pool::publish(uint32_t chunks, const void* work, Call call) {
+    const uint32_t number = uint32_t(next_.load(std::memory_order_relaxed) >> 32) + 1;
+    Job& job = jobs_[number & 1];
+    job.work.store(work, std::memory_order_relaxed);
+    job.call.store(call, std::memory_order_relaxed);
+    job.chunks.store(chunks, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    next_.store(uint64_t(number) << 32, std::memory_order_release);
+    phase_.store(number, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) phase_.notify_all();
+}
+
+// Takes chunks of the phase under way until none is left.
+void Pool::help(int thread) {
+    uint64_t next = next_.load(std::memory_order_acquire);
+    for (;;) {
+        const Job& job = jobs_[(next >> 32) & 1];
+        const void* work = job.work.load(std::memory_order_relaxed);
+        const Call call = job.call.load(std::memory_order_relaxed);
+        if (uint32_t(next) >= job.chunks.load(std::memory_order_relaxed)) return;
+        // Succeeds only if the phase is still the one whose job was read.
+        if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+        call(work, int(uint32_t(next)), thread);
+        done_.fetch_add(1, std::memory_order_seq_cst);
+        if (thread != 0 && caller_sleeps_.load(std::memory_order_seq_cst)) done_.notify_all();
+        next = next_.load(std::memory_order_acquire);
+    }
+}
+
+void Pool::finish(uint32_t chunks) {
+    for (int i = 0; i < kSpins; i++) {
+        if (done_.load(std::memory_order_acquire) == chunks) return;
         relax();
     }
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (word.load(std::memory_order_seq_cst) == old) word.wait(old, std::memory_order_seq_cst);
-    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    caller_sleeps_.store(true, std::memory_order_seq_cst);
+    for (uint32_t done; (done = done_.load(std::memory_order_seq_cst)) != chunks;) done_.wait(done);
+    caller_sleeps_.store(false, std::memory_order_relaxed);
 }
 
-void Pool::run(const std::function<void(int)>& job) {
-    std::lock_guard<std::mutex> lock(one_run_);
-    job_ = &job;
-    start_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) start_.notify_all();
-    job(0);
-    phase(0, [](int) {});  // everyone is done
-}
-
-void Pool::worker(int index) {
-    for (uint32_t seen = 0;;) {
-        await(start_, seen);
-        seen++;
+void Pool::helper(int thread) {
+    uint32_t seen = 0;
+    for (;;) {
+        for (int i = 0; i < kSpins && phase_.load(std::memory_order_acquire) == seen; i++) relax();
+        if (phase_.load(std::memory_order_acquire) == seen) {
+            sleepers_.fetch_add(1, std::memory_order_seq_cst);
+            phase_.wait(seen, std::memory_order_seq_cst);
+            sleepers_.fetch_sub(1, std::memory_order_relaxed);
+        }
         if (stop_) return;
-        (*job_)(index);
-        phase(0, [](int) {});
+        seen = phase_.load(std::memory_order_acquire);
+        help(thread);
     }
 }
 

@@ -1,15 +1,13 @@
-// Threads for one forward pass at a time.
+// Threads that help the calling one through the phases of a forward pass.
 //
-// run() lets every thread execute the same function; inside it, phase() hands out numbered chunks of work
-// one at a time and ends with a barrier. A thread that the system has taken off its processor holds up
-// at most its current chunk: the others take the rest, spin for some microseconds, then sleep, which frees
-// a processor for it. (Barriers that only spin against a descheduled thread make a pass many times slower.)
+// A phase is a number of chunks. The caller and the helpers take chunks one at a time, and the phase is over
+// when every chunk is done, whoever did it: a helper that the system keeps off its processor is not waited
+// for unless it holds a chunk. (A barrier that all threads must reach costs a scheduler's slice each time: with
+// one other busy process a pass of 150 phases took ten times as long. See benchmarks/contention.py.)
 // Which thread computes a chunk never changes a result.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -27,46 +25,48 @@ class Pool {
     // One pool for each thread count, shared by all models of the process.
     static std::shared_ptr<Pool> shared(int threads);
 
-    int size() const { return size_; }
+    int size() const { return int(helpers_.size()) + 1; }
 
-    // Runs job(thread index) on every thread and returns when all are done. One run at a time; a second caller waits.
-    void run(const std::function<void(int)>& job);
+    // The right to call phase(); hold it for a whole pass.
+    std::unique_lock<std::mutex> turn() { return std::unique_lock<std::mutex>(one_caller_); }
 
-    // To be called by every thread of a run, in the same order. Calls work(i) for each i in [0, chunks), then
-    // `last` once, on the thread that arrives last, before any thread leaves.
-    template <class Work, class Last>
-    void phase(int chunks, Work&& work, Last&& last) {
-        const uint32_t generation = generation_.load(std::memory_order_acquire);
-        for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < chunks;) work(i);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-            last();
-            arrived_.store(0, std::memory_order_relaxed);
-            next_.store(0, std::memory_order_relaxed);
-            generation_.store(generation + 1, std::memory_order_seq_cst);
-            if (sleepers_.load(std::memory_order_seq_cst) > 0) generation_.notify_all();
-        } else {
-            await(generation_, generation);
-        }
-    }
+    // Calls work(chunk, thread) once for each chunk in [0, chunks), thread in [0, size()).
     template <class Work>
-    void phase(int chunks, Work&& work) {
-        phase(chunks, work, [] {});
+    void phase(int chunks, const Work& work) {
+        if (helpers_.empty() || chunks <= 1) {
+            for (int i = 0; i < chunks; i++) work(i, 0);
+            return;
+        }
+        publish(uint32_t(chunks), &work, [](const void* w, int chunk, int thread) {
+            (*static_cast<const Work*>(w))(chunk, thread);
+        });
+        help(0);
+        finish(uint32_t(chunks));
     }
 
   private:
-    void await(std::atomic<uint32_t>& word, uint32_t old);
-    void worker(int index);
+    using Call = void (*)(const void*, int, int);
+    // Fields are atomic because a late helper may read them while they change; it then fails to take a chunk.
+    struct Job {
+        std::atomic<const void*> work{nullptr};
+        std::atomic<Call> call{nullptr};
+        std::atomic<uint32_t> chunks{0};
+    };
 
-    const int size_;
-    std::mutex one_run_;
-    const std::function<void(int)>* job_ = nullptr;
+    void publish(uint32_t chunks, const void* work, Call call);
+    void help(int thread);
+    void finish(uint32_t chunks);
+    void helper(int thread);
+
+    std::mutex one_caller_;
+    std::vector<std::thread> helpers_;
     std::atomic<bool> stop_{false};
-    std::vector<std::thread> threads_;
-    alignas(64) std::atomic<uint32_t> start_{0};
-    alignas(64) std::atomic<int> next_{0};
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> generation_{0};
+    Job jobs_[2];  // of the phase under way, and of the one before
+    alignas(64) std::atomic<uint64_t> next_{0};   // phase number << 32 | next chunk
+    alignas(64) std::atomic<uint32_t> done_{0};   // chunks finished in this phase
+    alignas(64) std::atomic<uint32_t> phase_{0};  // what idle helpers sleep on
     alignas(64) std::atomic<int> sleepers_{0};
+    alignas(64) std::atomic<bool> caller_sleeps_{false};
 };
 
 }  // namespace outrider

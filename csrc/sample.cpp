@@ -1,0 +1,354 @@
+#include "sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "sample_noise.h"
+
+namespace outrider {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+// Tokens below e^-50 times the best add less than half a rounding step to the total mass, and cannot win
+// either: noise lies between -3.14 and 28.5.
+constexpr double kMassReach = 50.0;
+
+// Greatest of a run of values; NaN if any is NaN. A maximum is the same in any order and on any hardware, so
+// this one may be wide where the processor is.
+template <class T, int bytes>
+[[gnu::always_inline]] inline double greatest_by(const T* values, int64_t size) {
+    typedef T Lanes __attribute__((vector_size(bytes)));
+    constexpr int lanes = bytes / int(sizeof(T)), unrolled = 4;
+    Lanes most[unrolled];
+    decltype(most[0] != most[0]) odd = {};
+    for (Lanes& m : most) m = Lanes{} - T(kInfinity);
+    int64_t i = 0;
+    for (; i + unrolled * lanes <= size; i += unrolled * lanes)
+        for (int j = 0; j < unrolled; j++) {
+            Lanes v;
+            std::memcpy(&v, values + i + j * lanes, sizeof v);
+            odd |= v != v;
+            most[j] = v > most[j] ? v : most[j];
+        }
+    for (int j = 1; j < unrolled; j++) most[0] = most[j] > most[0] ? most[j] : most[0];
+    double top = -kInfinity;
+    bool any = false;
+    for (int l = 0; l < lanes; l++) top = std::max(top, double(most[0][l])), any |= odd[l] != 0;
+    for (; i < size; i++) top = std::max(top, double(values[i])), any |= values[i] != values[i];
+    return any ? std::numeric_limits<double>::quiet_NaN() : top;
+}
+
+#if defined(__x86_64__)
+template <class T>
+[[gnu::target("avx2")]] double greatest_avx2(const T* values, int64_t size) {
+    return greatest_by<T, 32>(values, size);
+}
+#endif
+
+template <class T>
+double greatest(const T* values, int64_t size) {
+#if defined(__x86_64__)
+    static const bool wide = __builtin_cpu_supports("avx2");
+    if (wide) return greatest_avx2(values, size);
+#endif
+    return greatest_by<T, 16>(values, size);
+}
+
+// A row as it is after its changes, read in groups of 256 ids.
+template <class T>
+class Row {
+public:
+    Row(const T* values, int64_t size, const Changes& changes) : values_(values), size_(size), changes_(changes) {
+        const int64_t groups = (size + kNoiseGroup - 1) / kNoiseGroup;
+        tops_.resize(size_t(groups));
+        double scratch[kNoiseGroup];
+        for (int64_t g = 0; g < groups; g++) {
+            const auto [from, to] = changed(g);
+            if (from == to && !changes.only)
+                tops_[g] = greatest(values + g * kNoiseGroup, count(g));
+            else
+                tops_[g] = greatest(load(g, scratch), count(g));
+        }
+        best_ = greatest(tops_.data(), groups);
+    }
+
+    int64_t groups() const { return int64_t(tops_.size()); }
+    int64_t size() const { return size_; }
+    int64_t count(int64_t g) const { return std::min(kNoiseGroup, size_ - g * kNoiseGroup); }
+    const std::vector<double>& tops() const { return tops_; }
+    double best() const { return best_; }
+
+    const double* load(int64_t g, double* out) const {
+        const T* from = values_ + g * kNoiseGroup;
+        const int64_t n = count(g);
+        if (changes_.only)
+            std::fill(out, out + n, -kInfinity);
+        else
+            std::copy(from, from + n, out);
+        const auto [first, last] = changed(g);
+        for (const int64_t* id = first; id != last; id++) out[*id - g * kNoiseGroup] = changes_.values[id - changes_.ids];
+        return out;
+    }
+
+private:
+    std::pair<const int64_t*, const int64_t*> changed(int64_t g) const {
+        const int64_t *first = changes_.ids, *last = first + changes_.size;
+        if (first == last) return {first, last};
+        first = std::lower_bound(first, last, g * kNoiseGroup);
+        return {first, std::lower_bound(first, last, (g + 1) * kNoiseGroup)};
+    }
+
+    const T* values_;
+    int64_t size_;
+    const Changes& changes_;
+    std::vector<double> tops_;  // the greatest value in each group
+    double best_;
+};
+
+// What the filters leave: the tokens that rank no lower than this one, the earlier id first on ties.
+struct Cut {
+    double score = -kInfinity;
+    int64_t id = kAll;
+    bool keeps(double s, int64_t i) const { return s > score || (s == score && i <= id); }
+};
+
+// Some of the row's tokens, by ascending id. score: log-probability up to a constant, 0 for the best.
+struct Tokens {
+    std::vector<double> score;
+    std::vector<int64_t> id;
+    std::vector<double> mass;  // e^score
+
+    size_t size() const { return id.size(); }
+    void weigh() {
+        mass.resize(size());
+        token_masses(score.data(), int64_t(size()), mass.data());
+    }
+    template <class Test>
+    void retain(Test test) {
+        size_t n = 0;
+        for (size_t i = 0; i < size(); i++)
+            if (test(i)) score[n] = score[i], id[n] = id[i], n++;
+        score.resize(n), id.resize(n);
+    }
+};
+
+double sum(const std::vector<double>& values) {  // by blocks, so that the error stays small for many
+    double total = 0.0;
+    for (size_t at = 0; at < values.size(); at += 256) {
+        double part = 0.0;
+        for (size_t i = at; i < std::min(at + 256, values.size()); i++) part += values[i];
+        total += part;
+    }
+    return total;
+}
+
+// The last of the k best, 0 < k <= size.
+Cut top_k_cut(const Tokens& tokens, size_t k) {
+    std::vector<Cut> order(tokens.size());
+    for (size_t i = 0; i < order.size(); i++) order[i] = {tokens.score[i], tokens.id[i]};
+    const auto before = [](const Cut& a, const Cut& b) { return a.score > b.score || (a.score == b.score && a.id < b.id); };
+    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), before);
+    return order[k - 1];
+}
+
+// The last of the smallest set of the best whose mass reaches `wanted`. Where it must lie is narrowed down by
+// sorting scores into bins of equal width; only the last few tokens are put in order.
+Cut top_p_cut(const Tokens& tokens, double wanted) {
+    constexpr int bins = 512;
+    std::vector<uint32_t> left(tokens.size());
+    for (size_t i = 0; i < left.size(); i++) left[i] = uint32_t(i);
+    double reached = 0.0;  // mass of the tokens above those left
+    while (left.size() > 64) {
+        double high = -kInfinity, low = kInfinity;
+        for (const uint32_t i : left) high = std::max(high, tokens.score[i]), low = std::min(low, tokens.score[i]);
+        const double scale = (bins - 1) / (high - low);
+        if (!(scale < kInfinity)) break;
+        const auto bin = [&](uint32_t i) { return std::min(bins - 1, int((high - tokens.score[i]) * scale)); };
+        double mass[bins] = {};
+        uint32_t count[bins] = {};
+        for (const uint32_t i : left) mass[bin(i)] += tokens.mass[i], count[bin(i)]++;
+        int at = 0, last = bins - 1;
+        while (!count[last]) last--;
+        while (at < last && reached + mass[at] < wanted) reached += mass[at++];
+        left.erase(std::remove_if(left.begin(), left.end(), [&](uint32_t i) { return bin(i) != at; }), left.end());
+    }
+    std::stable_sort(left.begin(), left.end(), [&](uint32_t a, uint32_t b) { return tokens.score[a] > tokens.score[b]; });
+    size_t i = 0;
+    while (i + 1 < left.size() && (reached += tokens.mass[left[i]]) < wanted) i++;
+    return {tokens.score[left[i]], tokens.id[left[i]]};
+}
+
+struct Winner {
+    int64_t id = -1;
+    double score = 0.0, sum = -kInfinity;
+};
+
+template <class T>
+class Draw {
+public:
+    Draw(const Row<T>& row, const SampleParams& params) : row_(row), params_(params), noise_{params.seed, params.position} {
+        tops_.resize(row.tops().size());
+        for (size_t g = 0; g < tops_.size(); g++) tops_[g] = score(row.tops()[g]);
+    }
+
+    int64_t token() const {
+        const double limit = params_.min_p > 0.0 ? -natural_log(std::max(params_.min_p, 0x1p-1022)) : kInfinity;
+        Cut cut{-limit, kAll};
+        const bool top_k = params_.top_k > 0, top_p = params_.top_p < 1.0;
+        if (top_p && !top_k) {
+            // Mostly the winner of all is among those that top_p keeps, and the mass of the likely ones shows it.
+            const Winner winner = best_of(cut);
+            for (const double reach : {8.0, 12.0}) {
+                if (winner.score < -reach) continue;
+                if (surely_within(winner, collect(std::min(reach, limit), -kInfinity))) return winner.id;
+                if (reach >= limit) break;
+            }
+        }
+        if (top_k || top_p) cut = narrowed(cut, std::min(limit, kMassReach));
+        return best_of(cut).id;
+    }
+
+private:
+    double score(double value) const { return (value - row_.best()) / params_.temperature; }
+
+    // A value below which every score is less than `least` <= 0, with a margin for rounding.
+    double floor_of(double least) const {
+        return std::nextafter(row_.best() + (least - 1e-3) * params_.temperature, -kInfinity);
+    }
+
+    // The tokens with a score of at least -reach and a value of at least `floor`.
+    Tokens collect(double reach, double floor) const {
+        Tokens found;
+        floor = std::max(floor, floor_of(-reach));
+        double values[kNoiseGroup];
+        for (int64_t g = 0; g < row_.groups(); g++) {
+            if (row_.tops()[g] < floor) continue;
+            row_.load(g, values);
+            for (int64_t i = 0; i < row_.count(g); i++) {
+                if (values[i] < floor) continue;
+                const double s = score(values[i]);
+                if (s >= -reach) found.score.push_back(s), found.id.push_back(g * kNoiseGroup + i);
+            }
+        }
+        return found;
+    }
+
+    // Whether the mass above the winner is less than top_p of the total, seen from a part of the tokens only.
+    bool surely_within(const Winner& winner, Tokens tokens) const {
+        tokens.weigh();
+        double above = 0.0;
+        const Cut rank{winner.score, winner.id - 1};
+        for (size_t i = 0; i < tokens.size(); i++)
+            if (rank.keeps(tokens.score[i], tokens.id[i])) above += tokens.mass[i];
+        return above < params_.top_p * sum(tokens.mass) * (1.0 - 1e-11);  // far more than the sums' rounding
+    }
+
+    Cut narrowed(Cut cut, double reach) const {
+        double floor = -kInfinity;
+        if (params_.top_k > 0 && params_.top_k < row_.groups()) {  // so many tokens are as great as that top
+            std::vector<double> tops = row_.tops();
+            std::nth_element(tops.begin(), tops.begin() + (params_.top_k - 1), tops.end(), std::greater<>());
+            floor = tops[params_.top_k - 1];
+        }
+        Tokens tokens = collect(reach, floor);
+        if (params_.top_k > 0 && uint64_t(params_.top_k) <= tokens.size()) {
+            cut = top_k_cut(tokens, size_t(params_.top_k));
+            tokens.retain([&](size_t i) { return cut.keeps(tokens.score[i], tokens.id[i]); });
+        }
+        if (params_.top_p < 1.0) {
+            tokens.weigh();
+            cut = top_p_cut(tokens, params_.top_p * sum(tokens.mass));
+        }
+        return cut;
+    }
+
+    // The token that the cut keeps with the greatest score + noise, the lowest id on ties.
+    Winner best_of(const Cut& cut) const {
+        Winner winner;
+        const int64_t likely = std::max_element(row_.tops().begin(), row_.tops().end()) - row_.tops().begin();
+        constexpr int lanes = 8;
+        uint32_t numbers[lanes] = {uint32_t(likely)}, words[4][lanes];
+        int waiting = 1;  // the best token's group goes first: it sets the bar for the others
+        const auto look = [&] {
+            if (!waiting) return;
+            noise_.blocks<lanes>(kFirst, numbers, words);
+            for (int i = 0; i < waiting; i++)
+                if (tops_[numbers[i]] + noise_bound(words[0][i]) >= winner.sum)
+                    challenge(winner, cut, Earliest(numbers[i], words[0][i], words[1][i]), numbers[i]);
+            waiting = 0;
+        };
+        look();
+        for (int64_t g = 0; g < row_.groups(); g++) {
+            if (g == likely || tops_[g] < cut.score) continue;
+            numbers[waiting++] = uint32_t(g);
+            if (waiting == lanes) look();
+        }
+        look();
+        return winner;
+    }
+
+    void challenge(Winner& winner, const Cut& cut, const Earliest& earliest, int64_t g) const {
+        const double height = earliest.noise();
+        if (tops_[g] + height < winner.sum) return;
+        double values[kNoiseGroup];
+        row_.load(g, values);
+        const double floor = floor_of(std::max(winner.sum - height, cut.score));
+        IdNoise noise(noise_, earliest);
+        for (int64_t i = 0; i < row_.count(g); i++) {
+            if (values[i] < floor) continue;
+            const double s = score(values[i]);
+            const int64_t id = g * kNoiseGroup + i;
+            if (s + height < winner.sum || !cut.keeps(s, id)) continue;
+            const double total = s + noise(id);
+            if (total > winner.sum || (total == winner.sum && id < winner.id)) winner = {id, s, total};
+        }
+    }
+
+    const Row<T>& row_;
+    const SampleParams& params_;
+    const Noise noise_;
+    std::vector<double> tops_;  // the greatest score in each group
+};
+
+template <class T>
+Choice choose(const T* values, int64_t size, const Changes& changes, const SampleParams& params) {
+    const Row<T> row(values, size, changes);
+    const double best = row.best();
+    if (!(std::abs(best) < kInfinity)) return {-1, best};
+    if (params.temperature > 0.0) return {Draw<T>(row, params).token(), best};
+    const int64_t g = std::find(row.tops().begin(), row.tops().end(), best) - row.tops().begin();
+    double group[kNoiseGroup];
+    row.load(g, group);
+    return {g * kNoiseGroup + (std::find(group, group + row.count(g), best) - group), best};
+}
+
+}  // namespace
+
+Choice choose_token(const float* row, int64_t size, const Changes& changes, const SampleParams& params) {
+    return choose(row, size, changes, params);
+}
+
+Choice choose_token(const double* row, int64_t size, const Changes& changes, const SampleParams& params) {
+    return choose(row, size, changes, params);
+}
+
+double token_noise(uint64_t seed, uint64_t position, int64_t id) {
+    const Noise noise{seed, position};
+    const uint32_t group = uint32_t(id / kNoiseGroup);
+    uint32_t words[4][1];
+    noise.blocks<1>(kFirst, &group, words);
+    const Earliest earliest(group, words[0][0], words[1][0]);
+    return IdNoise(noise, earliest)(id);
+}
+
+void token_masses(const double* scores, int64_t size, double* out) {
+    for (int64_t i = 0; i < size; i++) out[i] = natural_exp(scores[i]);
+}
+
+}  // namespace outrider
