@@ -98,6 +98,7 @@ def merge(parts: Sequence[RequestMetrics]) -> RequestMetrics:
         num_tokens=sum(p.num_tokens for p in parts),
         verify_seconds=sum(p.verify_seconds for p in parts),
         other_seconds=sum(p.other_seconds for p in parts),
+        sampling_seconds=sum(p.sampling_seconds for p in parts),
         drafts=_sum([p.drafts for p in parts]),
         by_drafter=by_drafter,
         accepted_at=sum((p.accepted_at for p in parts), Counter[int]()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -103,6 +103,13 @@ class TokenContext:
         view.tokens, view.prompt_length, view._base = self.tokens, self.prompt_length, self._base
         view.path = (*self.path, token)
         return view
+
+    def along(self, tokens: Iterable[int]) -> TokenContext:
+        """The view in which all of these follow; this very context if there are none."""
+        context = self
+        for token in tokens:
+            context = context.then(token)
+        return context
 
     def counts(self) -> tuple[Counts, Counts]:
         """(ids, times in the output) of the distinct tokens in prompt, output and path."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.types import TokenKind
 
@@ -13,12 +14,19 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One token of the output, with the text that it made certain (often "" or several tokens' worth)."""
+    """One token of the output, with the text that it made certain (often "" or several tokens' worth).
+
+    logprobs:        the token's, if `params.logprobs` asks for them.
+    prompt_logprobs: those of all prompt tokens but the first, with the first token of output only, if
+                     `params.prompt_logprobs` asks for them.
+    """
 
     request_id: str
     token_id: int
     text: str
     kind: TokenKind
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

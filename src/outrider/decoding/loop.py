@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Controller, Room
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
-from outrider.decoding.metrics import RequestMetrics
+from outrider.decoding.logprobs import TokenLogprobs, token_logprobs
+from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.stops import Emitter
-from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind
+from outrider.decoding.stops import Emitter, Finish
+from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
 from outrider.decoding.verify import Verifier, check_draft
 from outrider.errors import ConfigError, PromptError
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from outrider.engines.base import SeqHandle, StepEngine
 
 logger = logging.getLogger(__name__)
+
+PROMPT_ROWS = 32  # rows of logits held at a time for prompt_logprobs: 150k tokens are 0.6 MB a row
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,8 @@ class _Sequence:
     sampler: Sampler
     emitter: Emitter
     metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    forced: int = 0  # of this step's draft, what the constraint left no choice about
     handle: SeqHandle = field(init=False)
     opened: bool = False
 
@@ -105,7 +110,14 @@ class StepLoop:
         self._live[request.request_id] = _Sequence(
             request,
             TokenContext(request.prompt),
-            Sampler(request.params, self._vocab_size, request.eos_ids, request.seed),
+            Sampler(
+                request.params,
+                self._vocab_size,
+                request.eos_ids,
+                request.seed,
+                bad_words=request.bad_words,
+                constraint=request.constraint,
+            ),
             Emitter(request, limit),
             RequestMetrics(arrived=self._clock()),
         )
@@ -157,11 +169,23 @@ class StepLoop:
                     capacity = len(seq.request.prompt) + seq.emitter.remaining
                     seq.handle = self._engine.open(seq.request.prompt, capacity)
                     seq.opened = True
-                if (waiting := len(seq.handle.pending)) and left:
-                    left -= waiting - self._engine.prefill(seq.handle, left)
+                if len(seq.handle.pending) and left:
+                    left -= self._compute(seq, left)
                 if not len(seq.handle.pending):
                     ready.append(seq)
         return ready
+
+    def _compute(self, seq: _Sequence, most: int) -> int:
+        """Compute at most `most` tokens of a prompt, and what is to be reported of them. Returns how many."""
+        waiting, wanted = len(seq.handle.pending), seq.request.params.prompt_logprobs
+        if wanted is None:
+            return waiting - self._engine.prefill(seq.handle, most)
+        end = max(0, waiting - most)
+        while (left := len(seq.handle.pending) - end) > 0:
+            for row in self._engine.prefill_scores(seq.handle, min(left, PROMPT_ROWS)):
+                token = seq.request.prompt[len(seq.prompt_logprobs) + 1]
+                seq.prompt_logprobs.append(token_logprobs(row[: self._vocab_size], token, wanted))
+        return waiting - end
 
     def _decode(self, batch: list[_Sequence]) -> None:
         """Propose, score, then verify, emit and commit each sequence on its own."""
@@ -181,17 +205,25 @@ class StepLoop:
                 self._settle(seq, draft or nothing, rows, draft_seconds * (draft is not None), verify_seconds)
 
     def _propose(self, batch: list[_Sequence]) -> dict[str, Draft]:
-        """Drafts by request, for those that the controller gives a budget."""
+        """Drafts by request, for those that the controller gives a budget: what the constraint leaves no
+        choice about, and behind it what the drafter proposes."""
         drafter = self._drafter
         if drafter is None:
             return {}
         rooms = [Room(seq.request_id, max(0, seq.emitter.remaining - 1)) for seq in batch]
         budgets = self._controller.choose(rooms)
-        asked = [
-            (seq, ProposeJob(seq.request_id, seq.context, min(budget, room.tokens), seq.sampler))
-            for seq, room, budget in zip(batch, rooms, budgets, strict=True)
-            if budget > 0 and room.tokens > 0
-        ]
+        asked: list[tuple[_Sequence, ProposeJob]] = []
+        drafts: dict[str, Draft] = {}
+        for seq, room, budget in zip(batch, rooms, budgets, strict=True):
+            most, seq.forced = min(budget, room.tokens), 0
+            if most > 0:
+                with self._guard(seq):
+                    ahead = seq.context.along(seq.sampler.forced(seq.context, most)[:most])
+                    seq.forced = len(ahead.path)
+                    if left := most - len(ahead.path):
+                        asked.append((seq, ProposeJob(seq.request_id, ahead, left, seq.sampler)))
+                    else:
+                        drafts[seq.request_id] = Draft.chain(ahead.path, CONSTRAINT)
         found: list[Draft | None] = [None] * len(asked)
         try:
             if asked:
@@ -199,12 +231,12 @@ class StepLoop:
                 found = [draft for _, draft in zip(asked, proposed, strict=True)]
         except Exception as error:  # whose fault it is shows when each is asked alone
             logger.warning("drafter %s failed on a batch: %r", drafter.name, error)
-        drafts = {}
         for (seq, job), draft in zip(asked, found, strict=True):
             with self._guard(seq):
                 mine = draft if draft is not None else drafter.propose([job])[0]
                 tree = self._engine.caps.tree_attention
-                drafts[seq.request_id] = check_draft(mine, self._engine.vocab_size, job.budget, tree=tree)
+                mine = check_draft(mine, self._engine.vocab_size, job.budget, tree=tree)
+                drafts[seq.request_id] = mine.after(job.context.path)
         return drafts
 
     def _settle(
@@ -212,16 +244,20 @@ class StepLoop:
     ) -> None:
         """Verify one sequence's draft, emit what survives up to the output's end, and commit the rest."""
         began = self._clock()
-        verdict = self._verifier.verify(draft, scores, seq.sampler, seq.context)
-        if self._drafter is not None:
-            self._drafter.observe(seq.request_id, draft, verdict)
+        verdict = self._verify(seq, draft, scores)
         tokens = [int(draft.tokens[node]) for node in verdict.path] + [verdict.next_token]
         kinds: list[TokenKind] = ["accepted"] * len(verdict.path)
+        reports = self._reports(seq, scores, verdict, tokens)
+        sampled = self._clock()
+        if self._drafter is not None:
+            self._drafter.observe(seq.request_id, draft, verdict)
         emitted, finish = 0, None
-        for token, kind in zip(tokens, [*kinds, verdict.next_kind], strict=True):
+        for token, kind, report in zip(tokens, [*kinds, verdict.next_kind], reports, strict=True):
             text, finish = seq.emitter.push(token)
             seq.context.append(token)
-            self._outbox.append(TokenEvent(seq.request_id, token, text, kind))
+            if (finish is None or finish.reason == "length") and seq.sampler.ended(seq.context):
+                text, finish = text + seq.emitter.drain() * (finish is None), Finish("stop")
+            self._emit(seq, token, text, kind, report)
             emitted += 1
             if finish is not None:
                 break
@@ -237,11 +273,45 @@ class StepLoop:
             verify_seconds=verify_seconds,
             other_seconds=now - began,
             accepted_depths=tuple(range(1, len(verdict.path) + 1)),
+            sampling_seconds=sampled - began,
+            forced=seq.forced,
         )
         seq.metrics.record(step, now)
         self._controller.record(seq.request_id, step)
         if finish is not None:
             self._finish(seq, finish.reason, finish.stop_reason)
+
+    def _verify(self, seq: _Sequence, draft: Draft, scores: TargetScores) -> Verdict:
+        """The verdict on a draft. What fails may lie behind the end of the text, where plain decoding never
+        looks: then the draft is dropped, and only what fails without it ends the request."""
+        try:
+            return self._verifier.verify(draft, scores, seq.sampler, seq.context)
+        except Exception:
+            if not len(draft):
+                raise
+            anchor = TargetScores(scores.logits[:1])
+            verdict = self._verifier.verify(Draft.empty(draft.source), anchor, seq.sampler, seq.context)
+            return Verdict((), verdict.next_token, "recovered")
+
+    def _reports(
+        self, seq: _Sequence, scores: TargetScores, verdict: Verdict, tokens: Sequence[int]
+    ) -> list[TokenLogprobs | None]:
+        """What is to be reported of each token of a verdict."""
+        wanted = seq.request.params.logprobs
+        if wanted is None:
+            return [None] * len(tokens)
+        rows = (scores.logits[node + 1][: self._vocab_size] for node in (-1, *verdict.path))
+        return [token_logprobs(row, token, wanted) for row, token in zip(rows, tokens, strict=True)]
+
+    def _emit(
+        self, seq: _Sequence, token: int, text: str, kind: TokenKind, report: TokenLogprobs | None
+    ) -> None:
+        first = len(seq.context.tokens) == seq.context.prompt_length + 1
+        prompt = None
+        if first and seq.request.params.prompt_logprobs is not None:
+            prompt = tuple(seq.prompt_logprobs)
+            seq.prompt_logprobs.clear()
+        self._outbox.append(TokenEvent(seq.request_id, token, text, kind, report, prompt))
 
     @contextmanager
     def _guard(self, seq: _Sequence) -> Iterator[None]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from outrider.decoding.types import StepRecord
 
+CONSTRAINT = "constraint"  # the name among drafters of tokens that structured output leaves no choice about
+
 
 def _ratio(a: float, b: float) -> float | None:
     return a / b if b else None
@@ -21,6 +23,13 @@ class DraftCounts:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     draft_seconds: float = 0.0
+
+    def add(self, drafted: int, accepted: int, seconds: float) -> None:
+        """Count one draft, which may be empty."""
+        self.num_drafts += drafted > 0
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        self.draft_seconds += seconds
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -42,6 +51,7 @@ class RequestMetrics:
     arrived, first_token, last_token: when the request was added and when its tokens came.
     num_passes:  target passes that scored this request (prefill not counted).
     num_tokens:  emitted tokens.
+    sampling_seconds: the part of other_seconds that went into verifying and sampling.
     speculation: why speculation was on or off, in words.
     """
 
@@ -52,6 +62,7 @@ class RequestMetrics:
     num_tokens: int = 0
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
+    sampling_seconds: float = 0.0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     by_drafter: dict[str, DraftCounts] = field(default_factory=dict)
     accepted_at: Counter[int] = field(default_factory=Counter)  # by depth, 1 = child of the anchor
@@ -63,17 +74,17 @@ class RequestMetrics:
         self.num_tokens += step.emitted
         self.verify_seconds += step.verify_seconds
         self.other_seconds += step.other_seconds
+        self.sampling_seconds += step.sampling_seconds
         if step.emitted:
             self.first_token = now if self.first_token is None else self.first_token
             self.last_token = now
-        counts = [self.drafts]
-        if step.drafted:
-            counts.append(self.by_drafter.setdefault(step.source, DraftCounts()))
-        for count in counts:
-            count.num_drafts += step.drafted > 0
-            count.num_draft_tokens += step.drafted
-            count.num_accepted_tokens += step.accepted
-            count.draft_seconds += step.draft_seconds
+        self.drafts.add(step.drafted, step.accepted, step.draft_seconds)
+        forced = min(step.accepted, step.forced)
+        if step.forced:
+            self.by_drafter.setdefault(CONSTRAINT, DraftCounts()).add(step.forced, forced, 0.0)
+        if step.drafted > step.forced:
+            counts = self.by_drafter.setdefault(step.source, DraftCounts())
+            counts.add(step.drafted - step.forced, step.accepted - forced, step.draft_seconds)
         self.accepted_at.update(step.accepted_depths)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,6 +106,7 @@ class RequestMetrics:
             "draft_ms": draft["draft_ms"],
             "verify_ms": 1e3 * self.verify_seconds,
             "other_ms": 1e3 * self.other_seconds,
+            "sampling_ms": 1e3 * self.sampling_seconds,
             "accepted_per_pos": [self.accepted_at[d] for d in range(1, max(self.accepted_at, default=0) + 1)],
             "drafters": {name: counts.to_dict() for name, counts in self.by_drafter.items()},
             "speculation": self.speculation,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from outrider.decoding.constraint import Constraint
 from outrider.decoding.params import SamplingParams
 from outrider.errors import ConfigError, PromptError
 
@@ -31,6 +32,8 @@ class Request:
     eos_ids:     ids that end a text of this model.
     detokenizer: None gives token ids without text, and rules stop strings out.
     seed:        0 .. 2**64 - 1; `params.seed` itself is not read here.
+    bad_words:   the token sequences that `params.bad_words` stands for.
+    constraint:  what `params.structured` permits; a request's own, as it follows the request's output.
     """
 
     request_id: str
@@ -39,6 +42,8 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     detokenizer: Detokenizer | None = None
     seed: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -47,13 +52,18 @@ class Request:
             raise ConfigError(f"seed must be in 0..{2**64 - 1}, not {self.seed}")
         if self.params.stop_strings and self.detokenizer is None:
             raise ConfigError("stop strings need a detokenizer; use stop_token_ids without one")
+        if self.params.bad_words and not self.bad_words:
+            raise ConfigError("bad_words need a tokenizer; use logit_bias without one")
+        if self.params.structured is not None and self.constraint is None:
+            raise ConfigError("structured output needs a tokenizer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposeJob:
     """What a drafter is asked for one request in one step.
 
-    context: the tokens so far, prompt and output, the anchor last.
+    context: the tokens so far, prompt and output, the anchor last; and, as its path, tokens that are
+             drafted already, behind which the draft is to go on.
     budget:  most nodes that the draft may have, at least 1.
     sampler: the request's own, so that a draft model can draw with the target's noise.
     """

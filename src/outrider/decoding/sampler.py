@@ -76,6 +76,14 @@ class Sampler:
         """What structured output permits."""
         return self._adjuster.constraint
 
+    def forced(self, context: TokenContext, most: int) -> list[int]:
+        """The next tokens as far as structured output leaves no choice, up to `most` of them."""
+        return [] if self.constraint is None else self.constraint.forced(context, most)
+
+    def ended(self, context: TokenContext) -> bool:
+        """Whether structured output is complete, so that nothing may follow."""
+        return self.constraint is not None and self.constraint.ended(context)
+
     def restricted(self, vocab_size: int) -> Sampler:
         """The same request's sampler, with the same noise, over the first `vocab_size` ids only."""
         twin = Sampler.__new__(type(self))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -68,6 +69,19 @@ class Draft:
         stated = None if self.probs is None else self.probs[node]
         return Distribution.point(int(self.tokens[node])) if stated is None else stated
 
+    def after(self, tokens: Sequence[int]) -> Draft:
+        """This draft behind a chain of tokens (point masses), as one draft."""
+        if not tokens:
+            return self
+        count = len(tokens)
+        chain = Draft.chain(tokens, self.source)
+        return Draft(
+            np.concatenate((chain.tokens, self.tokens)),
+            np.concatenate((chain.parents, self.parents + np.int32(count))),
+            None if self.probs is None else ((None,) * count + self.probs),
+            self.source,
+        )
+
     @staticmethod
     def empty(source: str = "none") -> Draft:
         """A draft of length 0: the step is then plain decoding."""
@@ -110,7 +124,9 @@ class StepRecord:
     """Counts and seconds of one step of one request, for metrics and the controller.
 
     emitted counts the tokens kept after stop checks; drafted and accepted are as verified.
-    Seconds are this request's share of a batch's wall time.
+    Seconds are this request's share of a batch's wall time; sampling_seconds is the part of
+    other_seconds that went into verifying and sampling. `forced` of the drafted tokens, the first ones,
+    are what the request's constraint left no choice about; `source` proposed the others.
     """
 
     source: str
@@ -121,3 +137,5 @@ class StepRecord:
     verify_seconds: float
     other_seconds: float
     accepted_depths: tuple[int, ...] = field(default=())
+    sampling_seconds: float = 0.0
+    forced: int = 0

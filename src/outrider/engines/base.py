@@ -117,6 +117,9 @@ class StepEngine(Protocol):
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
         """Put up to max_tokens pending prompt tokens into the cache; returns how many are left."""
 
+    def prefill_scores(self, seq: SeqHandle, max_tokens: int) -> FloatArray:
+        """The same, returning the logits after each of the tokens: float32[tokens, vocab]."""
+
     def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
         """Score anchor and draft nodes of each sequence in one pass. Prefill must be complete."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
 from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, SeqHandle
 
 _NO_ROWS = np.empty(0, np.int32)
@@ -36,13 +36,21 @@ class CachedStepEngine:
         return SeqHandle(self._model.new_cache(capacity), int(ids[-1]), ids[:-1])
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
-        tokens = seq.pending[:max_tokens]
-        if len(tokens):
-            parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-            self._model.forward([ForwardItem(seq.cache, tokens, parents, _NO_ROWS)])
-            seq.pending = seq.pending[len(tokens) :]
-            seq.committed += len(tokens)
+        self._prefill(seq, seq.pending[:max_tokens], _NO_ROWS)
         return len(seq.pending)
+
+    def prefill_scores(self, seq: SeqHandle, max_tokens: int) -> FloatArray:
+        tokens = seq.pending[:max_tokens]
+        return self._prefill(seq, tokens, np.arange(len(tokens), dtype=np.int32))
+
+    def _prefill(self, seq: SeqHandle, tokens: IntArray, rows: IntArray) -> FloatArray:
+        if not len(tokens):
+            return np.empty((0, self.vocab_size), np.float32)
+        parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+        (logits,) = self._model.forward([ForwardItem(seq.cache, tokens, parents, rows)])
+        seq.pending = seq.pending[len(tokens) :]
+        seq.committed += len(tokens)
+        return logits
 
     def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
         items = []

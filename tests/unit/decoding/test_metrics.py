@@ -20,6 +20,7 @@ KEYS = [
     "draft_ms",
     "verify_ms",
     "other_ms",
+    "sampling_ms",
     "accepted_per_pos",
     "drafters",
     "speculation",
