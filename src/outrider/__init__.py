@@ -29,8 +29,9 @@ from outrider.errors import (
 if TYPE_CHECKING:
     from outrider.config import SpeculativeConfig
     from outrider.decoding.params import SamplingParams
+    from outrider.decoding.structured import GuidedDecodingParams, StructuredOutputsParams
     from outrider.llm import LLM
-    from outrider.outputs import CompletionOutput, RequestOutput
+    from outrider.outputs import CompletionOutput, Logprob, RequestOutput
 
 try:
     __version__ = version("outrider")
@@ -42,7 +43,9 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "DownloadError",
+    "GuidedDecodingParams",
     "InsufficientMemoryError",
+    "Logprob",
     "ModelError",
     "ModelFileError",
     "ModelNotFoundError",
@@ -51,6 +54,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SpeculativeConfig",
+    "StructuredOutputsParams",
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "__version__",
@@ -62,6 +66,9 @@ _LAZY = {  # imported when first asked for, so that `outrider --version` is inst
     "SpeculativeConfig": "outrider.config",
     "CompletionOutput": "outrider.outputs",
     "RequestOutput": "outrider.outputs",
+    "Logprob": "outrider.outputs",
+    "StructuredOutputsParams": "outrider.decoding.structured",
+    "GuidedDecodingParams": "outrider.decoding.structured",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +19,10 @@ from outrider.decoding.request import Request
 from outrider.decoding.rng import derive_seed
 from outrider.errors import ConfigError, PromptError, nearest
 from outrider.models.chat import ChatTemplate
-from outrider.models.detokenizer import IncrementalDetokenizer
 from outrider.models.tokenizer import Tokenizer
-from outrider.outputs import Chunk, CompletionOutput, RequestOutput
+from outrider.outputs import Chunk, CompletionOutput, RequestOutput, logprobs_of
 from outrider.pipeline import Pipeline, build
+from outrider.requests import RequestMaker
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]
@@ -59,6 +60,8 @@ class LLM:
 
     def _setup(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        vocab_size = min(pipeline.tokenizer.vocab_size, pipeline.engine.vocab_size)
+        self._maker = RequestMaker(pipeline.tokenizer, vocab_size, pipeline.context)
         self._template: ChatTemplate | None = None  # made when first needed: it is a process of its own
         self._counter = 0  # requests so far
 
@@ -136,9 +139,7 @@ class LLM:
         for events in self._events([run], cancelled=cancelled):
             chunks = [run.chunk(e) for e in events]
             if run.output.finished:
-                chunks[-1] = Chunk(
-                    chunks[-1].index, chunks[-1].text, chunks[-1].token_id, chunks[-1].kind, run.output
-                )
+                chunks[-1] = dataclasses.replace(chunks[-1], output=run.output)
             yield chunks
 
     def _events(
@@ -179,26 +180,21 @@ class LLM:
     def _run(self, prompt: Prompt, params: SamplingParams) -> _Run:
         text, ids = self._read(prompt)
         number, self._counter = self._counter, self._counter + 1
-        base, tokenizer = self._pipeline.config.seed, self._pipeline.tokenizer
+        base = self._pipeline.config.seed
         if params.seed is not None:
             seed = params.seed
         else:
             seed = secrets.randbits(32) if base is None else derive_seed(base, number)
-        requests, samples = [], []
-        for index in range(params.n):
-            request = Request(
-                request_id=f"{number}-{index}",
-                prompt=tuple(ids),
-                params=params,
-                eos_ids=frozenset(tokenizer.eos_ids),
-                detokenizer=IncrementalDetokenizer(
-                    tokenizer, skip_special=params.skip_special_tokens, continues=True
-                ),
-                seed=derive_seed(seed, index),
-            )
-            requests.append(request)
-            samples.append(CompletionOutput(index, "", [], [], None, None, request.seed, RequestMetrics()))
-        return _Run(requests, RequestOutput(str(number), text, list(ids), samples, seed))
+        ids = self._maker.prompt(ids, params)
+        requests = self._maker.samples(str(number), ids, params, seed)
+        samples = [
+            CompletionOutput(index, "", [], [], None, None, request.seed, RequestMetrics())
+            for index, request in enumerate(requests)
+        ]
+        for sample in samples if params.logprobs is not None else ():
+            sample.logprobs, sample.cumulative_logprob = [], 0.0
+        output = RequestOutput(str(number), text, ids, samples, seed)
+        return _Run(requests, output, self._pipeline.tokenizer if params.detokenize else None)
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """A prompt's text (None when only ids were given) and its token ids."""
@@ -226,6 +222,7 @@ class _Run:
 
     requests: list[Request]
     output: RequestOutput
+    tokenizer: Tokenizer | None  # for the text of single tokens
     pieces: dict[int, list[str]] = field(default_factory=dict)
 
     def _index(self, event: Event) -> int:
@@ -246,11 +243,19 @@ class _Run:
             pieces.append(event.text)
             sample.token_ids.append(event.token_id)
             sample.token_kinds.append(event.kind)
+            if event.logprobs is not None and sample.logprobs is not None:
+                sample.logprobs.append(logprobs_of(event.logprobs, self.tokenizer))
+                sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + event.logprobs.logprob
+            if event.prompt_logprobs is not None:
+                entries = [logprobs_of(entry, self.tokenizer) for entry in event.prompt_logprobs]
+                self.output.prompt_logprobs = [None, *entries]
 
     def chunk(self, event: Event) -> Chunk:
+        index = self._index(event)
         if isinstance(event, FinishEvent):
-            return Chunk(self._index(event), event.text_tail)
-        return Chunk(self._index(event), event.text, event.token_id, event.kind)
+            return Chunk(index, event.text_tail)
+        logprobs = None if event.logprobs is None else logprobs_of(event.logprobs, self.tokenizer)
+        return Chunk(index, event.text, event.token_id, event.kind, logprobs=logprobs)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from outrider.decoding.events import FinishReason
+from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.metrics import DraftCounts, RequestMetrics
 from outrider.decoding.types import TokenKind
+from outrider.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """What the model thinks of one token at one position, before sampling parameters change it.
+
+    rank:          1 for the likeliest token.
+    decoded_token: its text, special tokens too; None with detokenize=False.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+Logprobs: TypeAlias = dict[int, Logprob]  # the position's own token first, then the likeliest by rank
 
 
 @dataclass(slots=True)
@@ -21,6 +40,8 @@ class CompletionOutput:
     finish_reason: "stop" (EOS, stop token or string), "length", "abort", or None while running.
     stop_reason:   the stop string or stop token id that ended it; None otherwise.
     seed:          with this seed, the same prompt and parameters give the same tokens again.
+    logprobs:      for each token, its log-probability and the likeliest ones', if asked for.
+    cumulative_logprob: the sum of the tokens' own.
     """
 
     index: int
@@ -32,7 +53,7 @@ class CompletionOutput:
     seed: int
     metrics: RequestMetrics
     cumulative_logprob: float | None = None
-    logprobs: None = None
+    logprobs: list[Logprobs] | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -45,6 +66,7 @@ class RequestOutput:
     prompt:  the text, or None when ids were given.
     metrics: of all samples together; each sample has its own as well.
     seed:    of the request; sample i > 0 draws from a seed derived from it.
+    prompt_logprobs: for each token of the prompt, as in the outputs, if asked for; None for the first.
     """
 
     request_id: str
@@ -52,6 +74,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     seed: int
+    prompt_logprobs: list[Logprobs | None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -69,6 +92,7 @@ class Chunk:
     index:    the sample it belongs to.
     text:     what became certain; may be empty.
     token_id: the token, or None for text that had been held back until the end.
+    logprobs: the token's, if asked for.
     kind:     how the token came about, or None.
     output:   the whole result, in the last chunk only.
     """
@@ -78,6 +102,21 @@ class Chunk:
     token_id: int | None = None
     kind: TokenKind | None = None
     output: RequestOutput | None = None
+    logprobs: Logprobs | None = None
+
+
+def logprobs_of(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
+    """vLLM's shape of one position's log-probabilities. Without a tokenizer there is no text."""
+
+    def text(token: int) -> str | None:
+        return None if tokenizer is None else tokenizer.decode([token], skip_special=False, continues=True)
+
+    found = {entry.token: Logprob(entry.logprob, entry.rank, text(entry.token))}
+    likeliest = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
+    for rank, (token, logprob) in enumerate(likeliest, start=1):
+        if token != entry.token:
+            found[token] = Logprob(logprob, rank, text(token))
+    return found
 
 
 def merge(parts: Sequence[RequestMetrics]) -> RequestMetrics:

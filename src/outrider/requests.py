@@ -1,0 +1,93 @@
+"""From a prompt's ids and sampling parameters to requests: here is what takes a tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from outrider.decoding.params import SamplingParams
+from outrider.decoding.request import Request
+from outrider.decoding.rng import derive_seed
+from outrider.errors import ConfigError
+from outrider.models.detokenizer import IncrementalDetokenizer
+from outrider.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from outrider.grammar import Grammars
+
+
+class RequestMaker:
+    """Makes the requests of one model.
+
+    vocab_size:  ids from here on cannot be drawn.
+    max_context: most tokens of prompt and output.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_context: int) -> None:
+        self._tokenizer, self._vocab_size, self._max_context = tokenizer, vocab_size, max_context
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        from outrider.grammar import Grammars  # only structured output needs it
+
+        return Grammars(self._tokenizer, self._vocab_size)
+
+    def prompt(self, ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The prompt as far as `truncate_prompt_tokens` leaves it."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return list(ids)
+        return list(ids)[-(most if most > 0 else max(1, self._max_context - 1)) :]
+
+    def samples(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int
+    ) -> list[Request]:
+        """The `params.n` requests for one prompt, named `REQUEST_ID-INDEX`.
+
+        prompt: ids, truncated already.
+        seed:   of the first sample; the others' are derived from it.
+        Raises ConfigError when structured output cannot be compiled, PromptError for an empty prompt.
+        """
+        form, words = params.structured, bad_word_ids(self._tokenizer, params.bad_words or ())
+        later = dataclasses.replace(params, prompt_logprobs=None)  # the prompt is reported once
+        return [
+            Request(
+                request_id=f"{request_id}-{index}",
+                prompt=tuple(prompt),
+                params=later if index else params,
+                eos_ids=frozenset(self._tokenizer.eos_ids),
+                detokenizer=self._detokenizer(params),
+                seed=derive_seed(seed, index),
+                bad_words=words,
+                constraint=None if form is None else self._grammars.constraint(form),
+            )
+            for index in range(params.n)
+        ]
+
+    def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer | None:
+        if not params.detokenize:
+            return None
+        return IncrementalDetokenizer(
+            self._tokenizer, skip_special=params.skip_special_tokens, continues=True
+        )
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of words that must not be written: each as it is, and with a blank before it where
+    that makes another first token and no more of them (vLLM's rule). Raises ConfigError for a word without
+    tokens."""
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        text = word.lstrip() or word
+        plain, spaced = (
+            tuple(tokenizer.encode(form, add_special=False, parse_special=False))
+            for form in (text, " " + text)
+        )
+        if not plain:
+            raise ConfigError(f"bad_words has {word!r}, which no token stands for")
+        found.append(plain)
+        if spaced[0] != plain[0] and len(spaced) == len(plain):
+            found.append(spaced)
+    return tuple(found)
