@@ -150,3 +150,26 @@ def test_a_rule_for_chains_is_not_paired_with_trees() -> None:
                 check_pair(make(), Trees())
         else:
             check_pair(make(), Trees())
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 3)), max_size=8), st.integers(0, 99), st.booleans()
+)
+def test_at_temperature_0_every_rule_keeps_what_is_greedy(
+    nodes: list[tuple[int, int]], seed: int, stated: bool
+) -> None:
+    draft = (
+        tree(*((min(parent, i - 1), token) for i, (parent, token) in enumerate(nodes)))
+        if nodes
+        else Draft.empty()
+    )
+    even = Distribution(np.arange(4), np.full(4, 0.25))
+    draft = Draft(draft.tokens, draft.parents, (even,) * len(draft) if stated else None, "test")
+    line = Draft.chain(draft.tokens, "test", draft.probs)
+    rows = scores(*np.random.default_rng(seed).integers(0, 4, len(nodes) + 1).tolist())
+    for make in VERIFIERS.values():
+        verifier = make()
+        for judged in (line, draft) if verifier.trees else (line,):
+            expected = verify(judged, rows)
+            assert verifier.verify(judged, rows, GREEDY, TokenContext([0])) == expected

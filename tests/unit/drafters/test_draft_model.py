@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Draft, FloatArray, Verdict
+from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.toy import ToyModel
@@ -45,7 +47,7 @@ class Watched(ToyModel):
 class Setting:
     """A drafter, its model, and requests by name."""
 
-    def __init__(self, model: Watched | None = None, **options: int) -> None:
+    def __init__(self, model: Watched | None = None, **options: Any) -> None:
         self.model = model or Watched()
         self.drafter = DraftModelDrafter(self.model, **options)
         self.samplers: dict[str, Sampler] = {}
@@ -58,9 +60,18 @@ class Setting:
         self.samplers[name] = Sampler(params, vocab, [7], seed=9)
         return TokenContext(prompt)
 
-    def propose(self, budget: int, **contexts: TokenContext) -> list[list[int]]:
+    def drafts(self, budget: int, **contexts: TokenContext) -> list[Draft]:
         jobs = [ProposeJob(n, context, budget, self.samplers[n]) for n, context in contexts.items()]
-        return [[int(token) for token in draft.tokens] for draft in self.drafter.propose(jobs)]
+        return self.drafter.propose(jobs)
+
+    def propose(self, budget: int, **contexts: TokenContext) -> list[list[int]]:
+        return [draft.tokens.tolist() for draft in self.drafts(budget, **contexts)]
+
+    def distribution(self, name: str, context: TokenContext, path: list[int]) -> Distribution:
+        """What the model itself would draw from after `path`, from an empty cache."""
+        model = ToyModel(VOCAB, seed=3)
+        (row,) = model.forward([_whole(model, context.tokens + path)])
+        return self.samplers[name].distribution(row[0], _along(context, path))
 
     def expected(self, name: str, context: TokenContext, budget: int) -> list[int]:
         """What the model itself would write, from an empty cache each time."""
@@ -218,3 +229,57 @@ def test_the_cache_is_closed_at_the_end() -> None:
     setting.drafter.end("a")
     with pytest.raises(ValueError, match="closed"):
         setting.model.caches[0].truncate(0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, VOCAB - 1)), min_size=1, max_size=5))
+def test_its_own_draws_come_from_what_it_states(steps: list[tuple[int, int]]) -> None:
+    setting = Setting(draws="own")
+    context = setting.start("a", [1, 2, 3], SamplingParams(temperature=1.5, top_k=9, presence_penalty=0.5))
+    for budget, token in steps:
+        (draft,) = setting.drafts(budget, a=context)
+        chance, path = Chance(9, context.position), draft.tokens.tolist()
+        assert len(path) == budget or path[-1] == 7
+        for node, drawn in enumerate(path):
+            stated, expected = draft.distribution(node), setting.distribution("a", context, path[:node])
+            assert stated.ids.tolist() == expected.ids.tolist()
+            assert stated.probs.tolist() == expected.probs.tolist()
+            assert drawn == chance.draws(stated, node)
+        context.append(token)
+
+
+def test_its_own_draws_are_others_than_the_shared_ones_and_new_in_each_step() -> None:
+    drafts = []
+    for draws in ("own", "shared"):
+        setting = Setting(draws=draws)
+        context = setting.start("a", [1, 2, 3], SamplingParams(temperature=5.0, ignore_eos=True))
+        (first,) = setting.drafts(8, a=context)
+        context.append(int(first.tokens[0]))
+        (second,) = setting.drafts(7, a=context)
+        drafts.append((first.tokens.tolist(), second.tokens.tolist()))
+        assert (first.probs is None) == (draws == "shared")
+    assert drafts[0][0] != drafts[1][0]
+    assert drafts[1][0][1:] == drafts[1][1]  # the shared noise belongs to the position
+    assert drafts[0][0][1:] != drafts[0][1]  # its own to the step
+
+
+def test_greedy_drafts_are_the_likeliest_tokens_and_state_nothing() -> None:
+    setting = Setting(draws="greedy")
+    context = setting.start("a", [1, 2, 3], SamplingParams(temperature=5.0, ignore_eos=True, top_k=4))
+    (draft,) = setting.drafts(6, a=context)
+    assert (len(draft), draft.probs) == (6, None)
+    path = draft.tokens.tolist()
+    for node, token in enumerate(path):
+        ids, probs = setting.distribution("a", context, path[:node])
+        assert token == ids[probs.argmax()]
+
+
+def test_at_temperature_0_nothing_is_drawn_nor_stated() -> None:
+    found = []
+    for draws in ("own", "shared", "greedy"):
+        setting = Setting(draws=draws)
+        context = setting.start("a", [1, 2, 3], SamplingParams(temperature=0.0))
+        (draft,) = setting.drafts(5, a=context)
+        assert draft.probs is None
+        found.append(draft.tokens.tolist())
+    assert found[0] == found[1] == found[2]

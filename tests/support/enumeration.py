@@ -1,0 +1,245 @@
+"""Every way that a step can go, added up: the exact law of what a rule emits, on small vocabularies.
+
+A `World` is two tables of random probabilities, the target's and the draft's, one row for each text. A
+proposal draws a draft from the draft's rows; a rule judges it. Each decision that either takes is a
+branch, and all branches are walked, so that a law is a sum and not a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.decoding.chance import Chance, siblings
+from outrider.decoding.context import TokenContext
+from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
+from outrider.decoding.verify_block import BlockVerifier
+from outrider.decoding.verify_rejection import RejectionVerifier
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Path: TypeAlias = tuple[int, ...]
+Rule: TypeAlias = type[RejectionVerifier] | type[BlockVerifier]
+T = TypeVar("T")
+
+
+class Branches(Chance):
+    """Decides as it is told, then takes the first way that is possible; notes the others."""
+
+    def __init__(self, told: Sequence[int]) -> None:
+        super().__init__(0, 0)
+        self._told = told
+        self.taken: list[int] = []
+        self.others: list[list[int]] = []
+        self.weight = 1.0
+
+    def uniform(self, purpose: int, number: int) -> float:
+        raise AssertionError("a rule must decide by draws, accepts and chooses only")
+
+    def draws(self, distribution: Distribution, node: int) -> int:
+        return self._token(distribution)
+
+    def accepts(self, probability: float, node: int) -> bool:
+        sure = min(1.0, max(0.0, probability))
+        return self._branch([sure, 1.0 - sure]) == 0
+
+    def chooses(self, distribution: Distribution) -> int:
+        return self._token(distribution)
+
+    def _token(self, distribution: Distribution) -> int:
+        probs = distribution.probs / distribution.probs.sum()  # as `pick` does
+        return int(distribution.ids[self._branch(probs.tolist())])
+
+    def _branch(self, weights: list[float]) -> int:
+        possible = [i for i, weight in enumerate(weights) if weight > 0.0]
+        at = len(self.taken)
+        way = self._told[at] if at < len(self._told) else possible[0]
+        self.taken.append(way)
+        self.others.append([i for i in possible if i > way])
+        self.weight *= weights[way]
+        return way
+
+
+def every_way(run: Callable[[Branches], T]) -> Iterator[tuple[float, T]]:
+    """(probability, result) of each way that `run` can go; the probabilities sum to 1."""
+    waiting: list[list[int]] = [[]]
+    while waiting:
+        told = waiting.pop()
+        branches = Branches(told)
+        result = run(branches)
+        for at in range(len(told), len(branches.taken)):
+            waiting += [[*branches.taken[:at], other] for other in branches.others[at]]
+        yield branches.weight, result
+
+
+@dataclass(frozen=True)
+class World:
+    """target, draft: for each text of 0 .. depth tokens a row of float64[vocab] that sums to 1."""
+
+    vocab: int
+    depth: int
+    target: dict[Path, Floats]
+    draft: dict[Path, Floats]
+
+    def drafts(self, text: Path) -> Distribution:
+        return distribution(self.draft[text])
+
+    def joint(self, start: Path, length: int) -> Floats:
+        """float64[vocab] * length: of the `length` tokens that the target writes after `start`."""
+        if length == 0:
+            return np.ones(())
+        row = self.target[start]
+        return np.stack([row[x] * self.joint((*start, x), length - 1) for x in range(self.vocab)])
+
+
+def texts(vocab: int, depth: int) -> list[Path]:
+    """All texts of 0 .. depth tokens."""
+    found: list[Path] = [()]
+    for text in found:
+        if len(text) < depth:
+            found += [(*text, token) for token in range(vocab)]
+    return found
+
+
+def distribution(row: Floats) -> Distribution:
+    some = np.flatnonzero(row)
+    return Distribution(some, row[some])
+
+
+class Rows:
+    """Stands for the sampler: a row of scores is already the target's distribution."""
+
+    seed = 0
+
+    def distribution(self, row: Any, context: TokenContext) -> Distribution:
+        return distribution(row)
+
+
+class Propose(Protocol):
+    """Draws a draft. The draft's tokens and distributions are all that the rule gets."""
+
+    def __call__(self, world: World, chance: Chance) -> Draft: ...
+
+
+def chain(length: int) -> Propose:
+    def propose(world: World, chance: Chance) -> Draft:
+        text: Path = ()
+        stated = []
+        for node in range(length):
+            stated.append(world.drafts(text))
+            text = (*text, chance.draws(stated[-1], node))
+        return Draft.chain(text, "chain", tuple(stated))
+
+    return propose
+
+
+def unstated(propose: Propose) -> Propose:
+    """The same draws with nothing stated, so that each token counts as a point mass."""
+
+    def bare(world: World, chance: Chance) -> Draft:
+        draft = propose(world, chance)
+        return Draft(draft.tokens, draft.parents, None, "unstated")
+
+    return bare
+
+
+def half_stated(propose: Propose) -> Propose:
+    def half(world: World, chance: Chance) -> Draft:
+        draft = propose(world, chance)
+        probs = tuple(draft.distribution(i) if i % 2 else None for i in range(len(draft)))
+        return Draft(draft.tokens, draft.parents, probs, "half stated")
+
+    return half
+
+
+Siblings: TypeAlias = Callable[
+    [Distribution, int, Chance, int], tuple[Sequence[int], Sequence[Distribution | None]]
+]
+
+
+def with_replacement(
+    q: Distribution, count: int, chance: Chance, first: int
+) -> tuple[list[int], list[Distribution]]:
+    """Independent candidates, which may be equal (SpecInfer)."""
+    return [chance.draws(q, first + i) for i in range(count)], [q] * count
+
+
+def likeliest(q: Distribution, count: int, chance: Chance, first: int) -> tuple[list[int], list[None]]:
+    """The likeliest tokens, in order: nothing is drawn."""
+    best = np.argsort(-q.probs, kind="stable")[:count]
+    return q.ids[best].tolist(), [None] * len(best)
+
+
+def tree(arity: Sequence[int], kind: Siblings = siblings) -> Propose:
+    """Up to arity[d] children for each node of depth d."""
+
+    def propose(world: World, chance: Chance) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        stated: list[Distribution | None] = []
+        level: list[tuple[int, Path]] = [(-1, ())]
+        for count in arity:
+            below = []
+            for parent, text in level:
+                first = len(tokens)
+                drawn, drawn_from = kind(world.drafts(text), count, chance, first)
+                tokens += drawn
+                parents += [parent] * len(drawn)
+                stated += drawn_from
+                below += [(first + i, (*text, token)) for i, token in enumerate(drawn)]
+            level = below
+        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), tuple(stated), "tree")
+
+    return propose
+
+
+def scores(world: World, draft: Draft) -> TargetScores:
+    """The target's rows, as probabilities, after the anchor and after each node."""
+    walks: list[Path] = [()]
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        walks.append((*walks[parent + 1], token))
+    return TargetScores(np.stack([world.target[walk] for walk in walks]))
+
+
+Step: TypeAlias = tuple[Path, Verdict]
+
+
+def steps(world: World, propose: Propose, rule: Rule) -> Iterator[tuple[float, Step]]:
+    """(probability, (emitted tokens, verdict)) of each way that one step can go."""
+
+    def run(branches: Branches) -> Step:
+        draft = propose(world, branches)
+        verifier = rule(chance=lambda seed, position: branches)
+        verdict = verifier.verify(draft, scores(world, draft), Rows(), TokenContext([0]))  # type: ignore[arg-type]
+        emitted = (*draft.tokens[list(verdict.path)].tolist(), verdict.next_token)
+        return emitted, verdict
+
+    return every_way(run)
+
+
+def deviation(world: World, propose: Propose, rule: Rule) -> Floats:
+    """float64[vocab] * (depth + 1): for each text the probability that it comes out, less the target's. What
+    follows a step is taken from the target."""
+    length = world.depth + 1
+    found = np.zeros((world.vocab,) * length)
+    for weight, (emitted, _) in steps(world, propose, rule):
+        found[emitted] += weight * world.joint(emitted, length - len(emitted))
+    return found - world.joint((), length)
+
+
+def error(world: World, propose: Propose, rule: Rule) -> float:
+    """The largest deviation of a text's probability."""
+    return float(np.abs(deviation(world, propose, rule)).max())
+
+
+def distance(world: World, propose: Propose, rule: Rule) -> float:
+    """The total-variation distance between what comes out and the target: 0 .. 1."""
+    return float(np.abs(deviation(world, propose, rule)).sum() / 2)
+
+
+def accepted(world: World, propose: Propose, rule: Rule) -> float:
+    """How many nodes are accepted on average."""
+    return sum(weight * len(verdict.path) for weight, (_, verdict) in steps(world, propose, rule))
