@@ -59,7 +59,7 @@ def main() -> None:
         median, late = statistics.median(times), statistics.quantiles(times, n=20)[-1]
         alone = alone or median
         print(
-            f"{busy} busy: median {median:.1f} ms ({median / alone:.2f} x alone), 95th percentile {late:.1f} ms"
+            f"{busy} busy: median {median:.1f} ms ({median / alone:.2f} x alone), 95th centile {late:.1f} ms"
         )
 
 

@@ -31,54 +31,46 @@ inline __m256i pair(const int16_t* a) {
     return _mm256_set1_epi32(v);
 }
 
-// Slices [4 * H, 4 * H + 4) of one group and half panel, as unsigned bytes (signed for Q8_0).
-template <Kind K, int H>
-inline void unpack(const uint8_t* p, __m256i* w) {
+// Calls feed(slice, bytes) for the 8 slices of one group and half panel: unsigned (signed for Q8_0).
+template <Kind K, class Feed>
+inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& feed) {
+    const __m256i nibble = _mm256_set1_epi8(15), bit = _mm256_set1_epi8(16), two = _mm256_set1_epi8(48);
+    const auto low = [&](int i) { return _mm256_and_si256(line(p + 64 * i), nibble); };
+    const auto high = [&](int i) { return _mm256_and_si256(_mm256_srli_epi16(line(p + 64 * i), 4), nibble); };
     if constexpr (K == Kind::Q8_0) {
-        for (int s = 0; s < 4; s++) w[s] = _mm256_xor_si256(line(p + 64 * (4 * H + s)), _mm256_set1_epi8(-128));
-        return;
-    }
-    const __m256i nibble = _mm256_set1_epi8(15);
-    for (int i = 0; i < 4; i++) {
-        const __m256i l = line(p + 64 * i);
-        w[i] = _mm256_and_si256(H ? _mm256_srli_epi16(l, 4) : l, nibble);
-    }
-    if constexpr (kGroupBytes<K> == 320) {
-        const __m256i h = line(p + 256), bit = _mm256_set1_epi8(16);
-        w[0] = merge(w[0], H ? h : _mm256_slli_epi16(h, 4), bit);
-        w[1] = merge(w[1], H ? _mm256_srli_epi16(h, 1) : _mm256_slli_epi16(h, 3), bit);
-        w[2] = merge(w[2], H ? _mm256_srli_epi16(h, 2) : _mm256_slli_epi16(h, 2), bit);
-        w[3] = merge(w[3], H ? _mm256_srli_epi16(h, 3) : _mm256_slli_epi16(h, 1), bit);
-    }
-    if constexpr (K == Kind::Q6_K) {
-        const __m256i l = line(p + 256 + 64 * H), bits = _mm256_set1_epi8(48);
-        w[0] = merge(w[0], _mm256_slli_epi16(l, 4), bits);
-        w[1] = merge(w[1], _mm256_slli_epi16(l, 2), bits);
-        w[2] = merge(w[2], l, bits);
-        w[3] = merge(w[3], _mm256_srli_epi16(l, 2), bits);
+        const __m256i flip = _mm256_set1_epi8(-128);
+        const auto at = [&](int i) { return _mm256_xor_si256(line(p + 64 * i), flip); };
+        feed(0, at(0)), feed(1, at(1)), feed(2, at(2)), feed(3, at(3));
+        feed(4, at(4)), feed(5, at(5)), feed(6, at(6)), feed(7, at(7));
+    } else if constexpr (kGroupBytes<K> == 320) {
+        const __m256i h = line(p + 256);
+        feed(0, merge(low(0), _mm256_slli_epi16(h, 4), bit));
+        feed(1, merge(low(1), _mm256_slli_epi16(h, 3), bit));
+        feed(2, merge(low(2), _mm256_slli_epi16(h, 2), bit));
+        feed(3, merge(low(3), _mm256_slli_epi16(h, 1), bit));
+        feed(4, merge(high(0), h, bit));
+        feed(5, merge(high(1), _mm256_srli_epi16(h, 1), bit));
+        feed(6, merge(high(2), _mm256_srli_epi16(h, 2), bit));
+        feed(7, merge(high(3), _mm256_srli_epi16(h, 3), bit));
+    } else if constexpr (K == Kind::Q6_K) {
+        const __m256i h0 = line(p + 256), h1 = line(p + 320);
+        feed(0, merge(low(0), _mm256_slli_epi16(h0, 4), two));
+        feed(1, merge(low(1), _mm256_slli_epi16(h0, 2), two));
+        feed(2, merge(low(2), h0, two));
+        feed(3, merge(low(3), _mm256_srli_epi16(h0, 2), two));
+        feed(4, merge(high(0), _mm256_slli_epi16(h1, 4), two));
+        feed(5, merge(high(1), _mm256_slli_epi16(h1, 2), two));
+        feed(6, merge(high(2), h1, two));
+        feed(7, merge(high(3), _mm256_srli_epi16(h1, 2), two));
+    } else {
+        feed(0, low(0)), feed(1, low(1)), feed(2, low(2)), feed(3, low(3));
+        feed(4, high(0)), feed(5, high(1)), feed(6, high(2)), feed(7, high(3));
     }
 }
 
-// Products of 4 slices, times `scale` (16-bit lanes, a row's twice), as 32-bit sums. Largest 16-bit sum:
-// 8 * 15 * 127 and 8 * 31 * 127 fit for four slices, 4 * 63 * 127 for two of Q6_K, 2 * 128 * 127 for one of Q8_0.
+// How many slices may be summed in 16 bits: 8 * 2 * 15 * 127, 4 * 2 * 31 * 127, 2 * 2 * 63 * 127 and 2 * 128 * 127 fit.
 template <Kind K>
-inline __m256i dot4(const __m256i* w, const int8_t* a, __m256i scale) {
-    if constexpr (K == Kind::Q8_0) {
-        __m256i sum = _mm256_setzero_si256();
-        for (int s = 0; s < 4; s++) {
-            const __m256i product = _mm256_maddubs_epi16(_mm256_abs_epi8(w[s]), _mm256_sign_epi8(four(a + 4 * s), w[s]));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(product, scale));
-        }
-        return sum;
-    } else {
-        const __m256i u = _mm256_add_epi16(_mm256_maddubs_epi16(w[0], four(a)), _mm256_maddubs_epi16(w[1], four(a + 4)));
-        const __m256i v =
-            _mm256_add_epi16(_mm256_maddubs_epi16(w[2], four(a + 8)), _mm256_maddubs_epi16(w[3], four(a + 12)));
-        if constexpr (K == Kind::Q6_K)
-            return _mm256_add_epi32(_mm256_madd_epi16(u, scale), _mm256_madd_epi16(v, scale));
-        return _mm256_madd_epi16(_mm256_add_epi16(u, v), scale);
-    }
-}
+constexpr int kNarrow = K == Kind::Q8_0 ? 1 : K == Kind::Q6_K ? 2 : kGroupBytes<K> == 320 ? 4 : 8;
 
 inline __m256 bytes_to_float(const uint8_t* p) {
     int64_t eight;
@@ -89,7 +81,7 @@ inline __m256 bytes_to_float(const uint8_t* p) {
 // One group of 32 columns and half a panel for NT tokens. Every integer here stays below 2^24, so that floats
 // hold it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
-inline void add_group(const uint8_t* q, const uint8_t* s, int half, int g, const Activations& a, int t0, __m256* f) {
+inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, int g, const Activations& a, int t0, __m256* f) {
     constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is signed already
     const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
     const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
@@ -109,13 +101,25 @@ inline void add_group(const uint8_t* q, const uint8_t* s, int half, int g, const
         factor[0] = _mm256_shuffle_epi8(pairs, even);
         factor[1] = _mm256_shuffle_epi8(pairs, _mm256_add_epi8(even, _mm256_set1_epi8(2)));
     }
-    __m256i w[4], sum[NT];
-    unpack<K, 0>(lines, w);
-    for (int t = 0; t < NT; t++) sum[t] = dot4<K>(w, x + size_t(t) * a.q_stride, factor[0]);
-    unpack<K, 1>(lines, w);
+    __m256i narrow[NT], sum[NT];
+    unpack<K>(lines, [&](int slice, __m256i w) __attribute__((always_inline)) {
+        __m256i magnitude = w;
+        if constexpr (K == Kind::Q8_0) magnitude = _mm256_abs_epi8(w);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; t++) {
+            __m256i v = four(x + t * a.q_stride + 4 * slice);
+            if constexpr (K == Kind::Q8_0) v = _mm256_sign_epi8(v, w);
+            v = _mm256_maddubs_epi16(magnitude, v);
+            narrow[t] = slice % kNarrow<K> == 0 ? v : _mm256_add_epi16(narrow[t], v);
+            if (slice % kNarrow<K> == kNarrow<K> - 1) {
+                v = _mm256_madd_epi16(narrow[t], factor[slice / 4]);
+                sum[t] = slice < kNarrow<K> ? v : _mm256_add_epi32(sum[t], v);
+            }
+        }
+    });
+#pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
         const size_t i = at + size_t(t) * groups;
-        sum[t] = _mm256_add_epi32(sum[t], dot4<K>(w, x + size_t(t) * a.q_stride + 16, factor[1]));
         if constexpr (K == Kind::Q6_K)
             sum[t] = _mm256_sub_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(pairs, pair(a.sum16 + 2 * i)), 5));
         __m256 v = _mm256_cvtepi32_ps(sum[t]);

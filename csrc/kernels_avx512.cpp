@@ -25,61 +25,47 @@ inline __m512i merge(__m512i low, __m512i h, __m512i mask) {
     return _mm512_ternarylogic_epi32(low, h, mask, 0xf8);  // a | (b & c)
 }
 
-// The 8 slices of one group, as unsigned bytes.
-template <Kind K>
-inline void unpack(const uint8_t* p, __m512i* w) {
-    if constexpr (K == Kind::Q8_0) {
-        for (int s = 0; s < 8; s++) w[s] = line(p + 64 * s);
-        return;
-    }
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int i = 0; i < 4; i++) {
-        const __m512i l = line(p + 64 * i);
-        w[i] = _mm512_and_si512(l, nibble);
-        w[i + 4] = _mm512_and_si512(_mm512_srli_epi16(l, 4), nibble);
-    }
-    if constexpr (kGroupBytes<K> == 320) {
-        const __m512i h = line(p + 256), bit = _mm512_set1_epi8(16);
-        w[0] = merge(w[0], _mm512_slli_epi16(h, 4), bit);
-        w[1] = merge(w[1], _mm512_slli_epi16(h, 3), bit);
-        w[2] = merge(w[2], _mm512_slli_epi16(h, 2), bit);
-        w[3] = merge(w[3], _mm512_slli_epi16(h, 1), bit);
-        w[4] = merge(w[4], h, bit);
-        w[5] = merge(w[5], _mm512_srli_epi16(h, 1), bit);
-        w[6] = merge(w[6], _mm512_srli_epi16(h, 2), bit);
-        w[7] = merge(w[7], _mm512_srli_epi16(h, 3), bit);
-    }
-    if constexpr (K == Kind::Q6_K) {
-        const __m512i bits = _mm512_set1_epi8(48);
-        for (int h = 0; h < 2; h++) {
-            const __m512i l = line(p + 256 + 64 * h);
-            w[4 * h + 0] = merge(w[4 * h + 0], _mm512_slli_epi16(l, 4), bits);
-            w[4 * h + 1] = merge(w[4 * h + 1], _mm512_slli_epi16(l, 2), bits);
-            w[4 * h + 2] = merge(w[4 * h + 2], l, bits);
-            w[4 * h + 3] = merge(w[4 * h + 3], _mm512_srli_epi16(l, 2), bits);
-        }
-    }
-}
-
 inline __m512i four(const int8_t* a) {
     int32_t v;
     std::memcpy(&v, a, 4);
     return _mm512_set1_epi32(v);
 }
-template <int FROM, int TO>
-inline __m512i dot(const __m512i* w, const int8_t* a) {
-    if constexpr (TO - FROM == 8) {  // two chains hide the instruction's latency
-        __m512i u = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[FROM], four(a + 4 * FROM));
-        __m512i v = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[FROM + 1], four(a + 4 * FROM + 4));
-        for (int s = FROM + 2; s < TO; s += 2) {
-            u = _mm512_dpbusd_epi32(u, w[s], four(a + 4 * s));
-            v = _mm512_dpbusd_epi32(v, w[s + 1], four(a + 4 * s + 4));
-        }
-        return _mm512_add_epi32(u, v);
+
+// Calls feed(slice, unsigned bytes) for the 8 slices of one group.
+template <Kind K, class Feed>
+inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& feed) {
+    if constexpr (K == Kind::Q8_0) {
+        feed(0, line(p)), feed(1, line(p + 64)), feed(2, line(p + 128)), feed(3, line(p + 192));
+        feed(4, line(p + 256)), feed(5, line(p + 320)), feed(6, line(p + 384)), feed(7, line(p + 448));
+        return;
+    }
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i l0 = line(p), l1 = line(p + 64), l2 = line(p + 128), l3 = line(p + 192);
+    const auto low = [&](__m512i l) { return _mm512_and_si512(l, nibble); };
+    const auto high = [&](__m512i l) { return _mm512_and_si512(_mm512_srli_epi16(l, 4), nibble); };
+    if constexpr (kGroupBytes<K> == 320) {
+        const __m512i h = line(p + 256), bit = _mm512_set1_epi8(16);
+        feed(0, merge(low(l0), _mm512_slli_epi16(h, 4), bit));
+        feed(1, merge(low(l1), _mm512_slli_epi16(h, 3), bit));
+        feed(2, merge(low(l2), _mm512_slli_epi16(h, 2), bit));
+        feed(3, merge(low(l3), _mm512_slli_epi16(h, 1), bit));
+        feed(4, merge(high(l0), h, bit));
+        feed(5, merge(high(l1), _mm512_srli_epi16(h, 1), bit));
+        feed(6, merge(high(l2), _mm512_srli_epi16(h, 2), bit));
+        feed(7, merge(high(l3), _mm512_srli_epi16(h, 3), bit));
+    } else if constexpr (K == Kind::Q6_K) {
+        const __m512i h0 = line(p + 256), h1 = line(p + 320), bits = _mm512_set1_epi8(48);
+        feed(0, merge(low(l0), _mm512_slli_epi16(h0, 4), bits));
+        feed(4, merge(high(l0), _mm512_slli_epi16(h1, 4), bits));
+        feed(1, merge(low(l1), _mm512_slli_epi16(h0, 2), bits));
+        feed(5, merge(high(l1), _mm512_slli_epi16(h1, 2), bits));
+        feed(2, merge(low(l2), h0, bits));
+        feed(6, merge(high(l2), h1, bits));
+        feed(3, merge(low(l3), _mm512_srli_epi16(h0, 2), bits));
+        feed(7, merge(high(l3), _mm512_srli_epi16(h1, 2), bits));
     } else {
-        __m512i u = _mm512_setzero_si512();
-        for (int s = FROM; s < TO; s++) u = _mm512_dpbusd_epi32(u, w[s], four(a + 4 * s));
-        return u;
+        feed(0, low(l0)), feed(1, low(l1)), feed(2, low(l2)), feed(3, low(l3));
+        feed(4, high(l0)), feed(5, high(l1)), feed(6, high(l2)), feed(7, high(l3));
     }
 }
 
@@ -87,44 +73,54 @@ inline __m512 bytes_to_float(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
-// One group of 32 columns for NT tokens. Every integer here stays below 2^24, so that floats hold it exactly
-// and it does not matter which build adds in integers and which in floats.
+// One group of 32 columns for NT tokens. Each slice goes to all tokens before the next is unpacked: neighbouring
+// instructions then belong to different sums, and the latency of vpdpbusd hides without a deep window. Few tokens
+// have two sums each for the same reason. Every integer here stays below 2^24, so that floats hold it exactly and
+// it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
-inline void add_group(const uint8_t* q, const uint8_t* s, int g, const Activations& a, int t0, __m512* f) {
+inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int g, const Activations& a,
+                                                     int t0, __m512* f) {
     constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
-    constexpr bool has_minimum = K == Kind::Q4_1 || K == Kind::Q5_1 || K == Kind::Q4_K || K == Kind::Q5_K;
+    constexpr bool is_super = K == Kind::Q4_K || K == Kind::Q5_K, six = K == Kind::Q6_K;
+    constexpr int chains = six || NT <= 4 ? 2 : 1;
     const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
     const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
-    __m512i w[8];
-    unpack<K>(q, w);
-    __m512 scale = halves(s), minimum = scale, odd_scale = scale, even_scale = scale;
+    __m512i sum[chains][NT];
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++)
+        for (int c = 0; c < chains; c++)
+            sum[c][t] = six ? _mm512_set1_epi32(a.centre[2 * (at + t * groups) + c]) : _mm512_setzero_si512();
+    unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
+        const int c = six ? slice / 4 : chains == 2 ? slice % 2 : 0;
+#pragma GCC unroll 16
+        for (int t = 0; t < NT; t++) sum[c][t] = _mm512_dpbusd_epi32(sum[c][t], w, four(x + t * a.q_stride + 4 * slice));
+    });
+    __m512 scale = halves(s), minimum = scale, even_scale = scale, odd_scale = scale;
     if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) minimum = halves(s + 32);
-    if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
+    if constexpr (is_super) {
         scale = _mm512_mul_ps(scale, bytes_to_float(s + 64 + 16 * (g % 8)));
         minimum = _mm512_mul_ps(halves(s + 32), bytes_to_float(s + 192 + 16 * (g % 8)));
     }
-    if constexpr (K == Kind::Q6_K) {
+    if constexpr (six) {
         const __m512i pairs =
             _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 + 32 * (g % 8))));
         even_scale = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16));
         odd_scale = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16));
     }
+#pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
-        const int8_t* xt = x + size_t(t) * a.q_stride;
-        const size_t i = at + size_t(t) * groups;
-        __m512 sum;
-        if constexpr (K == Kind::Q6_K) {
-            const __m512i u = _mm512_sub_epi32(dot<0, 4>(w, xt), _mm512_set1_epi32(32 * int32_t(a.sum16[2 * i])));
-            const __m512i v = _mm512_sub_epi32(dot<4, 8>(w, xt), _mm512_set1_epi32(32 * int32_t(a.sum16[2 * i + 1])));
-            sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(v), odd_scale, _mm512_mul_ps(_mm512_cvtepi32_ps(u), even_scale));
-        } else {
-            sum = _mm512_cvtepi32_ps(dot<0, 8>(w, xt));
-        }
-        if constexpr (offset != 0) sum = _mm512_fnmadd_ps(_mm512_set1_ps(float(offset)), _mm512_set1_ps(a.sum[i]), sum);
-        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(sum, _mm512_set1_ps(a.scale[i])), f[t]);
-        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K)
-            f[t] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
-        else if constexpr (has_minimum)
+        const size_t i = at + t * groups;
+        __m512 total;
+        if constexpr (six)
+            total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[1][t]), odd_scale,
+                                    _mm512_mul_ps(_mm512_cvtepi32_ps(sum[0][t]), even_scale));
+        else
+            total = _mm512_cvtepi32_ps(chains == 2 ? _mm512_add_epi32(sum[0][t], sum[chains - 1][t]) : sum[0][t]);
+        if constexpr (offset != 0)
+            total = _mm512_fnmadd_ps(_mm512_set1_ps(float(offset)), _mm512_set1_ps(a.sum[i]), total);
+        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(total, _mm512_set1_ps(a.scale[i])), f[t]);
+        if constexpr (is_super) f[t] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
+        if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1)
             f[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
     }
 }

@@ -89,8 +89,10 @@ inline void store_group(Activations& a, int row, int g, V16 low, V16 high, float
     int32_t sums[2] = {0, 0};
     for (int i = 0; i < kGroup; i++) sums[i / 16] += q[i];
     const size_t at = size_t(row) * a.groups() + g;
-    a.sum16[2 * at] = int16_t(sums[0]);
-    a.sum16[2 * at + 1] = int16_t(sums[1]);
+    for (int h = 0; h < 2; h++) {
+        a.sum16[2 * at + h] = int16_t(sums[h]);
+        a.centre[2 * at + h] = -32 * sums[h];
+    }
     a.scale[at] = scale;
     a.sum[at] = float(sums[0] + sums[1]);
     a.scaled[at] = scale * a.sum[at];

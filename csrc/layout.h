@@ -75,6 +75,7 @@ struct Activations {
     float* sum = nullptr;      // [tokens][groups], the integers' sums over 32 columns
     float* scaled = nullptr;   // [tokens][groups], scale * sum
     int16_t* sum16 = nullptr;  // [tokens][2 * groups], sums over 16 columns
+    int32_t* centre = nullptr;  // [tokens][2 * groups], -32 * sum16: Q6_K's integers are centred on 32
     int groups() const { return columns / kGroup; }
 };
 

@@ -20,6 +20,7 @@ Activations& ActivationBuffer::shape(int tokens, int columns, bool quantized) {
         sum_.resize(groups);
         scaled_.resize(groups);
         sum16_.resize(2 * groups);
+        centre_.resize(2 * groups);
     }
     view_.x = x_.data();
     view_.q = quantized ? q_.data() : nullptr;
@@ -27,6 +28,7 @@ Activations& ActivationBuffer::shape(int tokens, int columns, bool quantized) {
     view_.sum = sum_.data();
     view_.scaled = scaled_.data();
     view_.sum16 = sum16_.data();
+    view_.centre = centre_.data();
     return view_;
 }
 

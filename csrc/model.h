@@ -39,6 +39,7 @@ class ActivationBuffer {
     std::vector<float> x_, scale_, sum_, scaled_;
     std::vector<int8_t> q_;
     std::vector<int16_t> sum16_;
+    std::vector<int32_t> centre_;
 };
 
 class Model {
