@@ -110,9 +110,10 @@ class DraftModelDrafter:
     def _turn(self, job: ProposeJob) -> _Turn | None:
         """Roll the cache back to what the text confirms; the rest of the text is to be fed. None when
         the draft model cannot help: its context is full, or the text has ids that it does not know."""
-        tokens = job.context.tokens
+        tokens, ahead = job.context.tokens, job.context.path
         capacity = self._capacity[job.request_id]
-        budget = min(job.budget, capacity - len(tokens) + 1)  # the last drafted token needs no slot
+        room = capacity - len(tokens) - len(ahead) + 1  # the last drafted token needs no slot
+        budget = min(job.budget, room)
         if budget <= 0:
             return None
         stream = self._streams.get(job.request_id)
@@ -126,7 +127,7 @@ class DraftModelDrafter:
         stream.guessed.clear()
         stream.checked = min(stream.checked, len(tokens) - 1)  # the draft starts from the last token's row
         stream.cache.truncate(stream.checked)
-        feed = tokens[stream.checked :]
+        feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
             return None
         return _Turn(stream, job.context, budget, feed, Chance(job.sampler.seed, job.context.position))
@@ -149,10 +150,9 @@ class DraftModelDrafter:
         logits = self._model.forward(items)
         for turn in turns:
             fed, turn.feed = turn.feed[:size], turn.feed[size:]
-            if turn.drawn:
-                turn.stream.guessed += fed
-            else:
-                turn.stream.checked += len(fed)
+            written = min(len(fed), len(turn.context.tokens) - turn.stream.checked)
+            turn.stream.checked += written
+            turn.stream.guessed += fed[written:]
         return logits
 
     def _draw(self, turn: _Turn, row: FloatArray) -> bool:

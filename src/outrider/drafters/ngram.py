@@ -22,15 +22,17 @@ class _Index:
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it
         self._indexed = 0
 
-    def find(self, tokens: Sequence[int]) -> int | None:
-        """Index of the token that followed the latest earlier occurrence of the longest end of `tokens`."""
+    def find(self, tokens: Sequence[int], ahead: Sequence[int] = ()) -> int | None:
+        """Index in `tokens` of the token that followed the latest earlier occurrence of the longest end of
+        `tokens` with `ahead` after them."""
         for following in range(self._indexed, len(tokens)):
             for size in self._sizes:
                 if size <= following:
                     self._after[tuple(tokens[following - size : following])] = following
         self._indexed = len(tokens)
+        end = [*tokens[-self._sizes.start :], *ahead]
         for size in self._sizes:
-            if size < len(tokens) and (found := self._after.get(tuple(tokens[-size:]))) is not None:
+            if size < len(tokens) and (found := self._after.get(tuple(end[-size:]))) is not None:
                 return found
         return None
 
@@ -65,14 +67,14 @@ class NgramDrafter:
         return [self._lookup(job) for job in jobs]
 
     def _lookup(self, job: ProposeJob) -> Draft:
-        tokens = job.context.tokens
-        start = self._indexes[job.request_id].find(tokens)
+        tokens, ahead = job.context.tokens, job.context.path
+        start = self._indexes[job.request_id].find(tokens, ahead)
         if start is None:
             return Draft.empty(self.name)
-        draft = list(tokens[start : start + job.budget])
-        while len(draft) < job.budget:
-            draft.append(draft[len(draft) - (len(tokens) - start)])
-        return Draft.chain(draft, self.name)
+        behind = list(ahead)  # what follows the text: tokens drafted already, then this draft
+        for at in range(start, start + job.budget):
+            behind.append(tokens[at] if at < len(tokens) else behind[at - len(tokens)])
+        return Draft.chain(behind[len(ahead) :], self.name)
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         pass
