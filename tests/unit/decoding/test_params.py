@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import pickle
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.decoding.params import SamplingParams
+from outrider.decoding.params import SamplingParams, arity
+from outrider.decoding.structured import GuidedDecodingParams, StructuredOutputsParams
 from outrider.errors import ConfigError
 
 
@@ -73,6 +75,36 @@ BAD: list[dict[str, Any]] = [
     {"allowed_token_ids": []},
     {"allowed_token_ids": [-3]},
     {"ignore_eos": 1},
+    {"logprobs": -2},
+    {"logprobs": True},
+    {"prompt_logprobs": 1.5},
+    {"bad_words": [""]},
+    {"bad_words": [1]},
+    {"logits_processors": [1]},
+    {"logits_processors": len},
+    {"logits_processors": [lambda logits: logits]},
+    {"logits_processors": [lambda a, b, c, d: d]},
+    {"logits_processors": [lambda a, b, *, c: b]},
+    {"detokenize": 0},
+    {"stop": "x", "detokenize": False},
+    {"skip_special_tokens": None},
+    {"spaces_between_special_tokens": "no"},
+    {"truncate_prompt_tokens": 0},
+    {"truncate_prompt_tokens": -2},
+    {"structured_outputs": {}},
+    {"structured_outputs": "x"},
+    {"guided_decoding": 7},
+    {"json_schema": "{"},
+    {"json_schema": "7"},
+    {"json_schema": {"a": {1, 2}}},
+    {"regex": ""},
+    {"regex": 3},
+    {"choice": []},
+    {"choice": "ab"},
+    {"choice": ["a", 2]},
+    {"grammar": ""},
+    {"regex": "a", "grammar": "b"},
+    {"structured_outputs": {"json_object": True}, "choice": ["a"]},
 ]
 
 
@@ -81,7 +113,88 @@ def test_a_bad_value_is_one_clear_line(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**arguments)
     assert "\n" not in str(caught.value)
-    assert next(iter(arguments)) in str(caught.value)
+    name = next(iter(arguments))
+    words = {"json_schema": "JSON schema", "structured_outputs": "structured"}.get(name, name)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"best_of": 3}, "cumulative_logprob"),
+        ({"use_beam_search": True}, "beam search"),
+        ({"length_penalty": 0.5}, "beam search"),
+        ({"beam_width": 4}, "beam search"),
+        ({"flat_logprobs": True}, "mappings"),
+        ({"extra_args": {"x": 1}}, "plug-ins"),
+    ],
+)
+def test_what_vllm_has_and_this_has_not_is_refused_with_the_reason(
+    arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(arguments))}=.* cannot be honoured: .*{reason}"):
+        SamplingParams(**arguments)
+
+
+def test_values_that_ask_for_nothing_are_let_through() -> None:
+    neutral: dict[str, Any] = {"best_of": None, "use_beam_search": False, "length_penalty": 1.0}
+    assert SamplingParams(**neutral) == SamplingParams()
+    with pytest.raises(ConfigError):
+        SamplingParams(use_beam_search=0)  # type: ignore[call-arg]
+
+
+def test_structured_output_by_any_of_its_names() -> None:
+    schema = {"type": "object"}
+    same = [
+        SamplingParams(json_schema=schema),
+        SamplingParams(json_schema=json.dumps(schema)),
+        SamplingParams(structured_outputs=StructuredOutputsParams(json=schema)),
+        SamplingParams(structured_outputs={"json": schema}),
+        SamplingParams(guided_decoding=GuidedDecodingParams(json=schema, backend="auto")),  # type: ignore[call-arg]
+    ]
+
+    class Model:
+        @classmethod
+        def model_json_schema(cls) -> dict[str, Any]:
+            return schema
+
+    same.append(SamplingParams(json_schema=Model))
+    assert {params.structured for params in same} == {StructuredOutputsParams(json=schema)}
+    assert SamplingParams().structured is None
+    for name, value in (("regex", "a+"), ("grammar", "start: A"), ("choice", ("a", "b"))):
+        form = SamplingParams(**{name: value}).structured  # type: ignore[arg-type]
+        assert getattr(form, name) == value
+    choices = SamplingParams(choice=(c for c in "ab"))
+    assert choices.structured == choices.structured == StructuredOutputsParams(choice=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "none is given"),
+        ({"json": "{}", "regex": "a"}, "json and regex"),
+        ({"jsn": "{}"}, "did you mean 'json'"),
+        ({"json": "{}", "backend": "xgrammar"}, "llguidance"),
+        ({"structural_tag": "{}"}, "grammar"),
+        ({"json": "{}", "disable_any_whitespace": 1}, "disable_any_whitespace"),
+        ({"json_object": "yes"}, "json_object"),
+        ({"json": "{}", "whitespace_pattern": 4}, "whitespace_pattern"),
+    ],
+)
+def test_bad_structured_output(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        StructuredOutputsParams(**arguments)
+
+
+def test_a_processor_is_called_by_its_arguments() -> None:
+    class Both:
+        def __call__(self, prompt: Any, output: Any, logits: Any, extra: int = 0) -> Any:
+            return logits
+
+    assert arity(Both()) == 3
+    assert arity(lambda output, logits: logits) == 2
+    assert arity(lambda *all: all[-1]) == 2
+    assert arity(np.add) == 2
 
 
 def test_values_are_made_plain() -> None:
