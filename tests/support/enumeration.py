@@ -83,6 +83,7 @@ class World:
     depth: int
     target: dict[Path, Floats]
     draft: dict[Path, Floats]
+    mute: tuple[int, ...] = ()
 
     def drafts(self, text: Path) -> Distribution:
         return distribution(self.draft[text])
@@ -110,11 +111,19 @@ def distribution(row: Floats) -> Distribution:
 
 
 class Rows:
-    """Stands for the sampler: a row of scores is already the target's distribution."""
+    """Stands for the sampler: a row of scores is already the target's distribution.
+
+    mute: after a drafted one of these tokens it fails, as where a text has ended.
+    """
 
     seed = 0
 
+    def __init__(self, mute: Sequence[int] = ()) -> None:
+        self._mute = mute
+
     def distribution(self, row: Any, context: TokenContext) -> Distribution:
+        if context.path and context.path[-1] in self._mute:
+            raise ValueError("there is nothing to say")
         return distribution(row)
 
 
@@ -213,7 +222,7 @@ def steps(world: World, propose: Propose, rule: Rule) -> Iterator[tuple[float, S
     def run(branches: Branches) -> Step:
         draft = propose(world, branches)
         verifier = rule(chance=lambda seed, position: branches)
-        verdict = verifier.verify(draft, scores(world, draft), Rows(), TokenContext([0]))  # type: ignore[arg-type]
+        verdict = verifier.verify(draft, scores(world, draft), Rows(world.mute), TokenContext([0]))  # type: ignore[arg-type]
         emitted = (*draft.tokens[list(verdict.path)].tolist(), verdict.next_token)
         return emitted, verdict
 

@@ -118,6 +118,11 @@ class Verdict:
     next_token: int
     next_kind: NextKind
 
+    @staticmethod
+    def ending(draft: Draft, path: Sequence[int]) -> Verdict:
+        """The verdict that emits a path's tokens (at least one) and none after them."""
+        return Verdict(tuple(path[:-1]), int(draft.tokens[path[-1]]), "recovered")
+
 
 @dataclass(slots=True)
 class StepRecord:

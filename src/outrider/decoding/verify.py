@@ -42,7 +42,11 @@ class Verifier(Protocol):
     def draft_probs(self) -> bool: ...
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
-        """Judge one sequence's draft. `context` ends with the anchor; `scores` has row 0 for it."""
+        """Judge one sequence's draft. `context` ends with the anchor; `scores` has row 0 for it.
+
+        Raises what the sampler raises about row 0. Of a later row that is the next step's affair, and may
+        be nobody's, since the text may end before: there the verdict ends with the last accepted token.
+        """
 
 
 class CoupledVerifier:
@@ -65,7 +69,12 @@ class CoupledVerifier:
         path: list[int] = []
         at = -1
         while True:
-            token = sampler.token(scores.logits[at + 1], context)
+            try:
+                token = sampler.token(scores.logits[at + 1], context)
+            except Exception:
+                if not path:
+                    raise
+                return Verdict.ending(draft, path)
             node = children.get((at, token), -1)
             if node < 0:
                 return Verdict(tuple(path), token, "recovered" if at in inner else "bonus")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from outrider.decoding.chance import Chance, excess, ratio, residual
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 
 
 class BlockVerifier:
@@ -43,7 +43,9 @@ class BlockVerifier:
         chance = self._chance(sampler.seed, context.position)
         size = next((i for i, parent in enumerate(draft.parents.tolist()) if parent != i - 1), len(draft))
         weight, kept = 1.0, 0
-        left = target = sampler.distribution(scores.logits[0], context)
+        target = sampler.distribution(scores.logits[0], context)
+        left: Distribution | None = target
+        after: Distribution | None = target  # to draw from when the whole chain is kept
         for i in range(size):
             drawn_from, token = draft.distribution(i), int(draft.tokens[i])
             surplus = float(excess(target, drawn_from, weight).sum())
@@ -55,8 +57,14 @@ class BlockVerifier:
             if weight == 0.0:  # and so it stays
                 break
             context = context.then(token)
-            target = sampler.distribution(scores.logits[i + 1], context)
-        else:
-            if size and chance.accepts(weight, size - 1):
-                kept, left = size, target
+            try:
+                target = sampler.distribution(scores.logits[i + 1], context)
+            except Exception:  # the chain ends here, and nothing can be said about the token after it
+                size, after = i + 1, None
+                break
+            after = target
+        if size and chance.accepts(weight, size - 1):
+            kept, left = size, after
+        if left is None:
+            return Verdict.ending(draft, range(kept))
         return Verdict(tuple(range(kept)), chance.chooses(left), "bonus" if kept == size else "recovered")

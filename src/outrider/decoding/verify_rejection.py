@@ -44,7 +44,12 @@ class RejectionVerifier:
         path: list[int] = []
         at = -1
         while True:
-            left = sampler.distribution(scores.logits[at + 1], context)
+            try:
+                left = sampler.distribution(scores.logits[at + 1], context)
+            except Exception:
+                if not path:
+                    raise
+                return Verdict.ending(draft, path)
             for node in children.get(at, ()):
                 token, drawn_from = int(draft.tokens[node]), draft.distribution(node)
                 if chance.accepts(ratio(left, drawn_from, token), node):

@@ -130,7 +130,7 @@ class DraftModelDrafter:
         feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
             return None
-        return _Turn(stream, job.context, budget, feed, Chance(job.sampler.seed, job.context.position))
+        return _Turn(stream, job.context, budget, feed, Chance(job.sampler.seed, len(tokens)))
 
     def _forward(self, turns: Sequence[_Turn]) -> list[FloatArray]:
         """Feed each turn's tokens. Returns, for each, the logits after the last one: float32[1, vocab]."""
@@ -176,4 +176,4 @@ class DraftModelDrafter:
         distribution = sampler.distribution(logits, turn.context)
         if self._draws == "greedy":
             return int(distribution.ids[distribution.probs.argmax()]), None
-        return turn.chance.draws(distribution, len(turn.drawn)), distribution
+        return turn.chance.draws(distribution, len(turn.context.path)), distribution

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.decoding.adjust import Row
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 from outrider.decoding.verify import VERIFIERS, CoupledVerifier, check_draft, check_pair
 from outrider.drafters.ngram import NgramDrafter
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 
 VOCAB = 8
 GREEDY = Sampler(SamplingParams(temperature=0.0), VOCAB)
@@ -135,6 +136,36 @@ def test_check_draft_drops_distributions_that_cannot_be_the_nodes() -> None:
     assert checked.distribution(0) is stated[0]
     assert checked.distribution(3) == Distribution.point(1)
     assert check_draft(Draft.chain([1, 1], "test", stated), VOCAB, 9, tree=False).probs is None
+
+
+class Fails(Sampler):
+    """Cannot say anything about what follows a 2, as about what follows the end of a text."""
+
+    def token(self, logits: Row, context: TokenContext) -> int:
+        self._look(context)
+        return super().token(logits, context)
+
+    def distribution(self, logits: Row, context: TokenContext) -> Distribution:
+        self._look(context)
+        return super().distribution(logits, context)
+
+    def _look(self, context: TokenContext) -> None:
+        if (*context.tokens, *context.path)[-1] == 2:
+            raise ModelError("nothing follows 2")
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_what_fails_behind_an_accepted_token_is_left_to_the_next_step(name: str) -> None:
+    sampler, verifier = Fails(SamplingParams(temperature=0.0), VOCAB), VERIFIERS[name]()
+
+    def found(tokens: list[int], rows: TargetScores, anchor: int = 0) -> Verdict:
+        return verifier.verify(Draft.chain(tokens, "test"), rows, sampler, TokenContext([anchor]))
+
+    assert found([1, 2, 3], scores(1, 2, 3, 4)) == Verdict((0,), 2, "recovered")
+    assert found([2, 2, 3], scores(2, 2, 3, 4)) == Verdict((), 2, "recovered")
+    assert found([1, 4, 2], scores(1, 5, 2, 0)) == Verdict((0,), 5, "recovered")  # it was not looked at
+    with pytest.raises(ModelError, match="nothing follows 2"):
+        found([1, 2, 3], scores(1, 2, 3, 4), anchor=2)
 
 
 class Trees:

@@ -91,6 +91,17 @@ def test_after_a_tree_too(name: str, world: World) -> None:
     assert error(world, TREES[name], RejectionVerifier) < 1e-12
 
 
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=8, deadline=None)
+@given(world=worlds(depth=2))
+def test_where_the_target_has_nothing_to_say_the_step_ends(rule: Rule, world: World) -> None:
+    cut = World(world.vocab, world.depth, world.target, world.draft, mute=(1,))
+    assert error(cut, chain(2), rule) < 1e-12
+    assert error(cut, unstated(chain(2)), rule) < 1e-12
+    if rule is RejectionVerifier:
+        assert error(cut, tree([2, 1]), rule) < 1e-12
+
+
 @settings(max_examples=8, deadline=None)
 @given(world=worlds(depth=2))
 def test_block_judges_the_chain_that_a_tree_begins_with(world: World) -> None:
@@ -262,6 +273,17 @@ def test_a_draft_that_states_what_is_not_true_is_caught(kind: Any) -> None:
     )  # silence is always true
 
 
+class DropsTheDraft(RejectionVerifier):
+    """Where it fails behind an accepted token, starts again without the draft."""
+
+    def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
+        verdict = super().verify(draft, scores, sampler, context)
+        if verdict.next_kind == "recovered" and draft.tokens[len(verdict.path)] == verdict.next_token:
+            chance = self._chance(sampler.seed, context.position)
+            return Verdict((), chance.chooses(sampler.distribution(scores.logits[0], context)), "recovered")
+        return verdict
+
+
 class BonusFromTheDraft(RejectionVerifier):
     """Draws the token after a whole draft from the distribution of the last node."""
 
@@ -286,6 +308,12 @@ class TakesTheLaterSiblingFirst(RejectionVerifier):
 
 def test_a_bonus_from_the_draft_is_caught() -> None:
     assert distance(CHAIN_WORLD, chain(3), BonusFromTheDraft) > FAR
+
+
+def test_dropping_a_draft_that_leads_nowhere_is_caught() -> None:
+    cut = World(3, 2, TREE_WORLD.target, TREE_WORLD.draft, mute=(1,))
+    assert error(cut, chain(2), RejectionVerifier) < 1e-12
+    assert distance(cut, chain(2), DropsTheDraft) > FAR
 
 
 def test_siblings_in_the_wrong_order_are_caught() -> None:
