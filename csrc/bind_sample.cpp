@@ -1,4 +1,4 @@
-// The Python face of the sampler. Calls are short and keep the GIL.
+// The Python face of the sampler, a module of its own. Calls are short and keep the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -18,18 +18,13 @@ using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewVector = nb::ndarray<nb::numpy, double, nb::ndim<1>, nb::c_contig>;
 
 template <class T>
-std::pair<int64_t, double> choose(Vector<T> row, Vector<int64_t> ids, Vector<double> values, bool only, double temperature,
-                                  double min_p, int64_t top_k, double top_p, uint64_t seed, uint64_t position) {
-    const int64_t size = int64_t(row.shape(0)), changes = int64_t(ids.shape(0));
-    if (size < 1 || size > INT32_MAX) throw std::invalid_argument("a row has between 1 and 2^31 - 1 values");
-    if (values.shape(0) != ids.shape(0)) throw std::invalid_argument("ids and values differ in length");
-    for (int64_t i = 0; i < changes; i++)
-        if (ids.data()[i] < (i ? ids.data()[i - 1] + 1 : 0) || ids.data()[i] >= size)
-            throw std::invalid_argument("ids must ascend and lie inside the row");
-    if (!(temperature >= 0.0 && temperature < INFINITY && min_p >= 0.0 && min_p <= 1.0 && top_p > 0.0))
+std::pair<int64_t, double> choose(Vector<T> row, double temperature, double min_p, int64_t top_k, double top_p,
+                                  uint64_t seed, uint64_t position, bool wide) {
+    if (row.shape(0) < 1 || row.shape(0) > INT32_MAX) throw std::invalid_argument("a row has between 1 and 2^31 - 1 values");
+    if (!(temperature > 0.0 && temperature < INFINITY && min_p >= 0.0 && min_p <= 1.0 && top_p > 0.0))
         throw std::invalid_argument("temperature, min_p or top_p is out of range");
-    const auto [token, best] = outrider::choose_token(row.data(), size, {ids.data(), values.data(), changes, only},
-                                                      {temperature, min_p, top_p, top_k, seed, position});
+    const auto [token, best] = outrider::choose_token(row.data(), int64_t(row.shape(0)),
+                                                      {temperature, min_p, top_p, top_k, seed, position, wide});
     return {token, best};
 }
 
@@ -40,13 +35,13 @@ NewVector new_vector(size_t size) {
 
 template <class T>
 void bind_choose(nb::module_& m) {
-    m.def("choose_token", &choose<T>, "row"_a.noconvert(), "ids"_a.noconvert(), "values"_a.noconvert(), "only"_a,
-          "temperature"_a, "min_p"_a, "top_k"_a, "top_p"_a, "seed"_a, "position"_a);
+    m.def("choose_token", &choose<T>, "row"_a.noconvert(), "temperature"_a, "min_p"_a, "top_k"_a, "top_p"_a,
+          "seed"_a, "position"_a, "wide"_a = true);
 }
 
 }  // namespace
 
-void bind_sample(nb::module_& m) {
+NB_MODULE(_sampler, m) {
     bind_choose<float>(m);
     bind_choose<double>(m);
     m.def("token_noise", [](uint64_t seed, uint64_t position, Vector<int64_t> ids) {

@@ -52,64 +52,67 @@ template <class T>
 #endif
 
 template <class T>
-double greatest(const T* values, int64_t size) {
+double greatest(const T* values, int64_t size, [[maybe_unused]] bool wide) {
 #if defined(__x86_64__)
-    static const bool wide = __builtin_cpu_supports("avx2");
     if (wide) return greatest_avx2(values, size);
 #endif
     return greatest_by<T, 16>(values, size);
 }
 
-// A row as it is after its changes, read in groups of 256 ids.
+// A row, read in groups of 256 ids.
 template <class T>
 class Row {
 public:
-    Row(const T* values, int64_t size, const Changes& changes) : values_(values), size_(size), changes_(changes) {
-        const int64_t groups = (size + kNoiseGroup - 1) / kNoiseGroup;
-        tops_.resize(size_t(groups));
-        double scratch[kNoiseGroup];
-        for (int64_t g = 0; g < groups; g++) {
-            const auto [from, to] = changed(g);
-            if (from == to && !changes.only)
-                tops_[g] = greatest(values + g * kNoiseGroup, count(g));
-            else
-                tops_[g] = greatest(load(g, scratch), count(g));
-        }
-        best_ = greatest(tops_.data(), groups);
+    Row(const T* values, int64_t size, bool wide) : values_(values), size_(size) {
+        tops_.resize(size_t((size + kNoiseGroup - 1) / kNoiseGroup));
+        for (int64_t g = 0; g < groups(); g++) tops_[g] = greatest(values + g * kNoiseGroup, count(g), wide);
+        best_ = greatest(tops_.data(), groups(), wide);
     }
 
     int64_t groups() const { return int64_t(tops_.size()); }
-    int64_t size() const { return size_; }
     int64_t count(int64_t g) const { return std::min(kNoiseGroup, size_ - g * kNoiseGroup); }
     const std::vector<double>& tops() const { return tops_; }
     double best() const { return best_; }
-
-    const double* load(int64_t g, double* out) const {
+    void load(int64_t g, double* out) const {
         const T* from = values_ + g * kNoiseGroup;
-        const int64_t n = count(g);
-        if (changes_.only)
-            std::fill(out, out + n, -kInfinity);
-        else
-            std::copy(from, from + n, out);
-        const auto [first, last] = changed(g);
-        for (const int64_t* id = first; id != last; id++) out[*id - g * kNoiseGroup] = changes_.values[id - changes_.ids];
-        return out;
+        std::copy(from, from + count(g), out);
     }
 
 private:
-    std::pair<const int64_t*, const int64_t*> changed(int64_t g) const {
-        const int64_t *first = changes_.ids, *last = first + changes_.size;
-        if (first == last) return {first, last};
-        first = std::lower_bound(first, last, g * kNoiseGroup);
-        return {first, std::lower_bound(first, last, (g + 1) * kNoiseGroup)};
-    }
-
     const T* values_;
     int64_t size_;
-    const Changes& changes_;
     std::vector<double> tops_;  // the greatest value in each group
     double best_;
 };
+
+// The mass of the scores down to -reach among a group's values. The sum has eight lanes on every machine.
+[[gnu::always_inline]] inline double group_mass_by(double* values, int64_t count, double best, double temperature,
+                                                   double reach) {
+    constexpr int lanes = 8;
+    double mass[kNoiseGroup], sums[lanes] = {};
+    for (int64_t i = count; i < kNoiseGroup; i++) values[i] = -kInfinity;
+    for (int64_t i = 0; i < kNoiseGroup; i++) values[i] = (values[i] - best) / temperature;
+    for (int64_t i = 0; i < kNoiseGroup; i++) mass[i] = natural_exp(values[i] > -reach ? values[i] : -reach);
+    for (int64_t i = 0; i < kNoiseGroup; i++) mass[i] = values[i] >= -reach ? mass[i] : 0.0;
+    for (int64_t i = 0; i < kNoiseGroup; i += lanes)
+        for (int j = 0; j < lanes; j++) sums[j] += mass[i + j];
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] double group_mass_avx2(double* values, int64_t count, double best, double temperature,
+                                               double reach) {
+    return group_mass_by(values, count, best, temperature, reach);
+}
+#endif
+
+double group_mass(double* values, int64_t count, double best, double temperature, double reach,
+                  [[maybe_unused]] bool wide) {
+#if defined(__x86_64__)
+    if (wide) return group_mass_avx2(values, count, best, temperature, reach);
+#endif
+    return group_mass_by(values, count, best, temperature, reach);
+}
 
 // What the filters leave: the tokens that rank no lower than this one, the earlier id first on ties.
 struct Cut {
@@ -199,19 +202,11 @@ public:
 
     int64_t token() const {
         const double limit = params_.min_p > 0.0 ? -natural_log(std::max(params_.min_p, 0x1p-1022)) : kInfinity;
+        const double reach = std::min(limit, kMassReach);
         Cut cut{-limit, kAll};
-        const bool top_k = params_.top_k > 0, top_p = params_.top_p < 1.0;
-        if (top_p && !top_k) {
-            // Mostly the winner of all is among those that top_p keeps, and the mass of the likely ones shows it.
-            const Winner winner = best_of(cut);
-            for (const double reach : {8.0, 12.0}) {
-                if (winner.score < -reach) continue;
-                if (surely_within(winner, collect(std::min(reach, limit), -kInfinity))) return winner.id;
-                if (reach >= limit) break;
-            }
-        }
-        if (top_k || top_p) cut = narrowed(cut, std::min(limit, kMassReach));
-        return best_of(cut).id;
+        if (params_.top_k > 0) cut = top_k_top_p(cut, reach);
+        const Winner winner = best_of(cut);
+        return params_.top_k > 0 || params_.top_p >= 1.0 ? winner.id : within_top_p(winner, reach);
     }
 
 private:
@@ -239,33 +234,61 @@ private:
         return found;
     }
 
-    // Whether the mass above the winner is less than top_p of the total, seen from a part of the tokens only.
-    bool surely_within(const Winner& winner, Tokens tokens) const {
-        tokens.weigh();
-        double above = 0.0;
-        const Cut rank{winner.score, winner.id - 1};
-        for (size_t i = 0; i < tokens.size(); i++)
-            if (rank.keeps(tokens.score[i], tokens.id[i])) above += tokens.mass[i];
-        return above < params_.top_p * sum(tokens.mass) * (1.0 - 1e-11);  // far more than the sums' rounding
-    }
-
-    Cut narrowed(Cut cut, double reach) const {
+    Cut top_k_top_p(Cut cut, double reach) const {
         double floor = -kInfinity;
-        if (params_.top_k > 0 && params_.top_k < row_.groups()) {  // so many tokens are as great as that top
+        if (params_.top_k < row_.groups()) {  // so many tokens are as great as that top
             std::vector<double> tops = row_.tops();
             std::nth_element(tops.begin(), tops.begin() + (params_.top_k - 1), tops.end(), std::greater<>());
             floor = tops[params_.top_k - 1];
         }
         Tokens tokens = collect(reach, floor);
-        if (params_.top_k > 0 && uint64_t(params_.top_k) <= tokens.size()) {
+        if (uint64_t(params_.top_k) <= tokens.size()) {
             cut = top_k_cut(tokens, size_t(params_.top_k));
             tokens.retain([&](size_t i) { return cut.keeps(tokens.score[i], tokens.id[i]); });
         }
-        if (params_.top_p < 1.0) {
-            tokens.weigh();
-            cut = top_p_cut(tokens, params_.top_p * sum(tokens.mass));
+        if (params_.top_p >= 1.0) return cut;
+        tokens.weigh();
+        return top_p_cut(tokens, params_.top_p * sum(tokens.mass));
+    }
+
+    // The winner among the tokens that top_p keeps, from the winner of all. Mostly it is the same, and the
+    // likely tokens alone show it; else all are weighed, and the set is made only when it is another.
+    int64_t within_top_p(const Winner& winner, double reach) const {
+        constexpr double near = 8.0, surely = 1.0 - 1e-9;  // a margin far above the sums' rounding
+        if (winner.score >= -near) {
+            const Tokens tokens = weighed(std::min(near, reach));
+            if (mass_above(winner, tokens) < params_.top_p * sum(tokens.mass) * surely) return winner.id;
         }
-        return cut;
+        const double wanted = params_.top_p * mass(reach);
+        const Tokens tokens = weighed(-winner.score);
+        if (mass_above(winner, tokens) < wanted * surely) return winner.id;
+        return best_of(top_p_cut(tokens, wanted)).id;
+    }
+
+    Tokens weighed(double reach) const {
+        Tokens tokens = collect(reach, -kInfinity);
+        tokens.weigh();
+        return tokens;
+    }
+
+    // Of the tokens that rank higher.
+    static double mass_above(const Winner& winner, const Tokens& tokens) {
+        double above = 0.0;
+        const Cut higher{winner.score, winner.id - 1};
+        for (size_t i = 0; i < tokens.size(); i++)
+            if (higher.keeps(tokens.score[i], tokens.id[i])) above += tokens.mass[i];
+        return above;
+    }
+
+    // Of all scores down to -reach.
+    double mass(double reach) const {
+        double total = 0.0, values[kNoiseGroup];
+        for (int64_t g = 0; g < row_.groups(); g++)
+            if (tops_[g] >= -reach) {
+                row_.load(g, values);
+                total += group_mass(values, row_.count(g), row_.best(), params_.temperature, reach, params_.wide);
+            }
+        return total;
     }
 
     // The token that the cut keeps with the greatest score + noise, the lowest id on ties.
@@ -317,26 +340,20 @@ private:
 };
 
 template <class T>
-Choice choose(const T* values, int64_t size, const Changes& changes, const SampleParams& params) {
-    const Row<T> row(values, size, changes);
+Choice choose(const T* values, int64_t size, SampleParams params) {
+#if defined(__x86_64__)
+    params.wide = params.wide && __builtin_cpu_supports("avx2");
+#endif
+    if (params.top_k >= size) params.top_k = 0;
+    const Row<T> row(values, size, params.wide);
     const double best = row.best();
-    if (!(std::abs(best) < kInfinity)) return {-1, best};
-    if (params.temperature > 0.0) return {Draw<T>(row, params).token(), best};
-    const int64_t g = std::find(row.tops().begin(), row.tops().end(), best) - row.tops().begin();
-    double group[kNoiseGroup];
-    row.load(g, group);
-    return {g * kNoiseGroup + (std::find(group, group + row.count(g), best) - group), best};
+    return {std::abs(best) < kInfinity ? Draw<T>(row, params).token() : -1, best};
 }
 
 }  // namespace
 
-Choice choose_token(const float* row, int64_t size, const Changes& changes, const SampleParams& params) {
-    return choose(row, size, changes, params);
-}
-
-Choice choose_token(const double* row, int64_t size, const Changes& changes, const SampleParams& params) {
-    return choose(row, size, changes, params);
-}
+Choice choose_token(const float* row, int64_t size, const SampleParams& params) { return choose(row, size, params); }
+Choice choose_token(const double* row, int64_t size, const SampleParams& params) { return choose(row, size, params); }
 
 double token_noise(uint64_t seed, uint64_t position, int64_t id) {
     const Noise noise{seed, position};

@@ -15,6 +15,7 @@ from outrider import memory
 from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
 from outrider.decoding.controller import FixedController
 from outrider.decoding.loop import StepLoop
+from outrider.decoding.sampler import RowSampler
 from outrider.decoding.verify import VERIFIERS, Verifier, check_pair
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter, Draws
@@ -40,12 +41,20 @@ def load_native(source: ModelSource, threads: int | None) -> LanguageModel:
     return NativeModel.load(source, threads=threads)
 
 
+def native_rows() -> RowSampler | None:
+    """The native engine's way to draw tokens. Raises ConfigError for a bad OUTRIDER_SAMPLER."""
+    from outrider.engines.native.sampling import row_sampler  # the compiled extension
+
+    return row_sampler()
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A target and a drafter, ready to generate.
 
     context: most positions of a sequence, in tokens.
     draft:   the draft model's description, or None.
+    rows:    what draws tokens from rows of logits; None is NumPy.
     """
 
     config: EngineConfig
@@ -57,6 +66,7 @@ class Pipeline:
     drafter: Drafter | None
     verifier: Verifier
     context: int
+    rows: RowSampler | None = None
 
     def loop(self) -> StepLoop:
         """A fresh step loop; loops of one pipeline share its models and must not run at once."""
@@ -70,6 +80,7 @@ class Pipeline:
             max_num_seqs=self.config.max_num_seqs,
             max_context=self.context,
             vocab_size=min(self.tokenizer.vocab_size, self.engine.vocab_size),
+            rows=self.rows,
         )
 
     @property
@@ -109,6 +120,7 @@ def build_all(
     )
     _check_memory(config, context, [source, *_distinct(drafts)])
 
+    rows = native_rows() if loader is None else None
     loader = loader or load_native
     engine = CachedStepEngine(loader(source, config.threads), tree_attention=True, exact_bits=True)
     loaded = {s.path: loader(s, config.threads) for s in _distinct(drafts)}
@@ -130,7 +142,7 @@ def build_all(
         if drafter is not None:
             check_pair(verifier, drafter)
         pipelines.append(
-            Pipeline(config, choice, source, draft, tokenizer, engine, drafter, verifier, context)
+            Pipeline(config, choice, source, draft, tokenizer, engine, drafter, verifier, context, rows)
         )
     return pipelines
 

@@ -15,7 +15,7 @@ from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEven
 from outrider.decoding.logprobs import TokenLogprobs, token_logprobs
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampler import RowSampler, Sampler
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
 from outrider.decoding.verify import Verifier, check_draft
@@ -57,6 +57,7 @@ class StepLoop:
     max_num_seqs:  most sequences in one pass; further requests wait their turn.
     prefill_chunk: most prompt tokens computed per step, all sequences together.
     max_context:   most tokens of prompt and output; never more than the engine's own limit.
+    rows:          filters and draws for the samplers, see `RowSampler`; None draws in NumPy.
     vocab_size:    ids from here on are padding without a token, and are never drawn.
 
     Raises ConfigError when the engine lacks what the drafter or the verifier needs.
@@ -74,6 +75,7 @@ class StepLoop:
         prefill_chunk: int = 256,
         max_context: int | None = None,
         vocab_size: int | None = None,
+        rows: RowSampler | None = None,
     ) -> None:
         for part in (drafter, verifier) if drafter is not None else (verifier,):
             for need in sorted(part.needs):
@@ -88,6 +90,7 @@ class StepLoop:
         self._prefill_chunk = prefill_chunk
         self._max_context = min(engine.max_positions, max_context or engine.max_positions)
         self._vocab_size = min(engine.vocab_size, vocab_size or engine.vocab_size)
+        self._rows = rows
         self._live: dict[str, _Sequence] = {}  # in order of arrival; the first max_num_seqs are in work
         self._outbox: list[Event] = []
 
@@ -117,6 +120,7 @@ class StepLoop:
                 request.seed,
                 bad_words=request.bad_words,
                 constraint=request.constraint,
+                rows=self._rows,
             ),
             Emitter(request, limit),
             RequestMetrics(arrived=self._clock()),
