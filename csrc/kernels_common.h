@@ -86,15 +86,14 @@ inline void store_group(Activations& a, int row, int g, V16 low, V16 high, float
     int8_t* q = a.q + size_t(row) * a.q_stride + kGroup * size_t(g);
     vstore_i8(q, low);
     vstore_i8(q + 16, high);
-    int32_t sums[2] = {0, 0};
-    for (int i = 0; i < kGroup; i++) sums[i / 16] += q[i];
+    const float sums[2] = {reduce_add(vround(low)), reduce_add(vround(high))};  // small integers: exact
     const size_t at = size_t(row) * a.groups() + g;
     for (int h = 0; h < 2; h++) {
         a.sum16[2 * at + h] = int16_t(sums[h]);
-        a.centre[2 * at + h] = -32 * sums[h];
+        a.centre[2 * at + h] = -32 * int32_t(sums[h]);
     }
     a.scale[at] = scale;
-    a.sum[at] = float(sums[0] + sums[1]);
+    a.sum[at] = sums[0] + sums[1];
     a.scaled[at] = scale * a.sum[at];
 }
 
@@ -132,11 +131,17 @@ void silu_mul(float* gate, const float* up, int n) {
     std::memcpy(gate + i, g, size_t(n - i) * 4);
 }
 
+// (x, y) becomes (x cos - y sin, x sin + y cos). The fused forms are spelled out, so that every build rounds alike.
 void rope(float* head, const float* cos, const float* sin, int dim, bool interleaved) {
     const int half = dim / 2, step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
-    for (int i = 0; i < half; i++) {
+    int i = 0;
+    for (; !interleaved && i + 16 <= half; i += 16) {
+        const V16 x = vload(head + i), y = vload(head + half + i), c = vload(cos + i), s = vload(sin + i);
+        vstore(head + i, vfma(x, c, vsub(vset(-0.0f), vmul(y, s))));
+        vstore(head + half + i, vfma(x, s, vmul(y, c)));
+    }
+    for (; i < half; i++) {
         const float x = head[i * step], y = head[i * step + apart];
-        // the fused form is spelled out: contraction is off, so every build rounds alike
         head[i * step] = __builtin_fmaf(x, cos[i], -(y * sin[i]));
         head[i * step + apart] = __builtin_fmaf(x, sin[i], y * cos[i]);
     }
@@ -151,14 +156,15 @@ inline T* value_of(const HeadCache& c, int slot, int head_dim) {
     return reinterpret_cast<T*>(static_cast<uint8_t*>(c.blocks[slot / 16]) + c.value_offset) +
            size_t(slot % 16) * head_dim;
 }
-inline void narrow(float* to, float v) { *to = v; }
-inline void narrow(uint16_t* to, float v) { *to = float_to_half(v); }
 
 template <class T>
 void store_kv_as(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
-    T *k = key_of<T>(c, slot), *v = value_of<T>(c, slot, head_dim);
-    for (int d = 0; d < head_dim; d++) narrow(k + 16 * d, key[d]);
-    for (int d = 0; d < head_dim; d++) narrow(v + d, value[d]);
+    T *k = key_of<T>(c, slot), *v = value_of<T>(c, slot, head_dim), column[16];
+    for (int d = 0; d < head_dim; d += 16) {
+        vstore(column, vload(key + d));
+        for (int i = 0; i < 16; i++) k[16 * (d + i)] = column[i];
+        vstore(v + d, vload(value + d));
+    }
 }
 void store_kv(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
     c.half ? store_kv_as<uint16_t>(c, slot, head_dim, key, value) : store_kv_as<float>(c, slot, head_dim, key, value);
