@@ -1,0 +1,250 @@
+"""Suffix lookup: draft what followed the text's last tokens before, as a tree ranked by frequency.
+
+The method of SuffixDecoding (Oliaro et al. 2024): the longest match in the request's own text, and in
+recent outputs of this process when they may be shared; children weighted by how often and after how long a
+match they followed; the likeliest paths first. In the place of suffix trees, `GramIndex`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+import numpy as np
+
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.types import Draft, Verdict
+from outrider.drafters.grams import MAX_MATCH, GramIndex
+from outrider.errors import ConfigError
+
+Namespace: TypeAlias = Callable[[Request], str | None]
+
+MAX_PLACES = 12  # places whose continuations make the tree
+BARRIER = -1  # parts the outputs in a shared text; no token, so that nothing matches across it
+MAX_BYTES = 64 * 1024 * 1024
+
+_TRUST = 1.5  # tokens of agreement that make a lone place even odds to go on agreeing
+
+
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """A tree of n nodes, parents first, likelier paths before unlikelier ones.
+
+    tokens, parents: as in `Draft`.
+    confidence: chance of each node given its parent, by the drafter's own reckoning, 0..1.
+    paths:      chance of the whole path to the node, never above the parent's.
+    length:     tokens of the text that the best place agrees with; 0 without any.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    paths: list[float] = field(default_factory=list)
+    length: int = 0
+
+    def draft(self, source: str) -> Draft:
+        return Draft(np.array(self.tokens, np.int32), np.array(self.parents, np.int32), None, source)
+
+
+# A place to continue from: (tokens, index of the next one, where the text ends, period of the loop that it
+# goes on with from there or 0 to stop, length of the match, weight).
+_Place: TypeAlias = tuple[list[int], int, int, int, int, float]
+
+
+class OutputPool:
+    """Recent outputs, one indexed text for each namespace; the oldest output goes first when there are more
+    than `max_requests` or more than `max_bytes`."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self.max_requests, self.max_bytes = max_requests, max_bytes
+        self._texts: dict[str, GramIndex] = {}
+        self._outputs: deque[tuple[str, int]] = deque()  # (namespace, tokens with the barrier), oldest first
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for index in self._texts.values())
+
+    def get(self, namespace: str) -> GramIndex | None:
+        return self._texts.get(namespace)
+
+    def add(self, namespace: str, output: Sequence[int]) -> None:
+        """Take in one output."""
+        if not output or not self.max_requests:
+            return
+        index = self._texts.setdefault(namespace, GramIndex([]))
+        index.tokens += [*output, BARRIER]
+        index.update()
+        self._outputs.append((namespace, len(output) + 1))
+        while len(self._outputs) > self.max_requests or (self._outputs and self.nbytes > self.max_bytes):
+            self._drop()
+
+    def _drop(self) -> None:
+        namespace, count = self._outputs.popleft()
+        index = self._texts[namespace]
+        index.forget(count)
+        if not index.tokens:
+            del self._texts[namespace]
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """A request: its own text once it is looked up in, and whom it shares outputs with."""
+
+    prompt_length: int
+    namespace: str | None
+    index: GramIndex | None = None
+
+
+class SuffixDrafter:
+    """Looks the text's end up in the request's own text and in outputs that it may share.
+
+    tree:       propose trees; else the likeliest chain, for engines and verifiers without trees.
+    namespace:  whom a request shares its output with: those for which this gives the same text. None, and
+                no function at all, shares nothing. A server must give each API key its own.
+    suffix_decoding_max_tree_depth:      most tokens of a path.
+    suffix_decoding_max_cached_requests: outputs kept for sharing; `max_bytes` limits them as well.
+    suffix_decoding_max_spec_factor:     a path is at most this many times as long as its match.
+    suffix_decoding_min_token_prob:      paths less likely than this, by frequency, are left out.
+    The names are vLLM's. Raises ConfigError for a value out of range.
+    """
+
+    name = "suffix"
+
+    def __init__(
+        self,
+        *,
+        tree: bool = True,
+        namespace: Namespace | None = None,
+        suffix_decoding_max_tree_depth: int = 24,
+        suffix_decoding_max_cached_requests: int = 10_000,
+        suffix_decoding_max_spec_factor: float = 1.0,
+        suffix_decoding_min_token_prob: float = 0.1,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        for name, value, least, most in (
+            ("max_tree_depth", suffix_decoding_max_tree_depth, 1, 1024),
+            ("max_cached_requests", suffix_decoding_max_cached_requests, 0, 10**9),
+            ("max_spec_factor", suffix_decoding_max_spec_factor, 0.0, 1e6),
+            ("min_token_prob", suffix_decoding_min_token_prob, 0.0, 1.0),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"suffix_decoding_{name} must be from {least:g} to {most:g}, not {value!r}")
+        self.needs = frozenset({"tree_attention"}) if tree else frozenset[str]()
+        self.pool = OutputPool(suffix_decoding_max_cached_requests, max_bytes)
+        self._tree = tree
+        self._namespace = namespace
+        self._depth = suffix_decoding_max_tree_depth
+        self._factor = suffix_decoding_max_spec_factor
+        self._least = suffix_decoding_min_token_prob
+        self._texts: dict[str, _Text] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all indexes, about."""
+        own = sum(text.index.nbytes for text in self._texts.values() if text.index is not None)
+        return own + self.pool.nbytes
+
+    def begin(self, request: Request) -> None:
+        namespace = None if self._namespace is None else self._namespace(request)
+        self._texts[request.request_id] = _Text(len(request.prompt), namespace)
+
+    def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
+        return [self.look(job, job.budget).draft(self.name) for job in jobs]
+
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+        pass  # the text itself tells
+
+    def end(self, request_id: str) -> None:
+        text = self._texts.pop(request_id, None)
+        if text is not None and text.namespace is not None and text.index is not None:
+            self.pool.add(text.namespace, text.index.tokens[text.prompt_length :])
+
+    def look(self, job: ProposeJob, budget: int) -> Lookup:
+        """What may follow, up to `budget` nodes. Takes the text's new tokens into its index first."""
+        text = self._texts[job.request_id]
+        tokens = job.context.tokens
+        index = text.index
+        if index is None:
+            index = text.index = GramIndex(tokens)
+        index.update()
+        places = self._places(index, tokens, own=True)
+        if text.namespace is not None and (shared := self.pool.get(text.namespace)) is not None:
+            places += self._places(shared, tokens, own=False)
+            places.sort(key=lambda place: -place[4])
+            del places[MAX_PLACES:]
+        if not places:
+            return Lookup()
+        return self._grow(places, budget)
+
+    def _places(self, index: GramIndex, tokens: list[int], *, own: bool) -> list[_Place]:
+        """Where to continue from. In its own text a place goes on into its own continuation, as a loop."""
+        end = len(index.tokens)
+        return [
+            (index.tokens, at, end, end - at if own else 0, length, float(length * length))
+            for start, length in index.find(tokens, MAX_PLACES)
+            if (at := start - index.base) < end
+        ]
+
+    def _grow(self, places: list[_Place], budget: int) -> Lookup:
+        """Best first: the likeliest open node joins the tree, and its children become open."""
+        out = Lookup(length=max(place[4] for place in places))
+        # (-path, order of opening, parent, depth, token, chance, places that go on through the node)
+        open_nodes: list[tuple[float, int, int, int, int, float, list[_Place]]] = []
+        parent, depth, path, order = -1, 0, 1.0, 0
+        while True:
+            if depth < self._depth:
+                for token, chance, following in self._children(places, depth):
+                    if path * chance >= self._least:
+                        order += 1
+                        heappush(open_nodes, (-path * chance, order, parent, depth, token, chance, following))
+            if not open_nodes or len(out.tokens) >= budget:
+                return out
+            negative, _, above, depth, token, chance, places = heappop(open_nodes)
+            if not self._tree:
+                open_nodes.clear()
+            parent, depth, path = len(out.tokens), depth + 1, -negative
+            out.tokens.append(token)
+            out.parents.append(above)
+            out.confidence.append(chance)
+            out.paths.append(path)
+
+    def _children(self, places: list[_Place], depth: int) -> list[tuple[int, float, list[_Place]]]:
+        """(token, its chance, the places that go on with it) of what follows `depth` tokens on."""
+        factor = self._factor
+        groups: dict[int, list[_Place]] = {}
+        total = 0.0
+        for place in places:
+            tokens, at, end, period, length, weight = place
+            if depth >= length * factor:
+                continue
+            step = at + depth
+            if step >= end:
+                if not period:
+                    continue
+                step = at + depth % period
+            token = tokens[step]
+            if token < 0:
+                continue
+            total += weight
+            if token in groups:
+                groups[token].append(place)
+            else:
+                groups[token] = [place]
+        found = []
+        for token, following in groups.items():
+            if len(following) == 1:
+                longest, weight = following[0][4], following[0][5]
+            else:
+                longest, weight = 0, 0.0
+                for place in following:
+                    weight += place[5]
+                    longest = max(longest, place[4])
+            agreed = min(longest + depth, MAX_MATCH) * len(following)
+            found.append((token, weight / total * agreed / (agreed + _TRUST), following))
+        return found

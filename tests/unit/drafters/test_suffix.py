@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import timeit
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.decoding.context import TokenContext
+from outrider.decoding.params import SamplingParams
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampler import Sampler
+from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.verify import check_draft
+from outrider.drafters.grams import CHAIN, MAX_MATCH, SIZES, GramIndex, Match
+from outrider.drafters.suffix import Lookup, SuffixDrafter
+from outrider.errors import ConfigError
+
+SAMPLER = Sampler(SamplingParams(), 64)
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=80)
+
+
+def start(drafter: SuffixDrafter, prompt: list[int], name: str = "r") -> TokenContext:
+    drafter.begin(Request(name, tuple(prompt), SamplingParams()))
+    return TokenContext(prompt)
+
+
+def look(drafter: SuffixDrafter, context: TokenContext, budget: int = 8, name: str = "r") -> Lookup:
+    return drafter.look(ProposeJob(name, context, budget, SAMPLER), budget)
+
+
+def reference(indexed: list[int], text: list[int], most: int) -> list[Match]:
+    """`GramIndex.find`, by looking at every place."""
+    found: dict[int, Match] = {}
+    for size in reversed(SIZES):
+        places = [
+            at
+            for at in range(size, len(indexed))
+            if size <= len(text) and indexed[at - size : at] == text[-size:]
+        ]
+        for at in list(reversed(places))[:CHAIN]:
+            length = size
+            while length < min(MAX_MATCH, at, len(text)) and indexed[at - length - 1] == text[-length - 1]:
+                length += 1
+            found.setdefault(at, Match(at, length))
+    return list(found.values())[:most]
+
+
+@given(texts, st.lists(st.integers(1, 9), max_size=6), st.integers(1, 30))
+def test_matches_are_those_of_a_search_everywhere(text: list[int], cuts: list[int], most: int) -> None:
+    tokens: list[int] = []
+    index = GramIndex(tokens)
+    for cut in [*cuts, len(text)]:  # in parts, with a search after each
+        tokens += text[len(tokens) : len(tokens) + cut]
+        index.update()
+        assert index.find(tokens, most) == reference(tokens, tokens, most)
+
+
+@given(texts, texts)
+def test_another_text_can_be_searched(indexed: list[int], text: list[int]) -> None:
+    index = GramIndex(indexed)
+    index.update()
+    assert index.find(text, 12) == reference(indexed, text, 12)
+
+
+@given(texts, texts, st.data())
+def test_what_is_forgotten_is_not_found(first: list[int], second: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(first)))
+    index = GramIndex(list(first))
+    index.update()
+    index.forget(count)
+    index.tokens += second
+    index.update()
+    for match in index.find(second, 100):
+        at = match.start - index.base
+        assert 0 <= at < len(index.tokens)
+        whole = [*first, *second]
+        assert whole[match.start - match.length : match.start] == second[len(second) - match.length :]
+    kept = [*first[count:], *second]
+    found = {m.start - count for m in index.find(second, 100)}
+    assert {m.start for m in reference(kept, second, 100)} <= found | {
+        m.start for m in reference(kept, second, 100) if m.start + count < len(first) + SIZES[-1]
+    }
+    index.forget(len(index.tokens))
+    assert index.find(second, 100) == []
+    assert all(not latest for latest in index._latest)
+
+
+def brute_tree(
+    places: list[tuple[int, int]], tokens: list[int], least: float, trust: float = 1.5
+) -> dict[tuple[int, ...], float]:
+    """Every path and its probability, from the matches of a text in itself."""
+    paths: dict[tuple[int, ...], float] = {}
+
+    def grow(path: tuple[int, ...], probability: float, alive: list[tuple[int, int]]) -> None:
+        depth = len(path)
+        going = [(at, n) for at, n in alive if depth < n and depth < MAX_MATCH]
+        total = sum(n * n for _, n in going)
+        by_token: dict[int, list[tuple[int, int]]] = {}
+        for at, n in going:
+            period = len(tokens) - at
+            by_token.setdefault(tokens[at + depth % period], []).append((at, n))
+        for token, group in by_token.items():
+            agreed = min(max(n for _, n in group) + depth, MAX_MATCH) * len(group)
+            chance = probability * sum(n * n for _, n in group) / total * agreed / (agreed + trust)
+            if chance >= least:
+                paths[(*path, token)] = chance
+                grow((*path, token), chance, group)
+
+    grow((), 1.0, places)
+    return paths
+
+
+@given(texts, st.integers(1, 20))
+def test_the_tree_holds_the_likeliest_paths(text: list[int], budget: int) -> None:
+    drafter = SuffixDrafter()
+    found = look(drafter, start(drafter, text), budget)
+    wanted = brute_tree(list(reference(text, text, 12)), text, 0.1)
+    assert len(found.tokens) == min(budget, len(wanted))
+    paths: list[tuple[int, ...]] = []
+    for node, (token, parent) in enumerate(zip(found.tokens, found.parents, strict=True)):
+        assert -1 <= parent < node
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        assert found.paths[node] == pytest.approx(wanted[paths[-1]])
+        above = found.paths[parent] if parent >= 0 else 1.0
+        assert found.paths[node] == pytest.approx(above * found.confidence[node])
+        assert 0.0 < found.confidence[node] < 1.0
+    assert len(set(paths)) == len(paths), "no path twice"
+    assert all(a >= b - 1e-12 for a, b in pairwise(found.paths))
+    best = sorted(wanted.values(), reverse=True)[: len(found.tokens)]
+    assert found.paths == pytest.approx(best)
+
+
+@given(texts, st.integers(1, 12))
+def test_a_chain_is_the_likeliest_child_each_time(text: list[int], budget: int) -> None:
+    drafter = SuffixDrafter(tree=False)
+    assert drafter.needs == frozenset()
+    context = start(drafter, text)
+    (draft,) = drafter.propose([ProposeJob("r", context, budget, SAMPLER)])
+    assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
+    wanted = brute_tree(list(reference(text, text, 12)), text, 0.1)
+    path: tuple[int, ...] = ()
+    for token in draft.tokens.tolist():
+        children = {p: c for p, c in wanted.items() if p[:-1] == path and len(p) == len(path) + 1}
+        path = (*path, token)
+        assert children[path] == pytest.approx(max(children.values()))
+
+
+def test_drafts_are_what_an_engine_can_score() -> None:
+    drafter = SuffixDrafter()
+    context = start(drafter, [1, 2, 3, 1, 2, 4, 1, 2])
+    (draft,) = drafter.propose([ProposeJob("r", context, 6, SAMPLER)])
+    assert draft.source == "suffix"
+    assert set(draft.tokens[draft.parents == -1].tolist()) >= {3, 4}, "both continuations are children"
+    checked = check_draft(draft, 64, 6, tree=True)
+    np.testing.assert_array_equal(checked.tokens, draft.tokens)
+    drafter.observe("r", draft, Verdict((), 1, "recovered"))
+
+
+def test_loops_go_on_and_nothing_is_no_draft() -> None:
+    drafter = SuffixDrafter(tree=False, suffix_decoding_min_token_prob=0.0)
+    assert look(drafter, start(drafter, [9, 1, 2, 1, 2, 1, 2]), 4).tokens == [1, 2, 1, 2]
+    assert look(drafter, start(drafter, [5], "one"), 4, "one").tokens == []
+    (draft,) = drafter.propose([ProposeJob("one", TokenContext([5]), 4, SAMPLER)])
+    assert len(draft) == 0
+
+
+def test_a_longer_match_is_trusted_more() -> None:
+    drafter = SuffixDrafter()
+    weak = look(drafter, start(drafter, [1, 7, 2, 1], "weak"), 1, "weak")
+    strong = look(drafter, start(drafter, [4, 5, 6, 1, 7, 2, 4, 5, 6, 1], "strong"), 1, "strong")
+    assert weak.tokens == strong.tokens == [7]
+    assert strong.confidence[0] > weak.confidence[0] + 0.2
+    assert (weak.length, strong.length) == (1, 4)
+
+
+def test_depth_and_length_are_limited() -> None:
+    text = [*range(30), *range(12)]
+    for options, size in (
+        ({"suffix_decoding_max_spec_factor": 0.5}, 6),
+        ({"suffix_decoding_max_tree_depth": 3}, 3),
+        ({"suffix_decoding_max_spec_factor": 0.0}, 0),
+        ({"suffix_decoding_max_spec_factor": 1.0}, 12),
+        ({"suffix_decoding_min_token_prob": 0.75}, 2),
+    ):
+        drafter = SuffixDrafter(**options)
+        assert len(look(drafter, start(drafter, text), 50).tokens) == size, options
+
+
+def test_outputs_are_shared_within_a_namespace_only() -> None:
+    drafter = SuffixDrafter(namespace=lambda request: request.request_id[0])
+    context = start(drafter, [9], "a1")
+    look(drafter, context, 4, "a1")
+    for token in (1, 2, 3, 4, 5):
+        context.append(token)
+    drafter.end("a1")
+    assert len(drafter.pool) == 1
+    assert look(drafter, start(drafter, [8, 1, 2, 3], "a2"), 4, "a2").tokens == [4, 5], (
+        "and no loop at its end"
+    )
+    assert look(drafter, start(drafter, [8, 1, 2, 3], "b1"), 4, "b1").tokens == []
+    assert look(drafter, start(drafter, [8, 9], "a3"), 4, "a3").tokens == [], "the prompt is not shared"
+    alone = SuffixDrafter()
+    context = start(alone, [9], "a1")
+    look(alone, context, 4, "a1")
+    context.append(1)
+    alone.end("a1")
+    alone.end("a1")  # ends are forgiven
+    assert len(alone.pool) == 0
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from("xyz"), texts), max_size=12), st.integers(0, 4))
+def test_the_oldest_outputs_go_first(outputs: list[tuple[str, list[int]]], most: int) -> None:
+    drafter = SuffixDrafter(suffix_decoding_max_cached_requests=most)
+    for namespace, output in outputs:
+        drafter.pool.add(namespace, output)
+    kept = outputs[max(0, len(outputs) - most) :] if most else []
+    assert len(drafter.pool) == len(kept)
+    for namespace in "xyz":
+        index = drafter.pool.get(namespace)
+        tokens = [t for name, output in kept if name == namespace for t in [*output, -1]]
+        assert ([] if index is None else index.tokens) == tokens
+
+
+def test_memory_is_bounded_and_reported() -> None:
+    drafter = SuffixDrafter(max_bytes=200_000)
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        drafter.pool.add("x", random.integers(0, 1000, 50).tolist())
+        assert drafter.nbytes <= 200_000
+    assert 1 < len(drafter.pool) < 60
+    look(drafter, start(drafter, list(range(2000))))
+    assert drafter.nbytes > 200_000, "a request's own text counts too"
+    drafter.end("r")
+    assert drafter.nbytes <= 200_000
+
+
+@pytest.mark.parametrize(
+    "option", ["max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob"]
+)
+def test_options_out_of_range_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        SuffixDrafter(**{f"suffix_decoding_{option}": -1})  # type: ignore[arg-type]
+
+
+def test_a_lookup_is_quick_in_a_long_text() -> None:
+    """Far above what it takes, far below what a search everywhere would."""
+    drafter = SuffixDrafter()
+    random = np.random.default_rng(0)
+    context = start(drafter, random.integers(0, 50, 20_000).tolist())
+    look(drafter, context)
+    assert min(timeit.repeat(lambda: look(drafter, context), number=10, repeat=5)) / 10 < 1e-3
+
+
+def test_draft_of_a_lookup() -> None:
+    draft = Lookup([3, 4], [-1, 0], [0.5, 0.5], [0.5, 0.25], 2).draft("suffix")
+    assert isinstance(draft, Draft)
+    assert draft.tokens.dtype == draft.parents.dtype == np.int32
+    assert draft.probs is None
