@@ -1,7 +1,7 @@
 // Sixteen float lanes, the same on every instruction set.
 //
-// Each kernel translation unit defines one of OUTRIDER_AVX512, OUTRIDER_AVX2 or OUTRIDER_PORTABLE before
-// it includes this. Every operation is one IEEE operation per lane, and the only sums across lanes
+// Each kernel translation unit defines one of OUTRIDER_AVX512, OUTRIDER_AVX2, OUTRIDER_NEON or OUTRIDER_PORTABLE
+// before it includes this. Every operation is one IEEE operation per lane, and the only sums across lanes
 // go through reduce_add's fixed tree, so that all builds give the same bits (docs/kernels.md).
 // Everything here has internal linkage: code compiled for one instruction set must never be merged by
 // the linker with another's.
@@ -12,6 +12,8 @@
 #include <cstring>
 #if defined(OUTRIDER_AVX512) || defined(OUTRIDER_AVX2)
 #include <immintrin.h>
+#elif defined(OUTRIDER_NEON)
+#include <arm_neon.h>
 #endif
 #include "half.h"
 
@@ -113,6 +115,50 @@ inline V16 vkeep(V16 x, int count, float fill) {
     return {_mm256_blendv_ps(f, x.a, keep_a), _mm256_blendv_ps(f, x.b, keep_b)};
 }
 
+#elif defined(OUTRIDER_NEON)
+struct V16 {
+    float32x4_t v[4];
+};
+#define OUTRIDER_QUARTERS(expr)               \
+    V16 r;                                    \
+    for (int i = 0; i < 4; i++) r.v[i] = (expr); \
+    return r
+inline V16 vset(float x) { OUTRIDER_QUARTERS(vdupq_n_f32(x)); }
+inline V16 vload(const float* p) { OUTRIDER_QUARTERS(vld1q_f32(p + 4 * i)); }
+inline void vstore(float* p, V16 a) {
+    for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.v[i]);
+}
+inline V16 vload(const uint16_t* p) { OUTRIDER_QUARTERS(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
+inline void vstore(uint16_t* p, V16 a) {
+    for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.v[i])));
+}
+inline V16 vload_bf16(const uint16_t* p) { OUTRIDER_QUARTERS(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
+inline V16 vadd(V16 a, V16 b) { OUTRIDER_QUARTERS(vaddq_f32(a.v[i], b.v[i])); }
+inline V16 vsub(V16 a, V16 b) { OUTRIDER_QUARTERS(vsubq_f32(a.v[i], b.v[i])); }
+inline V16 vmul(V16 a, V16 b) { OUTRIDER_QUARTERS(vmulq_f32(a.v[i], b.v[i])); }
+inline V16 vdiv(V16 a, V16 b) { OUTRIDER_QUARTERS(vdivq_f32(a.v[i], b.v[i])); }
+inline V16 vfma(V16 a, V16 b, V16 c) { OUTRIDER_QUARTERS(vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
+// A comparison and a choice: NEON's own maximum treats NaN and the two zeros otherwise than the other builds do.
+inline V16 vmax(V16 a, V16 b) { OUTRIDER_QUARTERS(vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
+inline V16 vmin(V16 a, V16 b) { OUTRIDER_QUARTERS(vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
+inline V16 vabs(V16 a) { OUTRIDER_QUARTERS(vabsq_f32(a.v[i])); }
+inline V16 vround(V16 a) { OUTRIDER_QUARTERS(vrndnq_f32(a.v[i])); }
+inline V16 vscale2(V16 a, V16 n) {
+    OUTRIDER_QUARTERS(vmulq_f32(a.v[i], vreinterpretq_f32_s32(vshlq_n_s32(
+                                            vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))));
+}
+inline void vstore_i8(int8_t* p, V16 a) {
+    int16x4_t w[4];
+    for (int i = 0; i < 4; i++)  // NaN becomes the lowest value, as everywhere
+        w[i] = vqmovn_s32(vbslq_s32(vceqq_f32(a.v[i], a.v[i]), vcvtnq_s32_f32(a.v[i]), vdupq_n_s32(INT32_MIN)));
+    vst1q_s8(p, vcombine_s8(vqmovn_s16(vcombine_s16(w[0], w[1])), vqmovn_s16(vcombine_s16(w[2], w[3]))));
+}
+inline V16 vkeep(V16 a, int count, float fill) {
+    static const int32_t lane[4] = {0, 1, 2, 3};
+    OUTRIDER_QUARTERS(vbslq_f32(vcltq_s32(vld1q_s32(lane), vdupq_n_s32(count - 4 * i)), a.v[i], vdupq_n_f32(fill)));
+}
+#undef OUTRIDER_QUARTERS
+
 #else
 struct V16 {
     float v[16];
@@ -151,7 +197,28 @@ inline V16 vkeep(const V16& a, int count, float fill) { OUTRIDER_LANES(i < count
 #undef OUTRIDER_LANES
 #endif
 
-// The fixed tree: lanes 8 apart, then 4, 2, 1.
+// Sums and maxima across lanes, by one fixed tree: lanes 8 apart, then 4, 2, 1.
+#if defined(OUTRIDER_AVX512) || defined(OUTRIDER_AVX2)
+#if defined(OUTRIDER_AVX512)
+inline __m256 low_half(V16 a) { return _mm512_castps512_ps256(a.v); }
+inline __m256 high_half(V16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+#else
+inline __m256 low_half(V16 a) { return a.a; }
+inline __m256 high_half(V16 a) { return a.b; }
+#endif
+inline float reduce_add(V16 a) {
+    const __m256 eight = _mm256_add_ps(low_half(a), high_half(a));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float reduce_max(V16 a) {
+    const __m256 eight = _mm256_max_ps(low_half(a), high_half(a));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 inline float reduce_add(V16 a) {
     float t[16];
     vstore(t, a);
@@ -162,10 +229,11 @@ inline float reduce_add(V16 a) {
 inline float reduce_max(V16 a) {
     float t[16];
     vstore(t, a);
-    float m = t[0];
-    for (int i = 1; i < 16; i++) m = t[i] > m ? t[i] : m;
-    return m;
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+    return t[0];
 }
+#endif
 
 // e^x, relative error under 2e-7: Cody-Waite reduction by ln 2 and a degree-6 polynomial, by Horner's
 // rule with fused steps only. Arguments are clamped to [-87, 88], so that nothing is subnormal.

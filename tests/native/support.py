@@ -16,7 +16,7 @@ from outrider.models.source import ModelSource
 def usable_isas() -> list[str]:
     """The kernels that this processor can run."""
     found = []
-    for isa in ("portable", "avx2", "avx512"):
+    for isa in ("portable", "avx2", "avx512", "neon"):
         try:
             _core.Model(
                 layers=1,

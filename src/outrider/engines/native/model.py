@@ -69,7 +69,7 @@ class NativeModel:
         """Repack `source`'s weights for this machine.
 
         threads:  None means one for each processor this process may use.
-        isa:      "auto" (default, or the OUTRIDER_ISA variable), "portable", "avx2" or "avx512".
+        isa:      "auto" (default, or the OUTRIDER_ISA variable), "portable", "avx2", "avx512" or "neon".
         kv_dtype: "f16" or "f32".
         progress: called with (bytes done, bytes in all) after each tensor.
         Raises ConfigError for a bad option and UnsupportedModelError for weights that the engine cannot run.

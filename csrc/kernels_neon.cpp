@@ -1,0 +1,165 @@
+// NEON with the dot products of ARMv8.2: one sdot multiplies 4 rows by 4 columns and adds into 32 bits. A panel is
+// four vectors high; the activations of four slices lie in one register, and sdot picks its lane.
+#include "kernels.h"
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define OUTRIDER_NEON
+#include "kernels_common.h"
+
+namespace outrider {
+namespace {
+
+template <Kind K>
+constexpr bool kSuper = K == Kind::Q4_K || K == Kind::Q5_K || K == Kind::Q6_K;
+template <Kind K>
+constexpr bool kFactored = K == Kind::Q4_K || K == Kind::Q5_K;  // integer scales and minimums
+template <Kind K>
+constexpr bool kMinimum = K == Kind::Q4_1 || K == Kind::Q5_1;
+template <Kind K>
+constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384
+                            : K == Kind::Q4_0 || K == Kind::Q4_1 || K == Kind::Q4_K ? 256 : 320;
+template <Kind K>
+constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : kMinimum<K> ? 64 : 32;
+template <Kind K>
+constexpr int kOffset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is made signed
+
+inline float32x4_t halves(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+inline int8x16_t merge(uint8x16_t low, uint8x16_t high, uint8x16_t mask) {
+    return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(high, mask)));
+}
+
+// The 8 slices of one group for rows 4 * quarter and the three after it. All values fit a signed byte.
+template <Kind K>
+inline void unpack(const uint8_t* lines, int quarter, int8x16_t* w) {
+    const uint8_t* p = lines + 16 * quarter;
+    if constexpr (K == Kind::Q8_0) {
+        for (int s = 0; s < 8; s++) w[s] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 64 * s), vdupq_n_u8(0x80)));
+        return;
+    }
+    uint8x16_t low[8];
+    for (int i = 0; i < 4; i++) {
+        const uint8x16_t l = vld1q_u8(p + 64 * i);
+        low[i] = vandq_u8(l, vdupq_n_u8(15));
+        low[i + 4] = vshrq_n_u8(l, 4);
+    }
+    if constexpr (kGroupBytes<K> == 256)
+        for (int s = 0; s < 8; s++) w[s] = vreinterpretq_s8_u8(low[s]);
+    if constexpr (kGroupBytes<K> == 320) {
+        const uint8x16_t h = vld1q_u8(p + 256), bit = vdupq_n_u8(16);
+        w[0] = merge(low[0], vshlq_n_u8(h, 4), bit);
+        w[1] = merge(low[1], vshlq_n_u8(h, 3), bit);
+        w[2] = merge(low[2], vshlq_n_u8(h, 2), bit);
+        w[3] = merge(low[3], vshlq_n_u8(h, 1), bit);
+        w[4] = merge(low[4], h, bit);
+        w[5] = merge(low[5], vshrq_n_u8(h, 1), bit);
+        w[6] = merge(low[6], vshrq_n_u8(h, 2), bit);
+        w[7] = merge(low[7], vshrq_n_u8(h, 3), bit);
+    }
+    if constexpr (K == Kind::Q6_K) {
+        const uint8x16_t bits = vdupq_n_u8(48);
+        for (int h = 0; h < 2; h++) {
+            const uint8x16_t l = vld1q_u8(p + 256 + 64 * h);
+            w[4 * h + 0] = merge(low[4 * h + 0], vshlq_n_u8(l, 4), bits);
+            w[4 * h + 1] = merge(low[4 * h + 1], vshlq_n_u8(l, 2), bits);
+            w[4 * h + 2] = merge(low[4 * h + 2], l, bits);
+            w[4 * h + 3] = merge(low[4 * h + 3], vshrq_n_u8(l, 2), bits);
+        }
+    }
+}
+
+// sum + products of four slices with 16 activations
+inline int32x4_t dot4(int32x4_t sum, const int8x16_t* w, const int8_t* a) {
+    const int8x16_t x = vld1q_s8(a);
+    sum = vdotq_laneq_s32(sum, w[0], x, 0);
+    sum = vdotq_laneq_s32(sum, w[1], x, 1);
+    sum = vdotq_laneq_s32(sum, w[2], x, 2);
+    return vdotq_laneq_s32(sum, w[3], x, 3);
+}
+
+// Four bytes, one a row, as floats.
+inline float32x4_t bytes_to_float(const uint8_t* p) {
+    uint32_t four;
+    std::memcpy(&four, p, 4);
+    const uint16x8_t wide = vmovl_u8(vcreate_u8(four));
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide)));
+}
+
+// One group of 32 columns and a quarter of a panel for NT tokens. Every integer here stays below 2^24, so that
+// floats hold it exactly and it does not matter which build adds in integers and which in floats.
+template <Kind K, int NT>
+inline void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g, const Activations& a, int t0, V16* f) {
+    const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
+    const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
+    int8x16_t w[8];
+    unpack<K>(q, quarter, w);
+    float32x4_t scale = halves(s + 8 * quarter), minimum = scale;
+    int32x4_t first = vdupq_n_s32(1), second = first;
+    if constexpr (kMinimum<K>) minimum = halves(s + 32 + 8 * quarter);
+    if constexpr (kFactored<K>) {
+        scale = vmulq_f32(scale, bytes_to_float(s + 64 + 16 * (g % 8) + 4 * quarter));
+        minimum = vmulq_f32(halves(s + 32 + 8 * quarter), bytes_to_float(s + 192 + 16 * (g % 8) + 4 * quarter));
+    }
+    if constexpr (K == Kind::Q6_K) {
+        const int8x8_t pairs = vreinterpret_s8_u8(vld1_u8(s + 32 + 32 * (g % 8) + 8 * quarter));
+        const int32x4_t both = vreinterpretq_s32_s16(vmovl_s8(pairs));  // a row's two factors in one lane
+        first = vshrq_n_s32(vshlq_n_s32(both, 16), 16);
+        second = vshrq_n_s32(both, 16);
+    }
+    for (int t = 0; t < NT; t++) {
+        const int8_t* xt = x + size_t(t) * a.q_stride;
+        const size_t i = at + size_t(t) * groups;
+        int32x4_t sum;
+        if constexpr (K == Kind::Q6_K) {
+            const int32x4_t u = dot4(vld1q_dup_s32(a.centre + 2 * i), w, xt);
+            const int32x4_t v = dot4(vld1q_dup_s32(a.centre + 2 * i + 1), w + 4, xt + 16);
+            sum = vmlaq_s32(vmulq_s32(u, first), v, second);
+        } else {
+            const int32_t start = kOffset<K> == 0 ? 0 : -kOffset<K> * int32_t(a.sum[i]);
+            sum = dot4(dot4(vdupq_n_s32(start), w, xt), w + 4, xt + 16);
+        }
+        float32x4_t& out = f[t].v[quarter];
+        out = vfmaq_f32(out, scale, vmulq_n_f32(vcvtq_f32_s32(sum), a.scale[i]));
+        if constexpr (kFactored<K>) out = vfmsq_n_f32(out, minimum, a.scaled[i]);
+        if constexpr (kMinimum<K>) out = vfmaq_n_f32(out, minimum, a.scaled[i]);
+    }
+}
+
+template <Kind K, int NT>
+void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
+    const uint8_t* q = m.q + size_t(p) * m.q_stride;
+    const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
+    V16 f[NT];
+    for (int t = 0; t < NT; t++) f[t] = vset(0.0f);
+    for (int g = 0; g < a.groups(); g++) {
+        for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, g, a, t0, f);
+        q += kGroupBytes<K>;
+        if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
+    }
+    for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, f[t]);
+}
+
+template <Kind K>
+void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
+    constexpr int widest = 4;  // 16 registers of sums, 8 of weights
+    for (int p = p0; p < p1; p++)
+        for (int t = 0, tiles = (a.tokens + widest - 1) / widest; t < a.tokens; tiles--) {
+            const int width = (a.tokens - t + tiles - 1) / tiles;  // tiles of nearly equal width
+            switch (width) {
+                case 1: panel_tile<K, 1>(m, a, p, t, out); break;
+                case 2: panel_tile<K, 2>(m, a, p, t, out); break;
+                case 3: panel_tile<K, 3>(m, a, p, t, out); break;
+                default: panel_tile<K, 4>(m, a, p, t, out); break;
+            }
+            t += width;
+        }
+}
+
+}  // namespace
+
+OUTRIDER_KERNEL_TABLE(neon_kernels, "neon")
+
+}  // namespace outrider
+#else
+namespace outrider {
+const Kernels* neon_kernels() { return nullptr; }
+}  // namespace outrider
+#endif

@@ -1,0 +1,290 @@
+// Every kernel table that this processor can run, against the portable one, bit for bit.
+//
+//   kernels_check             exits 0 and says what was compared, or 1 at the first difference
+//   kernels_check --flip OP   flips the last bit of one result of OP: must exit 1
+//
+// OP is matmul, rms_norm, quantize, quantize_fine, silu_mul, rope, store_kv, copy_kv or attention.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../half.h"
+#include "../kernels.h"
+
+using namespace outrider;
+
+namespace {
+
+std::mt19937 g_random(20240607);
+std::string g_flip;  // the operation whose result is spoilt
+
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(g_random); }
+float normal() { return std::normal_distribution<float>()(g_random); }
+
+// Values as activations have them: mostly ordinary, some outliers, some zeros of either sign.
+std::vector<float> floats(size_t n, float scale = 1.0f) {
+    std::vector<float> v(n);
+    for (float& x : v) {
+        const int kind = pick(0, 99);
+        x = kind == 0 ? 0.0f : kind == 1 ? -0.0f : (kind < 4 ? 60.0f : 1.0f) * scale * normal();
+    }
+    return v;
+}
+
+std::string digits(double x) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.9g", x);
+    return text;
+}
+
+struct Failure : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+template <class T>
+void same(const std::string& what, const std::vector<T>& wanted, std::vector<T> got) {
+    const std::string op = what.substr(0, what.find(' '));
+    if (op == g_flip && !got.empty()) {
+        auto* bytes = reinterpret_cast<uint8_t*>(got.data() + pick(0, int(got.size()) - 1));
+        bytes[0] ^= 1;  // little-endian: the lowest bit
+    }
+    for (size_t i = 0; i < wanted.size(); i++)
+        if (std::memcmp(&wanted[i], &got[i], sizeof(T)) != 0)
+            throw Failure(what + ": value " + std::to_string(i) + " of " + std::to_string(wanted.size()) + " is " +
+                          digits(double(got[i])) + ", not " + digits(double(wanted[i])));
+}
+
+// A file's matrix of random integers, with scales that are small and finite.
+std::vector<uint8_t> random_file(Kind kind, int rows, int columns) {
+    std::vector<uint8_t> file(size_t(rows) * row_bytes(kind, columns));
+    for (uint8_t& b : file) b = uint8_t(pick(0, 255));
+    const KindInfo& k = info(kind);
+    const auto put16 = [&](size_t at, uint16_t v) { std::memcpy(file.data() + at, &v, 2); };
+    for (size_t at = 0; at < file.size(); at += size_t(k.block_bytes)) {
+        if (k.is_float) {
+            const float v = normal();
+            if (kind == Kind::F32) std::memcpy(file.data() + at, &v, 4);
+            else put16(at, kind == Kind::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
+            continue;
+        }
+        const size_t d = at + (kind == Kind::Q6_K ? 208 : 0);
+        put16(d, float_to_half(0.01f * normal()));
+        const bool two = kind == Kind::Q4_1 || kind == Kind::Q5_1 || kind == Kind::Q4_K || kind == Kind::Q5_K;
+        if (two) put16(d + 2, float_to_half(0.1f * normal()));
+    }
+    return file;
+}
+
+struct Buffer {
+    Activations a;
+    std::vector<float> x, scale, sum, scaled;
+    std::vector<int8_t> q;
+    std::vector<int16_t> sum16;
+    std::vector<int32_t> centre;
+
+    Buffer(int tokens, int columns, std::vector<float> values) : x(std::move(values)) {
+        a.tokens = tokens;
+        a.columns = columns;
+        a.q_stride = (size_t(columns) + 63) / 64 * 64;
+        const size_t groups = size_t(tokens) * a.groups();
+        x.resize(size_t(tokens) * columns);
+        q.resize(size_t(tokens) * a.q_stride);
+        scale.resize(groups);
+        sum.resize(groups);
+        scaled.resize(groups);
+        sum16.resize(2 * groups);
+        centre.resize(2 * groups);
+        a.x = x.data();
+        a.q = q.data();
+        a.scale = scale.data();
+        a.sum = sum.data();
+        a.scaled = scaled.data();
+        a.sum16 = sum16.data();
+        a.centre = centre.data();
+    }
+};
+
+void same(const std::string& what, const Buffer& wanted, const Buffer& got) {
+    same(what + " integers", wanted.q, got.q);
+    same(what + " scales", wanted.scale, got.scale);
+    same(what + " sums", wanted.sum, got.sum);
+    same(what + " scaled sums", wanted.scaled, got.scaled);
+    same(what + " sums of 16", wanted.sum16, got.sum16);
+    same(what + " centres", wanted.centre, got.centre);
+}
+
+void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int rows, int columns, int tokens) {
+    const KindInfo& k = info(kind);
+    Matrix m = make_matrix(kind, rows, columns);
+    const std::vector<uint8_t> file = random_file(kind, rows, columns);
+    pack_panels(m, file.data(), 0, m.panels);
+    Buffer in(tokens, columns, floats(size_t(tokens) * columns));
+    if (!k.is_float)
+        for (int t = 0; t < tokens; t++) oracle.quantize(in.a, t);
+    const size_t stride = size_t(rows) + size_t(pick(0, 5));
+    const std::vector<float> bias = floats(size_t(rows)), before = floats(size_t(tokens) * stride);
+    const bool add = pick(0, 1), biased = pick(0, 1);
+    const int first = pick(0, m.panels - 1), last = pick(0, 2) ? m.panels : pick(first + 1, m.panels);
+    const auto run = [&](const Kernels& table) {
+        std::vector<float> out = before;
+        table.matmul(m, in.a, first, last, MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add});
+        return out;
+    };
+    same(std::string("matmul ") + k.name + " " + std::to_string(rows) + " x " + std::to_string(columns) + ", " +
+             std::to_string(tokens) + " tokens, panels " + std::to_string(first) + " to " + std::to_string(last),
+         run(oracle), run(kernels));
+}
+
+void check_matmuls(const Kernels& oracle, const Kernels& kernels) {
+    for (int i = 0; i <= int(Kind::Q6_K); i++) {
+        const Kind kind = Kind(i);
+        const int block = info(kind).block_columns;
+        for (int tokens = 1; tokens <= 20; tokens++)
+            for (int rows : {1, 16, 23, 48}) {
+                const int blocks = block == 256 ? pick(1, 3) : block == 32 ? pick(1, 11) : pick(1, 99);
+                check_matmul(oracle, kernels, kind, rows, block * blocks, tokens);
+            }
+        check_matmul(oracle, kernels, kind, 40, block == 1 ? 1000 : 2304, 5);
+    }
+}
+
+void check_vectors(const Kernels& oracle, const Kernels& kernels) {
+    for (int n : {1, 15, 16, 17, 64, 100, 576, 1536}) {
+        const std::vector<float> x = floats(size_t(n)), weight = floats(size_t(n));
+        const auto norm = [&](const Kernels& table) {
+            std::vector<float> y(x.size());
+            table.rms_norm(x.data(), weight.data(), 1e-6f, n, y.data());
+            return y;
+        };
+        same("rms_norm " + std::to_string(n), norm(oracle), norm(kernels));
+        const std::vector<float> wide = floats(size_t(n), 20.0f);
+        const auto gate = [&](const Kernels& table) {
+            std::vector<float> y = wide;
+            table.silu_mul(y.data(), weight.data(), n);
+            return y;
+        };
+        same("silu_mul " + std::to_string(n), gate(oracle), gate(kernels));
+    }
+    for (int dim : {2, 16, 64, 128})
+        for (bool interleaved : {false, true}) {
+            const std::vector<float> head = floats(size_t(dim)), cos = floats(size_t(dim)), sin = floats(size_t(dim));
+            const auto rotate = [&](const Kernels& table) {
+                std::vector<float> y = head;
+                table.rope(y.data(), cos.data(), sin.data(), dim, interleaved);
+                return y;
+            };
+            same("rope " + std::to_string(dim), rotate(oracle), rotate(kernels));
+        }
+}
+
+void check_quantize(const Kernels& oracle, const Kernels& kernels) {
+    for (int columns : {32, 64, 96, 256, 1536})
+        for (float scale : {1e-20f, 1e-3f, 1.0f, 1e4f, 1e30f}) {
+            const int tokens = 3;
+            std::vector<float> x = floats(size_t(2) * tokens * columns, scale);
+            std::fill(x.begin() + columns, x.begin() + columns + 32, 0.0f);  // a group of nothing
+            for (int i = 0; i < 32; i++) x[size_t(i)] = scale * (float(i) - 15.5f) * (127.0f / 15.5f);  // ties
+            const auto run = [&](const Kernels& table, bool fine) {
+                Buffer b(2 * tokens, columns, x);
+                for (int t = 0; t < tokens; t++) fine ? table.quantize_fine(b.a, t, tokens + t) : table.quantize(b.a, t);
+                return b;
+            };
+            same("quantize", run(oracle, false), run(kernels, false));
+            same("quantize_fine", run(oracle, true), run(kernels, true));
+        }
+}
+
+// A cache of one layer and head, filled by the table under test.
+struct Head {
+    std::vector<std::vector<uint16_t>> blocks;
+    std::vector<void*> pointers;
+    HeadCache cache;
+
+    Head(int positions, int head_dim, bool half) {
+        const size_t bytes = size_t(16) * head_dim * (half ? 2 : 4);
+        blocks.assign(size_t(positions + 15) / 16, std::vector<uint16_t>(bytes));  // keys and values
+        for (auto& b : blocks) pointers.push_back(b.data());
+        cache = {pointers.data(), 0, bytes, half};
+    }
+};
+
+void same(const std::string& what, const Head& wanted, const Head& got) {
+    for (size_t i = 0; i < wanted.blocks.size(); i++) same(what, wanted.blocks[i], got.blocks[i]);
+}
+
+void check_attention(const Kernels& oracle, const Kernels& kernels, int positions, int head_dim, int group, bool half) {
+    const std::string shape = std::to_string(positions) + " positions, head of " + std::to_string(head_dim) + ", group of " +
+                              std::to_string(group) + (half ? ", half" : ", float");
+    const int slots = positions + 24;
+    Head wanted(slots, head_dim, half), got(slots, head_dim, half);
+    for (int slot = 0; slot < slots; slot++) {
+        const std::vector<float> key = floats(size_t(head_dim)), value = floats(size_t(head_dim));
+        oracle.store_kv(wanted.cache, slot, head_dim, key.data(), value.data());
+        kernels.store_kv(got.cache, slot, head_dim, key.data(), value.data());
+    }
+    same("store_kv " + shape, wanted, got);
+    for (int i = 0; i < 5; i++) {
+        const int from = pick(0, slots - 1), to = pick(0, slots - 1);
+        if (from == to) continue;
+        oracle.copy_kv(wanted.cache, from, to, head_dim);
+        kernels.copy_kv(got.cache, from, to, head_dim);
+    }
+    same("copy_kv " + shape, wanted, got);
+
+    const std::vector<float> q = floats(size_t(group) * head_dim, 0.3f);
+    for (int direct = 0; direct <= positions; direct += 16) {  // none, some and all positions in a tail
+        std::vector<int> tail;
+        for (int p = direct; p < positions; p++) tail.push_back(pick(p, slots - 1));
+        for (const Visible& v : {Visible{positions, positions, nullptr}, Visible{positions, direct, tail.data()}}) {
+            if (v.tail && tail.empty()) continue;
+            const auto run = [&](const Kernels& table) {
+                std::vector<float> scores(size_t(group) * ((positions + 15) / 16) * 16), gather(size_t(32) * head_dim);
+                std::vector<float> out(size_t(group) * head_dim);
+                table.attention(wanted.cache, v, q.data(), group, head_dim, scores.data(), gather.data(), out.data());
+                return out;
+            };
+            same("attention " + shape + ", direct " + std::to_string(v.direct), run(oracle), run(kernels));
+        }
+    }
+}
+
+void check(const Kernels& kernels) {
+    const Kernels& oracle = *portable_kernels();
+    check_matmuls(oracle, kernels);
+    check_vectors(oracle, kernels);
+    check_quantize(oracle, kernels);
+    for (int positions : {1, 15, 16, 17, 50})
+        for (int head_dim : {16, 64, 128})
+            for (int group : {1, 2, 3, 4, 7})
+                for (bool half : {true, false}) check_attention(oracle, kernels, positions, head_dim, group, half);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count == 3 && std::string(arguments[1]) == "--flip") g_flip = arguments[2];
+    else if (count != 1) {
+        std::fprintf(stderr, "usage: kernels_check [--flip OP]\n");
+        return 2;
+    }
+    for (const char* name : {"portable", "avx2", "avx512", "neon"}) {
+        const Kernels* kernels = nullptr;
+        try {
+            kernels = &choose_kernels(name);
+        } catch (const std::invalid_argument&) {
+            continue;  // not on this processor
+        }
+        try {
+            check(*kernels);
+        } catch (const Failure& failure) {
+            std::printf("%s: %s\n", name, failure.what());
+            return 1;
+        }
+        std::printf("%s: the same bits\n", name);
+    }
+    return 0;
+}

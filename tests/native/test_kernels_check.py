@@ -1,0 +1,80 @@
+"""The kernels of every instruction set against the portable ones, by the program in csrc/tests: on this
+processor, and on an emulated ARM one where the cross compiler and the emulator are installed."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "csrc" / "tests"
+OPERATIONS = (
+    *("matmul", "rms_norm", "quantize", "quantize_fine", "silu_mul", "rope"),
+    *("store_kv", "copy_kv", "attention"),
+)
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(
+        not (SOURCES.is_dir() and shutil.which("cmake") and (shutil.which("c++") or shutil.which("g++"))),
+        reason="needs the sources, cmake and a C++ compiler",
+    ),
+]
+
+
+def build(name: str, *options: str) -> Path:
+    """The program, built or brought up to date in the build folder."""
+    folder = ROOT / "build" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), *options]
+        for command in (configure, ["cmake", "--build", str(folder)]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "kernels_check"
+
+
+def run(*command: str | Path) -> tuple[int, str]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return build("checks")
+
+
+def test_all_kernels_of_this_processor_give_the_same_bits(program: Path) -> None:
+    status, output = run(program)
+    assert status == 0, output
+    assert "portable: the same bits" in output
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_flipped_bit_is_seen(program: Path, operation: str) -> None:
+    status, output = run(program, "--flip", operation)
+    assert status == 1, output
+    assert f": {operation} " in output
+
+
+@pytest.mark.skipif(
+    platform.machine() in ("aarch64", "arm64")
+    or not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
+    reason="needs aarch64-linux-gnu-g++ and qemu-aarch64, on another architecture",
+)
+def test_neon_kernels_give_the_same_bits_under_an_emulator() -> None:
+    program = build(
+        "checks-arm",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",
+    )
+    status, output = run("qemu-aarch64", program)
+    assert status == 0, output
+    assert "neon: the same bits" in output
