@@ -65,7 +65,7 @@ class GrammarConstraint:
     about: what two contexts share is kept, the rest is rolled back."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
+        self._matcher, self._fresh = matcher, matcher.deep_copy()
         self._vocab_size = vocab_size
         self._tokens: list[int] = []  # consumed by the matcher
         self._masks: list[Mask | None] = [None]  # after so many of them
@@ -124,8 +124,12 @@ class GrammarConstraint:
             del self._tokens[length:], self._masks[length + 1 :], self._ended[length + 1 :]
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ConfigError(f"structured output cannot go on: {_line(self._matcher.get_error())}")
+        if not self._matcher.is_error():
+            return
+        message = _line(self._matcher.get_error())
+        self._matcher = self._fresh.deep_copy()  # as errors stay: this may have been on a draft's path only
+        self._tokens, self._masks, self._ended = [], [None], self._ended[:1]
+        raise ConfigError(f"structured output cannot go on: {message}")
 
 
 class _Table:

@@ -248,11 +248,11 @@ class StepLoop:
     ) -> None:
         """Verify one sequence's draft, emit what survives up to the output's end, and commit the rest."""
         began = self._clock()
-        verdict = self._verify(seq, draft, scores)
+        verdict = self._verifier.verify(draft, scores, seq.sampler, seq.context)
+        sampled = self._clock()
         tokens = [int(draft.tokens[node]) for node in verdict.path] + [verdict.next_token]
         kinds: list[TokenKind] = ["accepted"] * len(verdict.path)
         reports = self._reports(seq, scores, verdict, tokens)
-        sampled = self._clock()
         if self._drafter is not None:
             self._drafter.observe(seq.request_id, draft, verdict)
         emitted, finish = 0, None
@@ -285,27 +285,14 @@ class StepLoop:
         if finish is not None:
             self._finish(seq, finish.reason, finish.stop_reason)
 
-    def _verify(self, seq: _Sequence, draft: Draft, scores: TargetScores) -> Verdict:
-        """The verdict on a draft. What fails may lie behind the end of the text, where plain decoding never
-        looks: then the draft is dropped, and only what fails without it ends the request."""
-        try:
-            return self._verifier.verify(draft, scores, seq.sampler, seq.context)
-        except Exception:
-            if not len(draft):
-                raise
-            anchor = TargetScores(scores.logits[:1])
-            verdict = self._verifier.verify(Draft.empty(draft.source), anchor, seq.sampler, seq.context)
-            return Verdict((), verdict.next_token, "recovered")
-
     def _reports(
         self, seq: _Sequence, scores: TargetScores, verdict: Verdict, tokens: Sequence[int]
-    ) -> list[TokenLogprobs | None]:
-        """What is to be reported of each token of a verdict."""
+    ) -> Iterator[TokenLogprobs | None]:
+        """What is to be reported of each token of a verdict, computed when it is emitted."""
         wanted = seq.request.params.logprobs
-        if wanted is None:
-            return [None] * len(tokens)
-        rows = (scores.logits[node + 1][: self._vocab_size] for node in (-1, *verdict.path))
-        return [token_logprobs(row, token, wanted) for row, token in zip(rows, tokens, strict=True)]
+        for node, token in zip((-1, *verdict.path), tokens, strict=True):
+            row = scores.logits[node + 1][: self._vocab_size]
+            yield None if wanted is None else token_logprobs(row, token, wanted)
 
     def _emit(
         self, seq: _Sequence, token: int, text: str, kind: TokenKind, report: TokenLogprobs | None
