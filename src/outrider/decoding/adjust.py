@@ -45,6 +45,7 @@ class Adjuster:
         self.bad_words = tuple(tuple(word) for word in bad_words)
         self.constraint = constraint
         self.full_size = vocab_size
+        self._memory: Row | None = None
         self._prepare(vocab_size)
 
     def restricted(self, vocab_size: int) -> Adjuster:
@@ -72,7 +73,8 @@ class Adjuster:
         )
 
     def row(self, logits: Row, context: TokenContext) -> Row:
-        """The adjusted row, a new array; or `logits` itself (float32[vocab_size]) if nothing changes it.
+        """The adjusted row, good until the next call; or `logits` itself (float32[vocab_size]) if nothing
+        changes it.
 
         Raises ConfigError when a logits processor fails or gives something else than a row of numbers.
         """
@@ -82,7 +84,7 @@ class Adjuster:
         ruled_out = self._ruled_out(context)
         if not (moves or ruled_out):
             return logits
-        row: Row = logits.astype(np.float64 if moves else logits.dtype)
+        row = self._copy(logits, np.dtype(np.float64) if moves else logits.dtype)
         _rule_out(row, ruled_out)
         row[bias_ids] += biases
         if processors:
@@ -92,6 +94,13 @@ class Adjuster:
         if self._penalised:
             self._penalise(row, context)
         return row
+
+    def _copy(self, logits: Row, dtype: np.dtype[Any]) -> Row:
+        """A copy in memory that is kept: getting so much anew takes longer than filling it."""
+        if self._memory is None or self._memory.dtype != dtype or len(self._memory) != len(logits):
+            self._memory = np.empty(len(logits), dtype)
+        self._memory[:] = logits
+        return self._memory
 
     def _ruled_out(self, context: TokenContext) -> list[npt.NDArray[Any]]:
         """What cannot be drawn: bool[vocab] or int64[k] arrays of ids."""
