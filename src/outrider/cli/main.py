@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 import outrider
-from outrider.cli import bench, demo, pull, run
+from outrider.cli import bench, demo, pull, run, verify
 from outrider.cli.parser import Parser
 from outrider.errors import OutriderError
 
-COMMANDS = (run, bench, pull, demo)
+COMMANDS = (run, bench, verify, pull, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

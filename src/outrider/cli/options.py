@@ -18,11 +18,11 @@ from outrider.decoding.params import SamplingParams
 from outrider.errors import ConfigError
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """The target, the draft, and the engine's sizes."""
+def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """The target (which may be left out unless `required`), the draft, and the engine's sizes."""
     group = parser.add_argument_group("models")
     group.add_argument(
-        "-m", "--model", metavar="MODEL", required=True, help="target: path, name or reference"
+        "-m", "--model", metavar="MODEL", required=required, help="target: path, name or reference"
     )
     group.add_argument(
         *("-md", "--model-draft", "--speculative-model", "--spec-model"),

@@ -1,0 +1,237 @@
+"""`outrider verify`: is the output really unchanged? On the user's own models, or between two servers.
+
+stdout carries the report (or one JSON document), stderr the progress and notes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tqdm import tqdm
+
+from outrider import pipeline
+from outrider.bench import workloads
+from outrider.bench.workloads import Item
+from outrider.cli import options
+from outrider.cli.parser import Parser, Subparsers, integer, number
+from outrider.config import VERIFICATIONS, NoneConfig, SpeculativeConfig
+from outrider.engines.base import LanguageModel
+from outrider.errors import ConfigError, OutriderError
+from outrider.llm import LLM
+from outrider.models.source import ModelSource
+from outrider.pipeline import Pipeline, build_all
+from outrider.verify import bits, distribution, enumeration, identity, servers
+from outrider.verify.claims import Claim, Tell, document
+from outrider.verify.endpoint import Endpoint
+from outrider.verify.remember import Remembering
+
+DRAFTS = (1, 3, 5, 8)  # draft lengths tried unless --draft says one
+BATCH = 4  # sequences that share a pass
+LIMIT = 1  # prompts of each built-in workload
+KEY = "OUTRIDER_API_KEY"
+
+_DESCRIPTION = """\
+Check that speculation leaves the output unchanged, and say how sure that is. One line a claim:
+  identity      the same tokens with and without, token by token, over prompts, temperatures and seeds
+  bits          a verification pass gives the logits of one token at a time, bit for bit
+  distribution  the rules that accept by chance keep the target's probabilities
+Exit status: 0 all held, 1 one is broken, 2 it could not run."""
+
+
+def add_parser(subparsers: Subparsers) -> Parser:
+    """Add the `verify` command; `args.run` is `run`."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="check that speculation leaves the output unchanged",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_models(parser, required=False)
+    options.add_speculation(parser)
+    add = parser.add_argument_group("what is checked").add_argument
+    add("--prompts", metavar="NAME|FILE", help="a workload of bench, or a file of JSON lines")
+    add(
+        "--limit",
+        type=integer,
+        metavar="N",
+        help=f"prompts of a workload (default: {LIMIT}, of --prompts all)",
+    )
+    add("--raw", action="store_true", help="prompts as they are, without the model's chat template")
+    add("--temps", default="0,0.7,1", metavar="LIST", help="temperatures (default: %(default)s)")
+    add("--seeds", type=integer, default=2, metavar="K", help="seeds of each (default: %(default)s)")
+    add("-n", "--n-predict", type=integer, default=48, metavar="N", help="tokens (default: %(default)s)")
+    add("--samples", type=integer, default=2000, metavar="N", help="of `distribution` (default: %(default)s)")
+    add("--json", action="store_true", help="print one JSON document")
+    add = parser.add_argument_group("two servers instead (OpenAI-compatible)").add_argument
+    add("--endpoint", metavar="URL", help="such as http://127.0.0.1:8000; -m then names the model to ask for")
+    add("--against", metavar="URL", help="the server that it should answer like, at temperature 0")
+    add("--chat", action="store_true", help="ask /v1/chat/completions instead of /v1/completions")
+    add("--timeout", type=number, default=120.0, metavar="S", help="seconds an answer (default: %(default)g)")
+    add("--api-key-env", default=KEY, metavar="NAME", help="variable with the key (default: %(default)s)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed arguments ask. Returns 0, or 1 when a claim is broken. Raises OutriderError."""
+    check = _check_servers if args.endpoint or args.against else _check_models
+    claims = []
+    with tqdm(unit="run", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def tell(what: str) -> None:
+            bar.set_description(what, refresh=False)
+            bar.update()
+
+        for claim in check(args, tell):
+            claims.append(claim)
+            if not args.json:
+                bar.clear()
+                print(claim, flush=True)
+    found = document(claims)
+    if args.json:
+        print(json.dumps(found, ensure_ascii=False, allow_nan=False), flush=True)
+    return 0 if found["held"] else 1
+
+
+def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
+    if args.model is None:
+        raise ConfigError("give -m MODEL, or --endpoint URL and --against URL")
+    for flag, least in (("--seeds", 1), ("-n", 1), ("--samples", 0)):
+        _at_least(args, flag, least)
+    temperatures, items = _temperatures(args.temps), _items(args)
+    choices = _choices(args)
+    config = replace(options.engine(args, NoneConfig()), max_num_seqs=BATCH)
+    models: list[Remembering] = []
+
+    def load(source: ModelSource, threads: int | None) -> LanguageModel:
+        models.append(Remembering(pipeline.load_native(source, threads)))
+        return models[-1]
+
+    plain, *speculative = build_all(config, [NoneConfig(), *choices], load)
+    llm, raw = LLM.from_pipeline(plain), args.raw or plain.source.chat_template is None
+    prompts = {item.id: _prompt(llm, item, raw=raw) for item in items}
+
+    if 0 in temperatures or any(made.verifier.name == "coupled" for made in speculative):
+        variants = [variant for made in speculative for variant in _variants(made, args.draft)]
+        batch = identity.cases(prompts, temperatures, args.seeds, args.n_predict)
+        yield identity.check(plain, variants, batch, tell)
+    else:
+        _note("identity is left out: this rule keeps a seed's text at temperature 0 alone")
+
+    firsts = {item.workload: prompts[item.id]["prompt_token_ids"] for item in reversed(items)}
+    yield from _guarded("bits", lambda: bits.check(plain.engine, list(firsts.values())[-3:], tell))
+
+    warm = [t for t in temperatures if t > 0] if args.samples else []
+    for made in speculative:
+        rule = made.verifier.name
+        if rule in enumeration.RULES:
+            yield enumeration.check(rule, tell)
+        if warm:
+            test = partial(distribution.check, made, models, warm, args.samples, tell)
+            yield from _guarded("distribution", test)
+
+
+def _check_servers(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
+    if not (args.endpoint and args.against):
+        raise ConfigError("--endpoint URL and --against URL go together")
+    for flag in ("model_draft", "spec", "speculative_config", "draft", "verification"):
+        if getattr(args, flag) is not None:
+            name = "-md" if flag == "model_draft" else f"--{flag.replace('_', '-')}"
+            raise ConfigError(f"{name} is for models that run here; servers have their own settings")
+    _at_least(args, "-n", 1)
+    if not 0 < args.timeout < 1e6:
+        raise ConfigError(f"--timeout must be above 0 seconds, not {args.timeout:g}")
+    key = os.environ.get(args.api_key_env, "")
+    one, other = (
+        Endpoint(url, chat=args.chat, model=args.model, key=key, timeout=args.timeout)
+        for url in (args.endpoint, args.against)
+    )
+    if one.chat != other.chat:
+        raise ConfigError("one URL is of completions and the other of chat completions: give two of a kind")
+    yield servers.check(one, other, _items(args), args.n_predict, tell)
+
+
+def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
+    """The drafter under each rule: the one that is named, or all."""
+    if args.spec is None and args.model_draft is None and args.speculative_config is None:
+        args.spec = "ngram"
+    if args.spec == "ngram" and args.prompt_lookup_max is args.prompt_lookup_min is None:
+        args.prompt_lookup_max, args.prompt_lookup_min = 3, 1  # drafts more often than the usual 5
+    given = options.speculation(args)
+    if isinstance(given, NoneConfig):
+        raise ConfigError("the method 'none' leaves nothing to verify: give -md MODEL or --spec ngram")
+    if args.verification is not None or args.speculative_config is not None:
+        return [given]
+    return [replace(given, verification=rule) for rule in VERIFICATIONS]
+
+
+def _variants(made: Pipeline, draft: int | None) -> list[tuple[str, Pipeline]]:
+    """A pipeline with drafts of several lengths, for `identity`."""
+    rule, usual = made.verifier.name, made.speculative
+    assert not isinstance(usual, NoneConfig)
+    lengths = DRAFTS if draft is None and rule == "coupled" else (usual.num_speculative_tokens,)
+    return [
+        (f"{rule}, draft of {k}", replace(made, speculative=replace(usual, num_speculative_tokens=k)))
+        for k in lengths
+    ]
+
+
+def _items(args: argparse.Namespace) -> list[Item]:
+    """The prompts, the first so many of each workload."""
+    _at_least(args, "--limit", 1)
+    names: Sequence[str] = workloads.BUILT_IN if args.prompts is None else [args.prompts]
+    limit = args.limit or (LIMIT if args.prompts is None else None)
+    found: list[Item] = []
+    for item in (item for name in names for item in workloads.load(name)):
+        if limit is None or sum(item.workload == other.workload for other in found) < limit:
+            found.append(item)
+    return found
+
+
+def _prompt(llm: LLM, item: Item, *, raw: bool) -> dict[str, Any]:
+    """The prompt as generated from, with its token ids."""
+    if raw:
+        return {"prompt": item.prompt, "prompt_token_ids": llm.get_tokenizer().encode(item.prompt)}
+    return llm.render_chat([{"role": "user", "content": item.prompt}])
+
+
+def _temperatures(text: str) -> list[float]:
+    try:
+        found = list(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise ConfigError(f"--temps must be numbers with commas between them, not {text!r}") from None
+    for value in found:
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"--temps must be finite and at least 0, not {value:g}")
+    return found
+
+
+def _guarded(name: str, check: Callable[[], Claim | None]) -> Iterator[Claim]:
+    """The claim that a check makes, if it makes one. A failure of the engine in the middle breaks it."""
+    try:
+        claim = check()
+    except OutriderError:
+        raise
+    except Exception as error:
+        claim = Claim(name, False, 0, f"failed: {error!r}")
+    if claim is None:
+        _note(f"{name} is not tested on the model: nothing was drafted")
+    else:
+        yield claim
+
+
+def _at_least(args: argparse.Namespace, flag: str, least: int) -> None:
+    value = args.n_predict if flag == "-n" else getattr(args, flag.strip("-"))
+    if value is not None and value < least:
+        raise ConfigError(f"{flag} must be at least {least}, not {value}")
+
+
+def _note(text: str) -> None:
+    tqdm.write(f"outrider verify: {text}", file=sys.stderr)

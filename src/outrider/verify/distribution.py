@@ -1,0 +1,145 @@
+"""Claim `distribution`: over seeds, the first tokens come with the probabilities that the target gives them.
+
+The probabilities of all texts of LENGTH tokens after a prompt are worked out from the target's logits, here
+and without the sampler that is under test; then thousands of samples, each with a seed of its own, are drawn
+through the whole of Outrider and counted. One G-test for each number of leading tokens: the first token's
+share, the first two's, all three's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.decoding.params import SamplingParams
+from outrider.llm import LLM
+from outrider.pipeline import Pipeline
+from outrider.verify import gtest
+from outrider.verify.claims import Claim, Tell
+from outrider.verify.remember import Remembering, Text
+
+ALPHA = 0.001  # chance that a sound system is called broken, over all tests of a claim together
+TOP_K = 6  # so that there are at most 6 + 36 + 216 texts
+LENGTH = 3
+PORTION = 200  # samples between two words of progress
+
+# Lists whose next word is open, and whose words come again, so that lookups find something to propose.
+PROMPTS = {
+    "animals": "cat, dog, cat, horse, cat, dog, cow, cat, dog, horse, dog, cat,",
+    "story": "The boy saw the dog. The girl saw the cat. The man saw the bird. The woman saw the",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """One G-test and what it was about."""
+
+    name: str
+    result: gtest.GTest
+    samples: int
+
+
+def probabilities(model: Remembering, prompt: Text, temperature: float, vocab_size: int) -> dict[Text, float]:
+    """Of every text of LENGTH tokens after the prompt, under temperature and TOP_K; they sum to 1."""
+    texts: dict[Text, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        texts = {
+            (*text, token): mass * share
+            for text, mass in texts.items()
+            for token, share in _next(model.row((*prompt, *text))[:vocab_size], temperature)
+        }
+    return texts
+
+
+def _next(row: npt.NDArray[np.float32], temperature: float) -> list[tuple[int, float]]:
+    """(token, probability) of the TOP_K likeliest, the lowest ids on ties."""
+    best = np.argsort(-row, kind="stable")[:TOP_K]
+    mass = np.exp((row[best].astype(np.float64) - float(row[best[0]])) / temperature)
+    return list(zip(best.tolist(), (mass / mass.sum()).tolist(), strict=True))
+
+
+def check(
+    pipeline: Pipeline,
+    models: Sequence[Remembering],
+    temperatures: Sequence[float],
+    samples: int,
+    tell: Tell,
+) -> Claim | None:
+    """Test one pipeline's rule. None when its drafter proposed nothing, so that there is nothing to test.
+
+    models: those that the pipeline runs on, the target first.
+    Raises whatever the engine raises.
+    """
+    rule = pipeline.verifier.name
+    llm = LLM.from_pipeline(pipeline)
+    vocab_size = min(pipeline.tokenizer.vocab_size, pipeline.engine.vocab_size)
+    tests: list[_Test] = []
+    drafted = 0
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(model.remembering())
+        for (name, words), temperature in itertools.product(PROMPTS.items(), temperatures):
+            prompt = tuple(pipeline.tokenizer.encode(words))
+            where = f"{name}, temperature {temperature:g}"
+            counts: Counter[Text] = Counter()
+            for start in range(0, samples, PORTION):
+                tell(f"distribution: {rule}, {where}, {start} of {samples} samples")
+                seeds = range(start, min(start + PORTION, samples))
+                params = [_params(temperature, seed) for seed in seeds]
+                for output in llm.generate([list(prompt)] * len(params), params):
+                    counts[tuple(output.outputs[0].token_ids)] += 1
+                    drafted += output.metrics.drafts.num_draft_tokens
+            expected = probabilities(models[0], prompt, temperature, vocab_size)
+            tests += [_test(counts, expected, size, where) for size in range(1, LENGTH + 1)]
+        passes = models[0].texts
+    return _claim(rule, tests, samples, drafted, passes) if drafted else None
+
+
+def _params(temperature: float, seed: int) -> SamplingParams:
+    return SamplingParams(temperature=temperature, top_k=TOP_K, seed=seed, max_tokens=LENGTH, ignore_eos=True)
+
+
+def _test(counts: Counter[Text], expected: Mapping[Text, float], size: int, where: str) -> _Test:
+    """Test the first `size` tokens. Whatever has no probability shares one cell of probability 0."""
+    index: dict[Text, int] = {}
+    for text in expected:
+        index.setdefault(text[:size], len(index))
+    wanted, found = np.zeros(len(index) + 1), np.zeros(len(index) + 1)
+    for text, mass in expected.items():
+        wanted[index[text[:size]]] += mass
+    for text, count in counts.items():
+        found[index.get(text[:size], -1)] += count
+    name = f"{where}, first {size} token{'s' if size > 1 else ''}"
+    return _Test(name, gtest.g_test(found, wanted), int(found.sum()))
+
+
+def _claim(rule: str, tests: Sequence[_Test], samples: int, drafted: int, passes: int) -> Claim:
+    corrected = gtest.holm([test.result.p for test in tests])
+    least = int(np.argmin(corrected))
+    cases = sum(test.samples for test in tests) // LENGTH
+    about = f"{rule}: {cases} samples of {LENGTH} tokens ({drafted} drafted), {len(tests)} G-tests"
+    if corrected[least] < ALPHA:
+        broken = tests[least]
+        detail = (
+            f"{about}: not the target's distribution: {broken.name}: G = {broken.result.statistic:.4g} on "
+            f"{broken.result.degrees} degrees, corrected p = {corrected[least]:.2g} (below {ALPHA:g})"
+        )
+        return Claim("distribution", False, cases, detail)
+    able = [t for t in tests if t.result.degrees]
+    blind = len(tests) - len(able)
+    seen = [gtest.detectable(t.result.degrees, t.samples, ALPHA / len(tests)) for t in able]
+    power = (
+        f"a total-variation distance of {min(seen):.3f} in the sharpest and {max(seen):.3f} in the bluntest "
+        "would show with 95% power"
+        if seen
+        else "none has a choice to test"
+    )
+    blunt = f", {blind} without a choice to test" if blind and seen else ""
+    detail = f"{about}{blunt}: least corrected p = {corrected[least]:.2g} (broken below {ALPHA:g}); {power}"
+    return Claim("distribution", True, cases, f"{detail}; {passes} target texts scored")

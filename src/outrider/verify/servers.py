@@ -1,0 +1,64 @@
+"""Claim `identity` for two OpenAI-compatible servers: the same greedy texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.bench.workloads import Item
+from outrider.verify.claims import Claim, Tell, bound_words, listed
+from outrider.verify.endpoint import Answer, Endpoint
+from outrider.verify.identity import first_difference
+
+AROUND = 24  # characters shown before and after a difference
+
+
+def check(one: Endpoint, other: Endpoint, items: Sequence[Item], max_tokens: int, tell: Tell) -> Claim:
+    """Ask both servers every prompt at temperature 0 and compare texts, and tokens where both tell them.
+
+    A prompt that differs is asked once more, to tell a server that does not even repeat itself.
+    Raises EndpointError.
+    """
+    differences = []
+    characters = by_token = 0
+    for item in items:
+        answers = []
+        for server in (one, other):
+            tell(f"identity: {item.id}, {server}")
+            answers.append(server.complete(item.prompt, max_tokens))
+        characters += len(answers[0].text)
+        by_token += None not in (answers[0].tokens, answers[1].tokens)
+        if (difference := compare(*answers)) is not None:
+            again = [s.complete(item.prompt, max_tokens) for s in (one, other)]
+            unsteady = [str(s) for s, a, b in zip((one, other), answers, again, strict=True) if compare(a, b)]
+            note = f" ({' and '.join(unsteady)} answered differently when asked again)" if unsteady else ""
+            differences.append(f"{item.id} {difference}{note}")
+    count = len(items)
+    if differences:
+        detail = f"{len(differences)} of {count} texts differ: {listed(differences)}"
+        return Claim("identity", False, count, detail)
+    detail = (
+        f"{count} texts of up to {max_tokens} tokens, {characters} characters ({by_token} compared by token, "
+        f"too): {one} and {other} answer the same at temperature 0; {bound_words(count, 'texts')}"
+    )
+    return Claim("identity", True, count, detail)
+
+
+def compare(one: Answer, other: Answer) -> str | None:
+    """Where two answers part, in words; None when they do not."""
+    at = first_difference(one.text, other.text)
+    if at is not None:
+        return f"at character {at}: {_around(one.text, at)} and {_around(other.text, at)}"
+    if one.tokens is None or other.tokens is None:
+        return None
+    at = first_difference(one.tokens, other.tokens)
+    if at is None:
+        return None
+    a, b = (repr(t[at]) if at < len(t) else "the end" for t in (one.tokens, other.tokens))
+    return f"in the tokens of one text: token {at} is {a} and {b}"
+
+
+def _around(text: str, at: int) -> str:
+    """The text about a place, the place marked; the end is told."""
+    start, end = max(0, at - AROUND), min(len(text), at + AROUND)
+    head, tail = "…" if start else "", "…" if end < len(text) else ""
+    return repr(f"{head}{text[start:at]}⟦{text[at : at + 1]}⟧{text[at + 1 : end]}{tail}")
