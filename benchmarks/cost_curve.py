@@ -4,8 +4,9 @@
 
 Each engine runs in a process of its own and they take turns, pass by pass, so that a noisy neighbour slows
 all of them alike. A peer is an interpreter that has its package: llama-cpp-py-sync for llama.cpp,
-ik-llama-cpp-python for ik_llama.cpp. GB/s is weights read a pass over time; the floor is the time to read
-them once at the bandwidth measured in this run.
+ik-llama-cpp-python for ik_llama.cpp. GB/s and GMAC/s are Outrider's: weights read, and multiplied, over time.
+The floor is the time to read them once at the bandwidth measured in this run. `outrider bench --cost-curve`
+measures Outrider alone.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.cost_curve import WIDTHS, aligned, floor_line, floor_ms, gb_per_s, gmac_per_s
 from outrider.bench.machine import describe, drift, probe
 
 HERE = Path(__file__).parent
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
 
 class Worker:
@@ -72,17 +73,54 @@ def measure(
 
 
 def table(result: dict[str, Any]) -> str:
-    widths = result["widths"]
-    lines = ["engine".ljust(16) + "".join(f"{n:>8}" for n in widths) + "   T(4)/T(1)  T(8)/T(1)  T(16)/T(1)"]
-    for name, curve in result["cost_curve_ms"].items():
-        ratios = "".join(f"{curve[str(n)] / curve['1']:>11.2f}" for n in (4, 8, 16) if str(n) in curve)
-        lines.append(name.ljust(16) + "".join(f"{curve[str(n)]:>8.1f}" for n in widths) + ratios)
-    if "floor_ms" in result:
+    """One line for each width: ms of each engine, Outrider's ratio to the best peer and to its own T(1),
+    its GB/s and GMAC/s; then what each engine's curve rises to."""
+    curves, weights, macs = result["cost_curve_ms"], result["weights_bytes"], result["macs_per_token"]
+    peers = [curve for name, curve in curves.items() if name != "outrider"]
+    header = ["tokens", *curves, *(["/ best peer"] if peers else []), "T(n)/T(1)", "GB/s", "GMAC/s"]
+    lines = []
+    for width in map(str, result["widths"]):
+        own = curves["outrider"][width]
         lines.append(
-            f"floor {result['floor_ms']:.1f} ms: {result['weights_bytes'] / 1e6:.0f} MB at "
-            f"{result['read_gb_per_s']:.1f} GB/s; T(1) reaches {result['share_of_floor']:.0%} of it"
+            [
+                width,
+                *(f"{curve[width]:.1f}" for curve in curves.values()),
+                *([f"{own / min(peer[width] for peer in peers):.2f}"] if peers else []),
+                f"{own / curves['outrider']['1']:.2f}" if "1" in curves["outrider"] else "",
+                f"{gb_per_s(weights, own):.1f}",
+                f"{gmac_per_s(macs, int(width), own):.0f}",
+            ]
         )
-    return "\n".join(lines)
+    ratios = [
+        f"{name}: "
+        + ", ".join(f"T({n})/T(1) {curve[n] / curve['1']:.2f}" for n in ("4", "8", "16") if n in curve)
+        for name, curve in curves.items()
+        if "1" in curve
+    ]
+    return "\n".join(
+        [aligned([header, *lines]), "", *ratios, floor_line(result, curves["outrider"].get("1"))]
+    )
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Milliseconds over tokens for each engine, and the floor. Needs matplotlib (the extra `plots`)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, curve in result["cost_curve_ms"].items():
+        own = name == "outrider"
+        widths = [int(n) for n in curve]
+        axes.plot(
+            widths, list(curve.values()), marker="o", markersize=4, linewidth=2.5 if own else 1.5, label=name
+        )
+    axes.axhline(result["floor_ms"], linestyle="--", color="gray", label="memory floor")
+    axes.set(xlabel="tokens in a pass", ylabel="ms", title=f"{result['model']}, context {result['context']}")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
@@ -99,6 +137,9 @@ def main() -> None:
         "--rest", type=float, default=0.02, help="seconds between passes: peers' threads spin on"
     )
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="a picture, .png or .svg (needs matplotlib)"
+    )
     args = parser.parse_args()
     peers = dict(peer.split("=", 1) for peer in args.peer)
     workers = [
@@ -112,7 +153,7 @@ def main() -> None:
         worker.close()
     info = workers[0].info
     bandwidth = info["read_gb_per_s"]
-    floor = info["weights_bytes"] / bandwidth / 1e6
+    floor = floor_ms(info["weights_bytes"], bandwidth)
     result = {
         "model": args.model.name,
         "context": args.context,
@@ -121,6 +162,7 @@ def main() -> None:
         "widths": args.widths,
         "cost_curve_ms": {name: {str(n): t for n, t in curve.items()} for name, curve in curves.items()},
         "weights_bytes": info["weights_bytes"],
+        "macs_per_token": info["macs_per_token"],
         "read_gb_per_s": bandwidth,
         "floor_ms": floor,
         "share_of_floor": floor / curves["outrider"][args.widths[0]],
@@ -131,6 +173,8 @@ def main() -> None:
     print(f"machine drift during the run: {drift(before, after):.0%}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.plot:
+        plot(result, args.plot)
 
 
 if __name__ == "__main__":

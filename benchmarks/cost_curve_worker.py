@@ -20,32 +20,19 @@ FIRST_ID = 1000  # any ids do: the work does not depend on them
 
 
 def outrider(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
-    import numpy as np
-
-    from outrider.engines.base import ForwardItem
+    from outrider.bench.cost_curve import Passes, macs_per_token
     from outrider.engines.native import NativeModel
     from outrider.models.open import open_model
 
     native = NativeModel.load(open_model(model), threads=threads)
-    cache = native.new_cache(context + WIDEST)
-
-    def run(n: int) -> float:
-        ids = np.arange(FIRST_ID, FIRST_ID + n, dtype=np.int32)
-        rows = np.arange(n, dtype=np.int32)
-        start = time.perf_counter()
-        native.forward([ForwardItem(cache, ids, rows - 1, rows)])
-        elapsed = time.perf_counter() - start
-        cache.truncate(context)
-        return elapsed * 1e3
-
-    prompt = np.arange(FIRST_ID, FIRST_ID + context, dtype=np.int32)
-    native.forward([ForwardItem(cache, prompt, np.arange(-1, context - 1, dtype=np.int32), prompt[:0])])
+    passes = Passes(native, context, WIDEST)
     info = {
         "weights_bytes": native.weights_bytes,
+        "macs_per_token": macs_per_token(native.source),
         "isa": native.isa,
         "read_gb_per_s": native.read_gb_per_s(),
     }
-    return info, run
+    return info, passes.milliseconds
 
 
 def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:

@@ -147,6 +147,16 @@ def build_all(
     return pipelines
 
 
+def load_target(
+    config: EngineConfig, loader: ModelLoader | None = None, *, progress: bool = True
+) -> LanguageModel:
+    """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
+    source = open_model(_fetch(config.model, config.revision, progress))
+    context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
+    _check_memory(config, context, [source])
+    return (loader or load_native)(source, config.threads)
+
+
 def make_verifier(choice: SpeculativeConfig) -> Verifier:
     """The acceptance rule of a configuration; without speculation, plain decoding's."""
     return VERIFIERS["coupled" if isinstance(choice, NoneConfig) else choice.verification]()

@@ -21,7 +21,8 @@ from outrider.errors import ConfigError, nearest
 
 _DESCRIPTION = """\
 Measure drafters against plain decoding on the same prompts, in turns, and check that the tokens are the
-same. Speed-ups are of decoding: the prompt's prefill, which is the same for all, is left out."""
+same. Speed-ups are of decoding: the prompt's prefill, which is the same for all, is left out.
+Or, with --cost-curve, measure what a pass of the target over n tokens costs."""
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -42,7 +43,12 @@ def add_parser(subparsers: Subparsers) -> Parser:
         metavar="NAME|FILE",
         help=f"{', '.join(workloads.BUILT_IN)}, or a JSON-lines file; may be repeated (default: all three)",
     )
-    add("--runs", type=integer, default=3, metavar="K", help="runs of each method (default: %(default)s)")
+    add(
+        "--cost-curve",
+        action="store_true",
+        help="instead, what a target pass over 1 to 32 tokens costs, at a context of -c tokens (default 256)",
+    )
+    add("--runs", type=integer, metavar="K", help="runs of each method (default: 3; of --cost-curve: 7)")
     add("--limit", type=integer, metavar="N", help="only the first N prompts of each workload")
     add("--raw", action="store_true", help="prompts as they are, without the model's chat template")
     add(
@@ -57,6 +63,9 @@ def add_parser(subparsers: Subparsers) -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask. Returns 0, or 1 when a method changed the tokens."""
+    if args.cost_curve:
+        return cost_curve(args)
+    args.runs = 3 if args.runs is None else args.runs
     params = options.sampling(args)
     params = replace(params, seed=0 if params.seed is None else params.seed)
     for flag, value in (("--runs", args.runs), ("--limit", 1 if args.limit is None else args.limit)):
@@ -85,6 +94,40 @@ def run(args: argparse.Namespace) -> int:
     )
     same = all(m["identical"] for w in document["workloads"] for m in w["methods"].values())
     return 0 if same else 1
+
+
+def cost_curve(args: argparse.Namespace) -> int:
+    """`--cost-curve`: T(n) of the target alone, as a table or as JSON."""
+    for flag, value in (
+        *(("-md", args.model_draft), ("--methods", args.methods), ("--workload", args.workload)),
+        *(("--limit", args.limit), ("--raw", args.raw or None), ("--draft", args.draft)),
+    ):
+        if value is not None:
+            raise ConfigError(f"{flag} has no meaning with --cost-curve, which times the target alone")
+    rounds = 7 if args.runs is None else args.runs
+    if rounds < 1:
+        raise ConfigError(f"--runs must be at least 1, not {rounds}")
+
+    from outrider.bench import cost_curve as curve
+    from outrider.engines.native import NativeModel
+    from outrider.pipeline import load_target
+
+    args.ctx_size, context = 0, args.ctx_size or curve.CONTEXT
+    config = options.engine(args, NoneConfig())
+    model = load_target(config)
+    if not isinstance(model, NativeModel):
+        raise ConfigError("--cost-curve measures the native engine")
+    with tqdm(
+        total=rounds * len(curve.WIDTHS), unit="pass", file=sys.stderr, disable=not sys.stderr.isatty()
+    ) as bar:
+        document = curve.measure(
+            model, threads=config.threads, context=context, rounds=rounds, on_pass=bar.update
+        )
+    print(
+        json.dumps(document, ensure_ascii=False, allow_nan=False) if args.json else curve.text(document),
+        flush=True,
+    )
+    return 0
 
 
 def settings(
