@@ -224,7 +224,7 @@ class StepLoop:
                 with self._guard(seq):
                     ahead = seq.context.along(seq.sampler.forced(seq.context, most)[:most])
                     seq.forced = len(ahead.path)
-                    if left := most - len(ahead.path):
+                    if (left := most - len(ahead.path)) and not seq.sampler.ended(ahead):
                         asked.append((seq, ProposeJob(seq.request_id, ahead, left, seq.sampler)))
                     else:
                         drafts[seq.request_id] = Draft.chain(ahead.path, CONSTRAINT)

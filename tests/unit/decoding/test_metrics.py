@@ -60,6 +60,22 @@ def test_the_glossarys_definitions() -> None:
     assert found["drafters"]["draft_model"]["draft_ms"] == pytest.approx(20.0)
 
 
+def test_forced_tokens_count_as_the_constraints() -> None:
+    metrics = RequestMetrics()
+    record = StepRecord("ngram", 5, 4, 5, 0.5, 0.1, 0.25, (1, 2, 3, 4), sampling_seconds=0.125, forced=3)
+    metrics.record(record, now=1.0)
+    metrics.record(StepRecord("constraint", 2, 1, 2, 0.5, 0.1, 0.25, (1,), forced=2), now=2.0)
+    metrics.record(StepRecord("ngram", 2, 0, 1, 0.5, 0.1, 0.25), now=3.0)
+    found = metrics.to_dict()
+    assert (found["num_drafts"], found["num_draft_tokens"], found["num_accepted_tokens"]) == (3, 9, 5)
+    assert found["sampling_ms"] == 125.0
+    assert found["other_ms"] == 750.0
+    counts = {
+        name: (d["num_draft_tokens"], d["num_accepted_tokens"]) for name, d in found["drafters"].items()
+    }
+    assert counts == {"constraint": (5, 4), "ngram": (4, 1)}
+
+
 def test_one_token_has_no_rate() -> None:
     metrics = RequestMetrics()
     metrics.record(StepRecord("none", 0, 0, 1, 0.0, 0.1, 0.0), now=1.0)
