@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 from typing import Any
 
 from outrider.cli.parser import integer, number
@@ -98,6 +100,62 @@ def add_sampling(parser: argparse.ArgumentParser, temperature: float) -> None:
     add("--frequency-penalty", type=number, default=0.0, metavar="X", help=_default)
     add("-s", "--seed", type=integer, default=-1, metavar="S", help="-1: drawn and reported (default)")
     add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
+
+
+def add_form(parser: argparse.ArgumentParser) -> None:
+    """What single tokens and the whole output may be, in llama.cpp's spellings."""
+    group = parser.add_argument_group("form of the output")
+    add = group.add_argument
+    add("-j", "--json-schema", metavar="FILE|TEXT", help="write JSON of this schema; {}: any object")
+    add("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
+    add("--grammar", metavar="TEXT", help="write a text of this grammar (GBNF or Lark)")
+    add("--grammar-file", metavar="FILE", help="the same, from a file")
+    add("--regex", metavar="REGEX", help="write a text that matches the whole of this")
+    add(
+        *("-l", "--logit-bias"),
+        action="append",
+        default=[],
+        metavar="ID+BIAS",
+        help="add to a token's logit, such as 15043+1.5 or 15043-1; may be repeated",
+    )
+
+
+def form(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments for SamplingParams. Raises ConfigError, in the flags' words where they have their own."""
+    flags = {
+        "--json-schema": args.json_schema,
+        "--json-schema-file": args.json_schema_file,
+        "--grammar": args.grammar,
+        "--grammar-file": args.grammar_file,
+        "--regex": args.regex,
+    }
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    if len(given) > 1:
+        raise ConfigError(f"give one of {' and '.join(given)}: the output cannot have two forms")
+    found: dict[str, Any] = {}
+    for flag, value in given.items():
+        inline = flag in ("--grammar", "--regex") or (flag == "--json-schema" and value.lstrip()[:1] == "{")
+        text = value if inline else _file(flag, value)
+        if flag.startswith("--json-schema") and text.strip() == "{}":
+            found["structured_outputs"] = {"json_object": True}
+        else:
+            found[flag[2:].removesuffix("-file").replace("-", "_")] = text
+    biases: dict[int, float] = {}
+    for text in args.logit_bias:
+        match = re.fullmatch(r"(\d+)([+-].+)", text)
+        try:
+            biases[int(match[1])] = float(match[2])  # type: ignore[index]
+        except (TypeError, ValueError):
+            raise ConfigError(f"-l must be a token id, + or -, and a number, not {text!r}") from None
+    return {**found, "logit_bias": biases} if biases else found
+
+
+def _file(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, ValueError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{flag}: {name!r} cannot be read: {reason}") from None
 
 
 _default = "default: %(default)s"

@@ -15,7 +15,7 @@ from typing import Any
 from outrider.cli import options
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.errors import ConfigError
-from outrider.outputs import Chunk, RequestOutput
+from outrider.outputs import Chunk, Logprob, RequestOutput
 
 COLOURS = {"accepted": "\x1b[32m", "recovered": "\x1b[33m", "bonus": "\x1b[36m"}  # green, yellow, cyan
 RESET = "\x1b[0m"
@@ -55,6 +55,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("-no-cnv", "--no-conversation", dest="chat", action="store_false", help="complete it raw (default)")
     add("-sys", "--system-prompt", metavar="TEXT", help="with --chat: the system's message")
     add("--stop", action="append", default=[], metavar="TEXT", help="end the output here; may be repeated")
+    add("--logprobs", type=integer, metavar="N", help="with --json: log-probabilities, and the N likeliest")
     add("--json", action="store_true", help="print one JSON document instead of text")
     add(
         "--color",
@@ -66,13 +67,16 @@ def add_parser(subparsers: Subparsers) -> Parser:
     )
     options.add_speculation(parser)
     options.add_sampling(parser, temperature=0.8)
+    options.add_form(parser)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask. Returns 0, or 130 when interrupted. Raises OutriderError."""
-    params = options.sampling(args, stop=args.stop)
+    if args.logprobs is not None and not args.json:
+        raise ConfigError("--logprobs needs --json, which has room for them")
+    params = options.sampling(args, stop=args.stop, logprobs=args.logprobs, **options.form(args))
     config = options.engine(args, options.speculation(args))
     if args.system_prompt is not None and not args.chat:
         raise ConfigError("-sys needs --chat, which puts it into the model's chat template")
@@ -109,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 def document(output: RequestOutput) -> dict[str, Any]:
     """What `--json` prints."""
     sample = output.outputs[0]
-    return {
+    found: dict[str, Any] = {
         "text": sample.text,
         "token_ids": sample.token_ids,
         "prompt_token_ids": output.prompt_token_ids,
@@ -117,6 +121,19 @@ def document(output: RequestOutput) -> dict[str, Any]:
         "seed": sample.seed,
         "metrics": sample.metrics.to_dict(),
     }
+    if sample.logprobs is not None:
+        found["cumulative_logprob"] = sample.cumulative_logprob
+        found["logprobs"] = [
+            {**tokens[0], "top": sorted(tokens, key=lambda entry: int(entry["rank"]))}
+            for tokens in ([_logprob(*item) for item in entry.items()] for entry in sample.logprobs)
+        ]
+    return found
+
+
+def _logprob(token: int, entry: Logprob) -> dict[str, Any]:
+    """One token's entry; JSON has no -inf, so what cannot be is -9999 (as in vLLM's server)."""
+    logprob = max(entry.logprob, -9999.0)
+    return {"token_id": token, "token": entry.decoded_token, "logprob": logprob, "rank": entry.rank}
 
 
 def summary(output: RequestOutput) -> str:

@@ -122,6 +122,40 @@ def test_stop_strings(run: Any) -> None:
     assert (cut["text"], cut["finish_reason"]) == (text[: text.index(text[5:8])], "stop")
 
 
+def test_the_form_of_the_output(run: Any, draft_file: Path, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.gbnf"
+    schema.write_text('{"enum": ["the fox", "the dog"]}', "utf-8")
+    grammar.write_text('root ::= "the " ("fox" | "dog")', "utf-8")
+    common = ("-p", "jumps over", "--seed", "3", "--json", "-md", str(draft_file))
+    for flags, wanted in (
+        (("--json-schema", schema.read_text()), '"the (fox|dog)"'),
+        (("-j", str(schema)), '"the (fox|dog)"'),
+        (("-jf", str(schema)), '"the (fox|dog)"'),
+        (("--grammar", grammar.read_text()), "the (fox|dog)"),
+        (("--grammar-file", str(grammar)), "the (fox|dog)"),
+        (("--regex", "(fox|dog)[.!]"), "(fox|dog)[.!]"),
+    ):
+        status, out, err = run(*common, *flags)
+        document = json.loads(out)
+        assert (status, err, document["finish_reason"]) == (0, "", "stop")
+        assert re.fullmatch(wanted, document["text"])
+    _, out, _ = run(*common, "--json-schema", "{}", "-n", "5")
+    assert json.loads(out)["text"].startswith("{")
+
+
+def test_logprobs_and_biases(run: Any) -> None:
+    flags = ("-n", "4", "--logprobs", "2", "-l", "70+30", "--logit-bias", "71-100.5")
+    document = json.loads(run(*SEEDED, "--json", *flags)[1])
+    assert document["token_ids"] == [70] * 4
+    assert len(document["logprobs"]) == 4
+    for entry in document["logprobs"]:
+        assert entry["token_id"] == 70
+        assert [other["rank"] for other in entry["top"]][:2] == [1, 2]
+        assert entry["logprob"] < 0
+    total = sum(entry["logprob"] for entry in document["logprobs"])
+    assert document["cumulative_logprob"] == pytest.approx(total)
+
+
 @pytest.mark.parametrize(
     ("choice", "coloured"), [(["--color"], True), (["--color=auto"], False), ([], False)]
 )
@@ -182,6 +216,19 @@ BAD = [
     (["-p", "x", "--speculative-config", '{"method": "ngram"}', "--draft", "3"], ["not both"]),
     (["-p", "x", "--stop", ""], ["stop"]),
     (["-p", "\udcff"], ["surrogate"]),
+    (["-p", "x", "--logprobs", "2"], ["--logprobs", "--json"]),
+    (["-p", "x", "--logprobs", "-2", "--json"], ["logprobs", "-2"]),
+    (["-p", "x", "--regex", "a", "--grammar", "b"], ["--grammar and --regex", "two forms"]),
+    (["-p", "x", "--regex", "(a"], ["regex", "unclosed"]),
+    (["-p", "x", "--json-schema", '{"type": "objct"}'], ["JSON schema", "objct"]),
+    (["-p", "x", "-j", "{"], ["JSON schema"]),
+    (["-p", "x", "-j", "/nowhere/schema.json"], ["--json-schema", "/nowhere/schema.json", "No such file"]),
+    (["-p", "x", "--grammar-file", "/nowhere"], ["--grammar-file", "No such file"]),
+    (["-p", "x", "--grammar", "root ::= foo"], ["grammar", "foo"]),
+    (["-p", "x", "-l", "15"], ["-l", "'15'"]),
+    (["-p", "x", "-l", "15+x"], ["-l", "'15+x'"]),
+    (["-p", "x", "-l", "15+inf"], ["logit_bias[15]", "inf"]),
+    (["-p", "x", "-l", "99999+1"], ["logit_bias", "99999"]),
 ]
 
 
