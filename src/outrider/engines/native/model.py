@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -148,8 +149,8 @@ class NativeModel:
             logits = self._core.forward(work)
         except IndexError as error:  # nanobind's spelling of std::length_error may differ by version
             raise ValueError(str(error)) from None
-        ends = np.cumsum([len(item.rows) for item in items])
-        return [np.asarray(part) for part in np.split(logits, ends[:-1])] if items else []
+        ends = list(accumulate((len(item.rows) for item in items), initial=0))
+        return [logits[start:end] for start, end in pairwise(ends)]
 
 
 def available_processors() -> int:
