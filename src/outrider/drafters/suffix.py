@@ -173,6 +173,8 @@ class SuffixDrafter:
         if index is None:
             index = text.index = GramIndex(tokens)
         index.update()
+        if job.context.path:  # looked up, but not the text's own yet
+            tokens = [*tokens, *job.context.path]
         places = self._places(index, tokens, own=True)
         if text.namespace is not None and (shared := self.pool.get(text.namespace)) is not None:
             places += self._places(shared, tokens, own=False)

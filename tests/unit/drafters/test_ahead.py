@@ -11,6 +11,7 @@ from outrider.decoding.sampler import Sampler
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.toy import ToyModel
 
 PARAMS = SamplingParams(temperature=0.7, max_tokens=40, ignore_eos=True)
@@ -39,12 +40,19 @@ def test_a_lookup_reads_what_lies_ahead() -> None:
     assert proposed(drafter, context.along([1]), 3) == []
 
 
+def test_a_suffix_is_looked_up_with_what_lies_ahead() -> None:
+    drafter, context = begun(SuffixDrafter(tree=False))
+    assert proposed(drafter, context.along([2, 3]), 1) == [4]
+    assert proposed(drafter, context.along([3, 4, 1]), 2) == [2, 5]
+    assert proposed(drafter, context.along([7]), 3) == []
+
+
 def test_a_lookup_may_match_across_the_end_of_the_text() -> None:
     drafter, context = begun(NgramDrafter(3, 1), (7, 8, 9, 4, 7))
     assert proposed(drafter, context.along([8]), 6) == [9, 4, 7, 8, 9, 4]
 
 
-@pytest.mark.parametrize("make", [model_drafter, lambda: NgramDrafter(3, 1)])
+@pytest.mark.parametrize("make", [model_drafter, lambda: NgramDrafter(3, 1), SuffixDrafter])
 def test_what_lay_ahead_and_did_not_come_leaves_no_trace(make: type[Drafter]) -> None:
     drafter, context = begun(make())
     proposed(drafter, context.along([3, 4, 1]))
