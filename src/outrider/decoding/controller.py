@@ -12,10 +12,16 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a request could use: at most `tokens` drafted ones before max_tokens or the context's end."""
+    """What a request could use: at most `tokens` drafted ones before max_tokens or the context's end.
+
+    context:     tokens of its text.
+    constrained: whether structured output may leave it tokens without a choice.
+    """
 
     request_id: str
     tokens: int
+    context: int = 0
+    constrained: bool = False
 
 
 class Controller(Protocol):

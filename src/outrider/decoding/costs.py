@@ -43,10 +43,9 @@ class CostCurve:
 
     measured: seconds by n; None or empty starts from a guess that the first steps correct. Values that are
               not positive finite numbers, or whose n is not, are left out.
-    table:    seconds for n = 0 .. WIDEST, never falling (n = 0 costs nothing).
     """
 
-    __slots__ = ("_base", "_cov", "_state", "_streak", "table")
+    __slots__ = ("_base", "_cov", "_factors", "_state", "_streak", "_table")
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
         usable = sorted((n, s) for n, s in (measured or {}).items() if n >= 1 and 0.0 < s < math.inf)
@@ -57,14 +56,16 @@ class CostCurve:
         self._cov = [[0.0] * SIZE for _ in range(SIZE)]
         self._streak = 0
         self._doubt(*(KNOWN if usable else UNKNOWN))
-        self.table: list[float] = []
         self._tabulate()
 
     def seconds(self, n: int) -> float:
-        """Seconds of a pass over n >= 0 tokens; beyond WIDEST along the line of the table's upper half."""
+        """Seconds of a pass over n >= 0 tokens, which never falls as n grows and is 0 for none; beyond WIDEST
+        along the line of the upper half."""
+        if n < len(self._table):
+            return self._table[n]
         if n <= WIDEST:
-            return self.table[n]
-        last, middle = self.table[WIDEST], self.table[WIDEST // 2]
+            return self._extend(n)
+        last, middle = self.seconds(WIDEST), self.seconds(WIDEST // 2)
         return last + (last - middle) / (WIDEST - WIDEST // 2) * (n - WIDEST)
 
     def doubt(self, n: int) -> float:
@@ -93,8 +94,9 @@ class CostCurve:
         """A copy that is less sure, to start from in another context."""
         other = CostCurve.__new__(CostCurve)
         other._base, other._state, other._streak = self._base, list(self._state), 0
-        other._cov, other.table = [list(row) for row in self._cov], list(self.table)
+        other._cov = [list(row) for row in self._cov]
         other._doubt(*ELSEWHERE)
+        other._tabulate()
         return other
 
     def age(self, steps: int) -> None:
@@ -147,14 +149,18 @@ class CostCurve:
 
     def _tabulate(self) -> None:
         level, *shape = self._state
-        factors = [math.exp(level), *(math.exp(level + s) for s in shape)]
-        least = 0.0
-        table = [0.0]
-        for base, (low, t) in zip(self._base, _POSITIONS[1:], strict=True):
-            value = base * (factors[low] * (1.0 - t) + factors[low + 1] * t)
-            least = max(least, value)
+        self._factors = [math.exp(level), *[math.exp(level + s) for s in shape]]
+        self._table = [0.0]
+
+    def _extend(self, n: int) -> float:
+        """The table up to n, which is looked at much less far than it could be."""
+        table, factors, base = self._table, self._factors, self._base
+        least = table[-1]
+        for low, t in _POSITIONS[len(table) : n + 1]:
+            value = base[len(table) - 1] * (factors[low] * (1.0 - t) + factors[low + 1] * t)
+            least = value if value > least else least
             table.append(least)
-        self.table = table
+        return least
 
 
 def _filled(measured: list[tuple[int, float]]) -> list[float]:

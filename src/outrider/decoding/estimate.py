@@ -1,0 +1,100 @@
+"""How likely a drafter's next token is to be accepted, learned as the drafts are verified.
+
+A drafter's own confidence is sorted into bins and calibrated by what came of it (a histogram calibration,
+Zadrozny and Elkan 2001, with Beta posteriors), all requests together; how much better or worse a drafter does
+in one request than expected is a factor on the odds, learned from its latest tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)  # of confidence, between bins
+CENTRES = (0.01, 0.035, 0.075, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.925, 0.965, 0.985)
+STAGES = (0, 1, 2, 2, 3, 3, 3, 3)  # depth - 1 to stage; all deeper ones are the last
+LAST_STAGE = 4
+
+BIN_WEIGHT = 4.0  # tokens that a bin's own centre counts for
+CELL_WEIGHT = 8.0  # tokens that a bin counts for in each of its stages
+START_WEIGHT = 2.0  # tokens that the start value counts for, where there is no confidence
+REQUEST_WEIGHT = 4.0  # tokens, of each outcome, that "as in other requests" counts for
+SHARED_MEMORY = 0.998  # what is left of a count, of all requests, after one more token
+REQUEST_MEMORY = 0.95
+MOST = 0.995
+
+
+def stage_of(depth: int) -> int:
+    """Which group of draft depths (1 = child of the anchor): 1, 2, 3 and 4, 5 to 8, further."""
+    return STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE
+
+
+class Acceptance:
+    """One drafter's chances. `start` is what is expected of it before anything is known, 0..1.
+
+    Chances are of a node given that its parent was accepted. A confidence of None means that the drafter
+    does not say, or has not drafted yet: then the depth alone tells.
+    """
+
+    def __init__(self, start: float = 0.7) -> None:
+        self.start = start
+        # Decayed [accepted, tried] counts, of all requests: by bin, by bin and stage, by stage.
+        self._bins = [[0.0, 0.0] for _ in CENTRES]
+        self._cells = [[[0.0, 0.0] for _ in range(LAST_STAGE + 1)] for _ in CENTRES]
+        self._stages = [[0.0, 0.0] for _ in range(LAST_STAGE + 1)]
+        self._all = [0.0, 0.0]
+        # By request: decayed accepted, expected and tried.
+        self._requests: dict[str, list[float]] = {}
+        self._odds: dict[str, float] = {}
+
+    def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
+        """The chance of acceptance of a node at `depth`, 0 < chance <= MOST."""
+        shared = self._shared(depth, confidence)
+        odds = self._odds.get(request_id)
+        return shared if odds is None else min(MOST, shared * odds / (1.0 - shared + shared * odds))
+
+    def learn(self, request_id: str, depth: int, confidence: float | None, accepted: bool) -> None:
+        """A node was tried: its parent was accepted, and it was or was not."""
+        expected = self._shared(depth, confidence)
+        stage = stage_of(depth)
+        counts = [self._all, self._stages[stage]]
+        if confidence is not None:
+            which = bisect_right(EDGES, confidence)
+            counts += [self._bins[which], self._cells[which][stage]]
+        for count in counts:
+            count[0] = SHARED_MEMORY * count[0] + accepted
+            count[1] = SHARED_MEMORY * count[1] + 1.0
+        mine = self._requests.setdefault(request_id, [0.0, 0.0, 0.0])
+        mine[0] = REQUEST_MEMORY * mine[0] + accepted
+        mine[1] = REQUEST_MEMORY * mine[1] + expected
+        mine[2] = REQUEST_MEMORY * mine[2] + 1.0
+        got, hoped, tried = mine
+        k = REQUEST_WEIGHT
+        self._odds[request_id] = (got + k) * (tried - hoped + k) / ((tried - got + k) * (hoped + k))
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended, or its text has changed character: it is like any other again."""
+        self._requests.pop(request_id, None)
+        self._odds.pop(request_id, None)
+
+    def tried(self, request_id: str) -> float:
+        """How many of the request's latest tokens its chances rest on, older ones counting less."""
+        mine = self._requests.get(request_id)
+        return 0.0 if mine is None else mine[2]
+
+    @property
+    def mean(self) -> float:
+        """The chance of a node, over everything that was tried lately."""
+        return (self._all[0] + START_WEIGHT * self.start) / (self._all[1] + START_WEIGHT)
+
+    def _shared(self, depth: int, confidence: float | None) -> float:
+        stage = STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE
+        if confidence is None:
+            got, tried = self._all
+            above = (got + START_WEIGHT * self.start) / (tried + START_WEIGHT)
+            got, tried = self._stages[stage]
+        else:
+            which = bisect_right(EDGES, confidence)
+            got, tried = self._bins[which]
+            above = (got + BIN_WEIGHT * CENTRES[which]) / (tried + BIN_WEIGHT)
+            got, tried = self._cells[which][stage]
+        return min(MOST, (got + CELL_WEIGHT * above) / (tried + CELL_WEIGHT))
