@@ -6,6 +6,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "checksum.h"
 #include "model.h"
 
 namespace nb = nanobind;
@@ -19,6 +20,7 @@ namespace {
 using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using BytesView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
 void check_bytes(const std::string& name, outrider::Kind kind, int rows, int columns, size_t bytes) {
@@ -50,6 +52,15 @@ Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, In
 }  // namespace
 
 NB_MODULE(_core, m) {
+    m.attr("LAYOUT_VERSION") = outrider::kLayoutVersion;
+    m.def("packed_bytes", [](const std::string& type, int rows, int columns) {
+        return outrider::packed_bytes(outrider::kind_by_name(type), rows, columns);
+    }, "type"_a, "rows"_a, "columns"_a);
+    m.def("checksum", [](Bytes1 data) {
+        nb::gil_scoped_release release;
+        return outrider::checksum(data.data(), data.size());
+    }, "data"_a.noconvert());
+
     nb::class_<Cache>(m, "Cache")
         .def_prop_ro("length", &Cache::length)
         .def_prop_ro("capacity", &Cache::capacity)
@@ -76,6 +87,15 @@ NB_MODULE(_core, m) {
                  check_bytes(name, kind, rows, columns, data.size());
                  nb::gil_scoped_release release;
                  model.add_matrix(name, kind, rows, columns, data.data());
+             })
+        .def("add_packed",
+             [](Model& model, const std::string& name, const std::string& type, int rows, int columns, Bytes1 data) {
+                 model.add_packed(name, outrider::kind_by_name(type), rows, columns, data.data(), data.size());
+             }, "name"_a, "type"_a, "rows"_a, "columns"_a, "data"_a.noconvert(), nb::keep_alive<1, 6>())
+        .def("packed",
+             [](nb::handle_t<Model> self, const std::string& name) {
+                 const outrider::Matrix& m = nb::cast<const Model&>(self).packed(name);
+                 return BytesView(m.q, {m.packed_bytes()}, self);
              })
         .def("add_vector",
              [](Model& model, const std::string& name, Floats values) {

@@ -20,6 +20,10 @@
 
 namespace outrider {
 
+// Counts up with every change of what follows, so that files of packed weights (engines/native/store.py) are not
+// read in another layout than theirs.
+constexpr int kLayoutVersion = 1;
+
 constexpr int kPanel = 16;   // rows
 constexpr int kGroup = 32;   // columns that share a scale (16 in Q6_K)
 constexpr int kBlock = 256;  // columns of a K-quant superblock
@@ -52,11 +56,18 @@ struct Matrix {
     uint8_t* scales = nullptr;
 
     size_t bytes() const { return size_t(panels) * (q_stride + scale_stride); }
+    size_t scales_at() const { return (size_t(panels) * q_stride + 63) / 64 * 64; }  // scales - q
+    size_t packed_bytes() const { return scales_at() + size_t(panels) * scale_stride; }
 };
+
+size_t packed_bytes(Kind kind, int rows, int columns);  // of such a matrix
 
 // Lays out the memory for `rows` x `columns`; pack_panels then fills panels [first, last) from the file's
 // bytes. Rows beyond the last one are zero.
 Matrix make_matrix(Kind kind, int rows, int columns);
+// The same over packed_bytes() bytes from another matrix's q on, aligned to 64. They are never written, and whoever
+// owns them keeps them for as long as the matrix lives.
+Matrix view_matrix(Kind kind, int rows, int columns, const uint8_t* packed, size_t bytes);
 void pack_panels(Matrix& m, const uint8_t* file, int first, int last);
 
 // One row of the file's matrix as floats (embedding look-up).

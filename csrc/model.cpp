@@ -50,6 +50,16 @@ void Model::add_matrix(const std::string& name, Kind kind, int rows, int columns
     matrices_[name] = std::move(m);
 }
 
+void Model::add_packed(const std::string& name, Kind kind, int rows, int columns, const uint8_t* packed, size_t bytes) {
+    matrices_[name] = view_matrix(kind, rows, columns, packed, bytes);
+}
+
+const Matrix& Model::packed(const std::string& name) const {
+    const auto found = matrices_.find(name);
+    if (found == matrices_.end()) throw std::invalid_argument("missing tensor " + name);
+    return found->second;
+}
+
 void Model::add_vector(const std::string& name, std::vector<float> values) { vectors_[name] = std::move(values); }
 
 void Model::set_embedding(Kind kind, const uint8_t* file) {

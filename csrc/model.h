@@ -48,6 +48,9 @@ class Model {
 
     // `file` is copied into the engine's own layout, except the embedding, which must outlive the model.
     void add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file);
+    // The same over bytes that packed() of another model gave; they must outlive the model.
+    void add_packed(const std::string& name, Kind kind, int rows, int columns, const uint8_t* packed, size_t bytes);
+    const Matrix& packed(const std::string& name) const;
     void add_vector(const std::string& name, std::vector<float> values);
     void set_embedding(Kind kind, const uint8_t* file);
     // Checks that everything is there with the right shape. Throws std::invalid_argument naming what is not.

@@ -38,12 +38,13 @@ Bytes allocate(size_t bytes) {
     uint8_t* p = static_cast<uint8_t*>(std::aligned_alloc(align, rounded ? rounded : align));
     if (!p) throw std::bad_alloc();
 #if defined(__linux__)
-    if (bytes >= huge) madvise(p, rounded, MADV_HUGEPAGE);  // fewer TLB misses; a refusal is harmless
+    // Fewer TLB misses; a refusal is harmless. Not for the last part: it would be resident whole, however little it holds.
+    if (bytes >= huge) madvise(p, bytes / huge * huge, MADV_HUGEPAGE);
 #endif
     return Bytes(p);
 }
 
-Matrix make_matrix(Kind kind, int rows, int columns) {
+static Matrix shape(Kind kind, int rows, int columns) {
     const KindInfo& k = info(kind);
     if (rows <= 0 || columns <= 0 || columns % k.block_columns)
         throw std::invalid_argument(std::string("a ") + k.name + " matrix cannot have " + std::to_string(columns) +
@@ -59,10 +60,28 @@ Matrix make_matrix(Kind kind, int rows, int columns) {
         m.q_stride = size_t(columns / kGroup) * k.q_group_bytes;
         m.scale_stride = size_t(columns / k.block_columns) * k.scale_bytes;
     }
-    const size_t q_bytes = size_t(m.panels) * m.q_stride, padding = 4096;  // prefetch may run past the end
-    m.memory = allocate(q_bytes + size_t(m.panels) * m.scale_stride + padding);
+    return m;
+}
+
+size_t packed_bytes(Kind kind, int rows, int columns) { return shape(kind, rows, columns).packed_bytes(); }
+
+Matrix make_matrix(Kind kind, int rows, int columns) {
+    constexpr size_t padding = 4096;  // prefetch may run past the end
+    Matrix m = shape(kind, rows, columns);
+    m.memory = allocate(m.packed_bytes() + padding);
     m.q = m.memory.get();
-    m.scales = m.q + (q_bytes + 63) / 64 * 64;
+    m.scales = m.q + m.scales_at();
+    std::memset(m.q + size_t(m.panels) * m.q_stride, 0, m.scales_at() - size_t(m.panels) * m.q_stride);
+    return m;
+}
+
+Matrix view_matrix(Kind kind, int rows, int columns, const uint8_t* packed, size_t bytes) {
+    Matrix m = shape(kind, rows, columns);
+    if (bytes != m.packed_bytes() || reinterpret_cast<uintptr_t>(packed) % 64)
+        throw std::invalid_argument(std::to_string(bytes) + " bytes are not a packed matrix of " + std::to_string(rows) +
+                                    " x " + std::to_string(columns));
+    m.q = const_cast<uint8_t*>(packed);
+    m.scales = m.q + m.scales_at();
     return m;
 }
 
