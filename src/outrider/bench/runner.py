@@ -15,7 +15,7 @@ from typing import Any
 from outrider.bench import machine, stats
 from outrider.bench.workloads import Item
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.engines.base import EngineCaps, SeqHandle, StepEngine
 from outrider.llm import LLM
 from outrider.outputs import RequestOutput, merge
@@ -65,6 +65,12 @@ class PrefillClock:
         left = self._inner.prefill(seq, max_tokens)
         self.seconds += time.perf_counter() - start
         return left
+
+    def prefill_scores(self, seq: SeqHandle, max_tokens: int) -> FloatArray:
+        start = time.perf_counter()
+        rows = self._inner.prefill_scores(seq, max_tokens)
+        self.seconds += time.perf_counter() - start
+        return rows
 
     def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
         return self._inner.score(batch)
