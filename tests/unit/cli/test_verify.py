@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from outrider import pipeline
-from outrider.cli import verify as command
 from outrider.cli.main import main
-from outrider.decoding import chance, verify_block, verify_rejection
+from outrider.decoding import chance, rng, verify_block, verify_rejection
 from outrider.decoding.chance import Chance
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.sampler import Sampler
@@ -25,7 +24,7 @@ from outrider.engines.base import Cache, ForwardItem, LanguageModel, SeqHandle
 from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyCache, ToyModel
 from outrider.models.source import ModelSource
-from outrider.verify import enumeration
+from outrider.verify import enumeration, identity
 from tests.conformance.test_broken_twins import KeepsTheWrongSlots, PositionsBySlot, SeesSiblings
 from tests.conftest import load_toy
 
@@ -214,8 +213,7 @@ def noise_that_is_too_quiet(monkeypatch: Patch) -> None:
 
 
 def uniforms_that_are_not(monkeypatch: Patch) -> None:
-    right = chance.uniforms
-    monkeypatch.setattr(chance, "uniforms", lambda *args: right(*args) ** 1.5)
+    monkeypatch.setattr(chance, "uniforms", lambda *args: rng.uniforms(*args) ** 1.5)
 
 
 def drafts_from_another_distribution(monkeypatch: Patch) -> None:
@@ -427,14 +425,13 @@ def test_prompts_are_limited_by_workload(verify: Any, tmp_path: Path, monkeypatc
     rows = [{"id": f"{w}{i}", "workload": w, "prompt": f"the the {w} {i}"} for i in range(3) for w in "ab"]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     names: list[str] = []
-    monkeypatch.setattr(
-        command.identity,
-        "cases",
-        lambda prompts, *rest: names.extend(prompts) or right(prompts, *rest),
-    )
+    right = identity.cases
+
+    def cases(prompts: Mapping[str, Any], *rest: Any) -> list[identity.Case]:
+        names.extend(prompts)
+        return right(prompts, *rest)
+
+    monkeypatch.setattr(identity, "cases", cases)
     status, _, _ = verify("--prompts", str(path), "--limit", "2", *GREEDY, "--raw")
     assert status == 0
     assert names == ["a0", "b0", "a1", "b1"]
-
-
-right = command.identity.cases
