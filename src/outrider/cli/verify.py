@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,23 @@ from outrider.verify.remember import Remembering
 DRAFTS = (1, 3, 5, 8)  # draft lengths tried unless --draft says one
 BATCH = 4  # sequences that share a pass
 LIMIT = 1  # prompts of each built-in workload
+TEMPERATURES, SEEDS, SAMPLES = "0,0.7,1", 2, 2000
+TIMEOUT = 120.0  # seconds
 KEY = "OUTRIDER_API_KEY"
+
+# Flags that mean something on one side only, and are refused on the other.
+FOR_MODELS = {
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in ("spec", "draft", "speculative_config", "verification")
+    },
+    **{name: f"--{name.replace('_', '-')}" for name in ("prompt_lookup_max", "prompt_lookup_min", "raw")},
+    **{name: f"--{name}" for name in ("temps", "seeds", "samples")},
+    "model_draft": "-md",
+    "ctx_size": "-c",
+    "threads": "-t",
+}
+FOR_SERVERS = {"chat": "--chat", "timeout": "--timeout", "api_key_env": "--api-key-env"}
 
 _DESCRIPTION = """\
 Check that speculation leaves the output unchanged, and say how sure that is. One line a claim:
@@ -64,17 +80,17 @@ def add_parser(subparsers: Subparsers) -> Parser:
         help=f"prompts of a workload (default: {LIMIT}, of --prompts all)",
     )
     add("--raw", action="store_true", help="prompts as they are, without the model's chat template")
-    add("--temps", default="0,0.7,1", metavar="LIST", help="temperatures (default: %(default)s)")
-    add("--seeds", type=integer, default=2, metavar="K", help="seeds of each (default: %(default)s)")
+    add("--temps", metavar="LIST", help=f"temperatures (default: {TEMPERATURES})")
+    add("--seeds", type=integer, metavar="K", help=f"seeds of each (default: {SEEDS})")
     add("-n", "--n-predict", type=integer, default=48, metavar="N", help="tokens (default: %(default)s)")
-    add("--samples", type=integer, default=2000, metavar="N", help="of `distribution` (default: %(default)s)")
+    add("--samples", type=integer, metavar="N", help=f"of `distribution` (default: {SAMPLES})")
     add("--json", action="store_true", help="print one JSON document")
     add = parser.add_argument_group("two servers instead (OpenAI-compatible)").add_argument
     add("--endpoint", metavar="URL", help="such as http://127.0.0.1:8000; -m then names the model to ask for")
     add("--against", metavar="URL", help="the server that it should answer like, at temperature 0")
     add("--chat", action="store_true", help="ask /v1/chat/completions instead of /v1/completions")
-    add("--timeout", type=number, default=120.0, metavar="S", help="seconds an answer (default: %(default)g)")
-    add("--api-key-env", default=KEY, metavar="NAME", help="variable with the key (default: %(default)s)")
+    add("--timeout", type=number, metavar="S", help=f"seconds an answer (default: {TIMEOUT:g})")
+    add("--api-key-env", metavar="NAME", help=f"variable with the key (default: {KEY})")
     parser.set_defaults(run=run)
     return parser
 
@@ -103,9 +119,12 @@ def run(args: argparse.Namespace) -> int:
 def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     if args.model is None:
         raise ConfigError("give -m MODEL, or --endpoint URL and --against URL")
+    _refuse(args, FOR_SERVERS, "is for --endpoint")
     for flag, least in (("--seeds", 1), ("-n", 1), ("--samples", 0)):
         _at_least(args, flag, least)
-    temperatures, items = _temperatures(args.temps), _items(args)
+    seeds = SEEDS if args.seeds is None else args.seeds
+    samples = SAMPLES if args.samples is None else args.samples
+    temperatures, items = _temperatures(TEMPERATURES if args.temps is None else args.temps), _items(args)
     choices = _choices(args)
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=BATCH)
     models: list[Remembering] = []
@@ -120,7 +139,7 @@ def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
 
     if 0 in temperatures or any(made.verifier.name == "coupled" for made in speculative):
         variants = [variant for made in speculative for variant in _variants(made, args.draft)]
-        batch = identity.cases(prompts, temperatures, args.seeds, args.n_predict)
+        batch = identity.cases(prompts, temperatures, seeds, args.n_predict)
         yield identity.check(plain, variants, batch, tell)
     else:
         _note("identity is left out: this rule keeps a seed's text at temperature 0 alone")
@@ -128,29 +147,29 @@ def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     firsts = {item.workload: prompts[item.id]["prompt_token_ids"] for item in reversed(items)}
     yield from _guarded("bits", lambda: bits.check(plain.engine, list(firsts.values())[-3:], tell))
 
-    warm = [t for t in temperatures if t > 0] if args.samples else []
+    warm = [t for t in temperatures if t > 0] if samples else []
     for made in speculative:
         rule = made.verifier.name
         if rule in enumeration.RULES:
             yield enumeration.check(rule, tell)
         if warm:
-            test = partial(distribution.check, made, models, warm, args.samples, tell)
+            test = partial(distribution.check, made, models, warm, samples, tell)
             yield from _guarded("distribution", test)
 
 
 def _check_servers(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     if not (args.endpoint and args.against):
         raise ConfigError("--endpoint URL and --against URL go together")
-    for flag in ("model_draft", "spec", "speculative_config", "draft", "verification"):
-        if getattr(args, flag) is not None:
-            name = "-md" if flag == "model_draft" else f"--{flag.replace('_', '-')}"
-            raise ConfigError(f"{name} is for models that run here; servers have their own settings")
+    _refuse(args, FOR_MODELS, "is for models that run here; servers have their own settings")
     _at_least(args, "-n", 1)
-    if not 0 < args.timeout < 1e6:
-        raise ConfigError(f"--timeout must be above 0 seconds, not {args.timeout:g}")
-    key = os.environ.get(args.api_key_env, "")
+    timeout = TIMEOUT if args.timeout is None else args.timeout
+    if not 0 < timeout < 1e6:
+        raise ConfigError(f"--timeout must be above 0 seconds, not {timeout:g}")
+    key = os.environ.get(args.api_key_env or KEY, "")
+    if args.api_key_env and not key:
+        raise ConfigError(f"--api-key-env: the variable {args.api_key_env!r} is not set")
     one, other = (
-        Endpoint(url, chat=args.chat, model=args.model, key=key, timeout=args.timeout)
+        Endpoint(url, chat=args.chat, model=args.model, key=key, timeout=timeout)
         for url in (args.endpoint, args.against)
     )
     if one.chat != other.chat:
@@ -231,6 +250,13 @@ def _at_least(args: argparse.Namespace, flag: str, least: int) -> None:
     value = args.n_predict if flag == "-n" else getattr(args, flag.strip("-"))
     if value is not None and value < least:
         raise ConfigError(f"{flag} must be at least {least}, not {value}")
+
+
+def _refuse(args: argparse.Namespace, flags: Mapping[str, str], why: str) -> None:
+    """Refuse flags that would change nothing."""
+    for name, flag in flags.items():
+        if getattr(args, name):
+            raise ConfigError(f"{flag} {why}")
 
 
 def _note(text: str) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
+import queue
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -129,10 +130,8 @@ class Endpoint:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.base + path, data, headers)
-        deadline = time.monotonic() + self._timeout
         try:
-            with self._opener.open(request, timeout=self._timeout) as response:
-                raw = self._read(response, deadline)
+            raw = self._within_time(lambda: self._send(request))
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refusal(path, error) from None
@@ -149,18 +148,35 @@ class Endpoint:
         except (ValueError, RecursionError):
             raise EndpointError(f"{self}{path}: the answer is not JSON: {_short(raw)}") from None
 
-    def _read(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
-        """The body, within the limits of time and size."""
-        raw = bytearray()
-        while chunk := response.read1(65536):
-            raw += chunk
+    def _send(self, request: urllib.request.Request) -> bytes:
+        """The body of the answer."""
+        with self._opener.open(request, timeout=self._timeout) as response:
+            raw: bytes = response.read(MAX_BYTES + 1)
             if len(raw) > MAX_BYTES:
                 raise EndpointError(f"{self}: the answer is larger than {MAX_BYTES >> 20} MB")
-            if time.monotonic() > deadline:
-                raise self._late()
-        if response.length:  # read1 does not complain about what is missing
-            raise http.client.IncompleteRead(bytes(raw), response.length)
-        return bytes(raw)
+            if response.length:  # a read with a limit does not complain about what is missing
+                raise http.client.IncompleteRead(raw, response.length)
+        return raw
+
+    def _within_time(self, work: Callable[[], bytes]) -> bytes:
+        """What `work` returns or raises, or TimeoutError. A socket's own timeout is for one read: a server
+        that sends a byte now and then would never meet it, so the work is left behind in its thread."""
+        answers: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put(work())
+            except BaseException as error:
+                answers.put(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            answer = answers.get(timeout=self._timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def _late(self) -> EndpointError:
         return EndpointError(f"{self}: no answer within {self._timeout:g} s (--timeout)")

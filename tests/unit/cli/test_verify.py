@@ -380,6 +380,8 @@ def test_an_engine_that_promises_no_bits(
         (["-md", "absent.gguf"], ["absent.gguf"]),
         (["-m", "absent.gguf"], ["absent.gguf"]),
         (["--endpoint", "http://127.0.0.1:1"], ["--against"]),
+        (["--chat"], ["--chat", "--endpoint"]),
+        (["--timeout", "3"], ["--timeout", "--endpoint"]),
         (["--temps", "0", "--prompt-lookup-max", "90"], ["nothing was drafted"]),
     ],
 )

@@ -141,6 +141,15 @@ def act_drip(handler: Handler) -> bool:
     return True
 
 
+def act_drip_in_the_headers(handler: Handler) -> bool:
+    handler.wfile.write(b"HTTP/1.0 200 OK\r\nX-Long: ")
+    for _ in range(30):
+        handler.wfile.write(b"x")
+        handler.wfile.flush()
+        time.sleep(0.05)
+    return True
+
+
 def act_cut(handler: Handler) -> bool:
     handler.reset()
     return True
@@ -170,6 +179,7 @@ def answering(body: bytes, status: int = 200, location: str = "") -> Callable[[H
     [
         (act_slow, ["no answer within 0.4 s"]),
         (act_drip, ["no answer within 0.4 s"]),
+        (act_drip_in_the_headers, ["no answer within 0.4 s"]),
         (act_cut, ["broke off"]),
         (act_cut_in_the_middle, ["broke off"]),
         (act_huge, ["larger than"]),
@@ -275,6 +285,11 @@ def test_urls_that_are_refused(url: str) -> None:
         (["--timeout", "nan"], "--timeout"),
         (["-md", "x"], "-md"),
         (["--spec", "ngram"], "--spec"),
+        (["--temps", "0"], "--temps"),
+        (["--samples", "10"], "--samples"),
+        (["--raw"], "--raw"),
+        (["-t", "2"], "-t"),
+        (["--api-key-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE"),
         (["--prompts", "absent"], "'absent'"),
         (["-n", "0"], "-n"),
         (["--endpoint", "http://127.0.0.1:1/v1/chat/completions"], "two of a kind"),
