@@ -61,8 +61,8 @@ class SamplingParams:
     prompt_logprobs:     the same for the prompt's tokens.
     logit_bias:          added to the logits, by token id.
     allowed_token_ids:   no other token can be drawn.
-    bad_words:           texts that cannot be written in the tokens that the tokenizer writes them with, with or
-                         without a blank before them.
+    bad_words:           texts that cannot be written in the tokens that the tokenizer writes them with,
+                         with or without a blank before them.
     logits_processors:   functions f(output ids, logits) or f(prompt ids, output ids, logits) of lists of int
                          and float32[vocab], a copy, that return the logits to go on with. Each is called for
                          every token, drafted ones included and in any order, so it must depend on its
