@@ -8,6 +8,7 @@
 
 #include "checksum.h"
 #include "model.h"
+#include "quantize.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,6 +22,7 @@ using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device:
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using BytesView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+using NewBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
 void check_bytes(const std::string& name, outrider::Kind kind, int rows, int columns, size_t bytes) {
@@ -47,6 +49,33 @@ Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, In
         model.forward(items, logits);
     }
     return Logits(logits, {rows, vocab}, owner);
+}
+
+// Rows of floats of type `from` as rows of type `to`, by all threads of the model.
+NewBytes quantize(Model& model, const std::string& from, const std::string& to, int rows, int columns, Bytes1 data) {
+    const outrider::Kind source = outrider::kind_by_name(from), target = outrider::kind_by_name(to);
+    check_bytes(from, source, rows, columns, data.size());
+    if (!outrider::info(source).is_float || !outrider::can_quantize(target) || columns % outrider::info(target).block_columns)
+        throw std::invalid_argument("cannot quantize " + from + " with " + std::to_string(columns) + " columns to " + to);
+    const size_t in_bytes = outrider::row_bytes(source, columns), out_bytes = outrider::row_bytes(target, columns);
+    uint8_t* out = new uint8_t[size_t(rows) * out_bytes];
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+    std::atomic<bool> good{true};
+    {
+        nb::gil_scoped_release release;
+        const auto pool = outrider::Pool::shared(model.threads());
+        const auto turn = pool->turn();
+        constexpr int chunk = 16;
+        pool->phase((rows + chunk - 1) / chunk, [&](int i, int) {
+            std::vector<float> x(static_cast<size_t>(columns));
+            for (int r = i * chunk; r < std::min(rows, (i + 1) * chunk); r++) {
+                outrider::dequantize_row(source, data.data() + size_t(r) * in_bytes, columns, x.data());
+                if (!outrider::quantize_row(target, x.data(), columns, out + size_t(r) * out_bytes)) good = false;
+            }
+        });
+    }
+    if (!good) throw std::invalid_argument("has values that are not finite, or too large for " + to);
+    return NewBytes(out, {size_t(rows) * out_bytes}, owner);
 }
 
 }  // namespace
@@ -88,6 +117,7 @@ NB_MODULE(_core, m) {
                  nb::gil_scoped_release release;
                  model.add_matrix(name, kind, rows, columns, data.data());
              })
+        .def("quantize", &quantize, "from_type"_a, "to_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("add_packed",
              [](Model& model, const std::string& name, const std::string& type, int rows, int columns, Bytes1 data) {
                  model.add_packed(name, outrider::kind_by_name(type), rows, columns, data.data(), data.size());

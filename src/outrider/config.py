@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
@@ -18,6 +19,7 @@ from outrider.errors import ConfigError, nearest
 DEFAULT_DRAFT_TOKENS = 5
 MAX_DRAFT_TOKENS = 128
 VERIFICATIONS = ("coupled", "rejection", "block")  # acceptance rules, the default first
+QUANTIZATIONS = ("q8_0", "q4_k")  # of float models, at load (models/quantization.py)
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 
 # vLLM's names of the rule, and what they mean here.
@@ -61,6 +63,7 @@ class DraftModelConfig:
     max_model_len: positions, in tokens, beyond which the draft rests; None for the draft's own limit.
     revision: branch, tag or commit when `model` names a repository on the hub.
     verification: the acceptance rule, one of VERIFICATIONS.
+    quantization: as the engine's, for the draft's weights.
     draft_sample_method: "greedy" drafts the draft's likeliest tokens; "probabilistic", or None, draws them
         from its distribution, as suits the rule.
     """
@@ -72,6 +75,7 @@ class DraftModelConfig:
     revision: str | None = None
     verification: str = VERIFICATIONS[0]
     draft_sample_method: str | None = None
+    quantization: str | None = None
 
 
 SpeculativeConfig: TypeAlias = NoneConfig | NgramConfig | DraftModelConfig
@@ -202,6 +206,8 @@ def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
         return NoneConfig()
     own = {f.name for f in fields(kind)}
     values = {k: v for k, v in given.items() if k != "method" and not (k in own and v is None)}
+    if kind is DraftModelConfig and values.get("quantization") == "gguf":  # vLLM: as the file has it
+        del values["quantization"]
     for key in [k for k in _RULES if k in values]:
         _take_rule(key, values)
     if kind is NgramConfig:
@@ -285,6 +291,8 @@ def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
     _text("model", config.model)
     if config.draft_sample_method is not None:
         _one_of("draft_sample_method", config.draft_sample_method, DRAFT_SAMPLE_METHODS)
+    if config.quantization is not None:
+        check_quantization(config.quantization)
     if config.max_model_len is not None:
         _positive("max_model_len", config.max_model_len)
     if config.revision is not None:
@@ -307,6 +315,10 @@ class EngineConfig:
     seed:          makes the seeds of unseeded requests repeatable; None draws them from the system.
     threads:       of the engine; None for its own choice.
     revision:      branch, tag or commit when `model` names a repository on the hub.
+    quantization:  "q8_0" or "q4_k" quantizes the target's float weights when they are loaded, which makes
+                   it another target; None leaves them as the file has them.
+    weights_cache: True or a folder keeps the packed weights on disk, so that the next start maps them; None
+                   leaves it to OUTRIDER_WEIGHTS_CACHE.
     """
 
     model: str
@@ -317,6 +329,8 @@ class EngineConfig:
     seed: int | None = None
     threads: int | None = None
     revision: str | None = None
+    quantization: str | None = None
+    weights_cache: bool | str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         _text("model", self.model)
@@ -326,6 +340,14 @@ class EngineConfig:
         for name in ("max_model_len", "max_num_seqs", "threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.quantization is not None:
+            check_quantization(self.quantization)
+        if not isinstance(self.weights_cache, bool | None):
+            if not isinstance(self.weights_cache, str | os.PathLike):
+                raise ConfigError(
+                    f"weights_cache must be True, False or a folder, not {self.weights_cache!r}"
+                )
+            _text("weights_cache", os.fspath(self.weights_cache))
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < 2**64):
             raise ConfigError(f"seed must be an integer from 0 to 2**64 - 1, not {self.seed!r}")
 
@@ -344,7 +366,6 @@ _REFUSED_ENGINE: dict[str, tuple[Neutral, str]] = {
     "pipeline_parallel_size": (_is(1), _ONE_PROCESS),
     "data_parallel_size": (_is(1), _ONE_PROCESS),
     "dtype": (_is("auto"), _IN_THE_FILE),
-    "quantization": (_is("gguf"), _IN_THE_FILE),
     "load_format": (_is("auto"), "the format is read from the file"),
     "kv_cache_dtype": (_is("auto"), "the engine chooses how keys and values are stored"),
     "tokenizer_revision": (_is(), "give `tokenizer` a reference that says it"),
@@ -392,9 +413,21 @@ def parse_engine(
                 raise ConfigError(f"{name}={value!r} is refused: {reason}")
         else:
             raise ConfigError(f"unknown argument {name!r}{nearest(name, known)}")
+    if values.get("quantization") == "gguf":  # vLLM: as the file has it
+        del values["quantization"]
     if values.get("max_model_len") == -1:  # vLLM: as long as fits
         del values["max_model_len"]
     return EngineConfig(model=model, speculative=parse_speculative(speculative_config, **old), **values)
+
+
+def check_quantization(name: object) -> None:
+    """Raise ConfigError unless `name` is one of QUANTIZATIONS."""
+    if not isinstance(name, str) or name not in QUANTIZATIONS:
+        hint = nearest(str(name), QUANTIZATIONS)
+        raise ConfigError(
+            f"quantization={name!r} is refused{hint}: {' and '.join(QUANTIZATIONS)} quantize a float model "
+            "when it is loaded; for any other type choose a file that is stored so"
+        )
 
 
 # --- Checks ----------------------------------------------------------------------------------------

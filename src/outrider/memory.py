@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 
 from outrider.errors import InsufficientMemoryError
+from outrider.models.quantization import loaded_bytes
 from outrider.models.source import Architecture, ModelSource
 
-REPACK = 1.03  # repacked weights / weights as stored
+REPACK = 1.03  # repacked weights / weights in their file's encoding
 KV_BYTES = 2  # a key or value is stored in fp16
 PASS_WIDTH = 256  # most tokens of one pass: a chunk of prefill
 _CGROUP = Path("/sys/fs/cgroup")
@@ -53,7 +54,7 @@ def estimate(source: ModelSource, positions: int, sequences: int = 1) -> ModelMe
     arch = source.architecture
     return ModelMemory(
         name=source.display_name,
-        weights=int(source.weights_bytes * REPACK),
+        weights=int(loaded_bytes(source) * REPACK),
         cache=kv_bytes(arch, positions) * sequences,
         buffers=buffer_bytes(arch),
     )

@@ -5,11 +5,16 @@ What can be refused is refused before a weight is loaded: the files, the vocabul
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+
+from tqdm import tqdm
 
 from outrider import memory
 from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
@@ -24,6 +29,7 @@ from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.models.open import open_model
+from outrider.models.quantization import quantized
 from outrider.models.references import parse_reference, resolve
 from outrider.models.source import ModelSource
 from outrider.models.tokenizer import Tokenizer
@@ -34,11 +40,30 @@ ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
 PLANNED_POSITIONS = 4096  # counted before loading when the user does not say how long a context will get
 
 
-def load_native(source: ModelSource, threads: int | None) -> LanguageModel:
-    """Load a model into the native engine. `threads` None leaves the number to the engine."""
+def load_native(
+    source: ModelSource, threads: int | None, weights_cache: bool | str | os.PathLike[str] | None = None
+) -> LanguageModel:
+    """Load a model into the native engine, with a bar on a terminal when it takes long. `threads` None leaves
+    the number to the engine; for `weights_cache` see EngineConfig."""
     from outrider.engines.native import NativeModel  # the compiled extension
 
-    return NativeModel.load(source, threads=threads)
+    bar = tqdm(
+        desc=f"loading {source.display_name}", total=source.weights_bytes, unit="B", unit_scale=True,
+        delay=1.0, leave=False, file=sys.stderr, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    with bar:
+        return NativeModel.load(
+            source,
+            threads=threads,
+            weights_cache=weights_cache,
+            progress=lambda done, _: bar.update(done - bar.n),
+        )
+
+
+def native_loader(config: EngineConfig) -> ModelLoader:
+    """`load_native` with the configuration's cache of packed weights."""
+    cache = config.weights_cache
+    return load_native if cache is None else functools.partial(load_native, weights_cache=cache)
 
 
 def native_rows() -> RowSampler | None:
@@ -84,6 +109,11 @@ class Pipeline:
         )
 
     @property
+    def quantized(self) -> bool:
+        """True when a model was quantized at load: the text is then not that of the file's own weights."""
+        return any(s is not None and s.quantization is not None for s in (self.source, self.draft))
+
+    @property
     def models(self) -> dict[str, str | None]:
         """The models' names, for reports."""
         return {
@@ -112,7 +142,7 @@ def build_all(
     Raises ModelError (not found, damaged, unsupported, vocabularies differ, too little memory) and
     ConfigError.
     """
-    source = open_model(_fetch(config.model, config.revision, progress))
+    source = _open_target(config, progress)
     tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
     drafts = {c: _open_draft(c, tokenizer, progress) for c in choices if isinstance(c, DraftModelConfig)}
     context = min(
@@ -121,9 +151,9 @@ def build_all(
     _check_memory(config, context, [source, *_distinct(drafts)])
 
     rows = native_rows() if loader is None else None
-    loader = loader or load_native
+    loader = loader or native_loader(config)
     engine = CachedStepEngine(loader(source, config.threads), tree_attention=True, exact_bits=True)
-    loaded = {s.path: loader(s, config.threads) for s in _distinct(drafts)}
+    loaded = {_key(s): loader(s, config.threads) for s in _distinct(drafts)}
     pipelines = []
     for choice in choices:
         draft: ModelSource | None = None
@@ -132,7 +162,7 @@ def build_all(
         if isinstance(choice, DraftModelConfig):
             draft, common = drafts[choice]
             drafter = DraftModelDrafter(
-                loaded[draft.path],
+                loaded[_key(draft)],
                 common_size=common,
                 max_context=choice.max_model_len,
                 draws=_draws(choice, verifier),
@@ -151,10 +181,10 @@ def load_target(
     config: EngineConfig, loader: ModelLoader | None = None, *, progress: bool = True
 ) -> LanguageModel:
     """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
-    source = open_model(_fetch(config.model, config.revision, progress))
+    source = _open_target(config, progress)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
     _check_memory(config, context, [source])
-    return (loader or load_native)(source, config.threads)
+    return (loader or native_loader(config))(source, config.threads)
 
 
 def make_verifier(choice: SpeculativeConfig) -> Verifier:
@@ -166,6 +196,10 @@ def _draws(choice: DraftModelConfig, verifier: Verifier) -> Draws:
     if choice.draft_sample_method == "greedy":
         return "greedy"
     return "own" if verifier.draft_probs else "shared"
+
+
+def _open_target(config: EngineConfig, progress: bool) -> ModelSource:
+    return quantized(open_model(_fetch(config.model, config.revision, progress)), config.quantization)
 
 
 def _fetch(reference: str, revision: str | None, progress: bool) -> Path:
@@ -194,13 +228,18 @@ def _tokenizer_source(config: EngineConfig, target: ModelSource, progress: bool)
 
 def _open_draft(choice: DraftModelConfig, tokenizer: Tokenizer, progress: bool) -> tuple[ModelSource, int]:
     """The draft's description and how many leading ids it shares with the target."""
-    source = open_model(_fetch(choice.model, choice.revision, progress))
+    source = quantized(open_model(_fetch(choice.model, choice.revision, progress)), choice.quantization)
     match = ensure_compatible(tokenizer, source.tokenizer)
     return source, match.common_size
 
 
 def _distinct(drafts: dict[DraftModelConfig, tuple[ModelSource, int]]) -> list[ModelSource]:
-    return list({source.path: source for source, _ in drafts.values()}.values())
+    return list({_key(source): source for source, _ in drafts.values()}.values())
+
+
+def _key(source: ModelSource) -> tuple[Path, str | None]:
+    """What tells loaded weights apart."""
+    return source.path, source.quantization
 
 
 def _check_memory(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:

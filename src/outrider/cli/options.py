@@ -10,6 +10,7 @@ from typing import Any
 from outrider.cli.parser import integer, number
 from outrider.config import (
     DEFAULT_DRAFT_TOKENS,
+    QUANTIZATIONS,
     VERIFICATIONS,
     EngineConfig,
     SpeculativeConfig,
@@ -42,6 +43,18 @@ def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     )
     group.add_argument(
         "-t", "--threads", type=integer, metavar="N", help="threads of the engine (default: its own choice)"
+    )
+    group.add_argument(
+        "--quantization",
+        metavar="TYPE",
+        help=f"quantize a float target at load: {' or '.join(QUANTIZATIONS)}; it is another target then",
+    )
+    group.add_argument(
+        "--weights-cache",
+        nargs="?",
+        const=True,
+        metavar="DIR",
+        help="keep the packed weights on disk, for an immediate next start (default folder: the cache)",
     )
 
 
@@ -212,5 +225,7 @@ def engine(args: argparse.Namespace, speculative: SpeculativeConfig) -> EngineCo
         speculative,
         max_model_len=args.ctx_size or None,
         threads=args.threads,
+        quantization=args.quantization,
+        weights_cache=args.weights_cache,
         max_num_seqs=1,
     )

@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     from outrider.llm import LLM
     from outrider.pipeline import build
 
-    llm = LLM.from_pipeline(build(config))
+    pipeline = build(config)
+    llm = LLM.from_pipeline(pipeline)
     ready: Any = prompt
     if args.chat:
         system = [] if args.system_prompt is None else [{"role": "system", "content": args.system_prompt}]
@@ -103,10 +104,12 @@ def run(args: argparse.Namespace) -> int:
             output = chunks[-1].output
     assert output is not None, "a stream ends with its output"
     if args.json:
-        print(json.dumps(document(output), ensure_ascii=False, allow_nan=False), flush=True)
+        found = document(output) | ({"models": pipeline.models} if pipeline.quantized else {})
+        print(json.dumps(found, ensure_ascii=False, allow_nan=False), flush=True)
     else:
+        note = f"{'model':<23} {pipeline.source.display_name}\n" if pipeline.quantized else ""
         print(flush=True)
-        print("\n" + summary(output), file=sys.stderr)
+        print("\n" + note + summary(output), file=sys.stderr)
     return 130 if interrupted else 0
 
 

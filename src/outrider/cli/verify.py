@@ -130,7 +130,7 @@ def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     models: list[Remembering] = []
 
     def load(source: ModelSource, threads: int | None) -> LanguageModel:
-        models.append(Remembering(pipeline.load_native(source, threads)))
+        models.append(Remembering(pipeline.native_loader(config)(source, threads)))
         return models[-1]
 
     plain, *speculative = build_all(config, [NoneConfig(), *choices], load)

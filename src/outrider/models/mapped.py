@@ -10,6 +10,9 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from outrider.errors import ModelFileError, ModelNotFoundError
 
 
@@ -37,3 +40,18 @@ def map_file(path: Path) -> mmap.mmap | bytes:
     if stat.S_ISDIR(status.st_mode):
         raise ModelNotFoundError(f"{path}: is a folder, not a model file")
     raise ModelFileError(f"{path}: is not a regular file")
+
+
+def release(view: npt.NDArray[np.uint8]) -> None:
+    """Let go of the whole pages under a view into a mapped file: they leave this process's memory, and are
+    read from the file again when touched. Does nothing for other arrays and where the system cannot."""
+    base: object = view
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = view.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    start = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (begin + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if length > 0:
+        base.madvise(mmap.MADV_DONTNEED, start, length)

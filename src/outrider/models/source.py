@@ -105,6 +105,8 @@ class ModelSource:
              blk.N.attn_{q,k,v}.bias, llama may have those and attn_output.bias. Without
              output.weight [vocab, hidden] the output is tied to token_embd.weight. Vectors are
              F32, F16 or BF16. rope_freqs.weight is not here: inv_freq has it.
+    quantization: how an engine is to quantize the matrices when it loads them, see models/quantization.py;
+             None for as stored.
     """
 
     path: Path
@@ -114,6 +116,7 @@ class ModelSource:
     tensors: Mapping[str, Tensor]
     tokenizer: TokenizerData
     chat_template: str | None
+    quantization: str | None = None
 
     @property
     def weights_bytes(self) -> int:

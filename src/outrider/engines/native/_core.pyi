@@ -39,6 +39,9 @@ class Model:
     def add_matrix(
         self, name: str, type: str, rows: int, columns: int, data: npt.NDArray[np.uint8]
     ) -> None: ...
+    def quantize(
+        self, from_type: str, to_type: str, rows: int, columns: int, data: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.uint8]: ...
     def add_packed(
         self, name: str, type: str, rows: int, columns: int, data: npt.NDArray[np.uint8]
     ) -> None: ...

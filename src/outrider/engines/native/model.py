@@ -12,11 +12,10 @@ import numpy.typing as npt
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.native import _core
+from outrider.engines.native.loading import add_weights
+from outrider.engines.native.store import store_of
 from outrider.errors import ConfigError, UnsupportedModelError
-from outrider.models.source import ModelSource, Tensor
-
-EMBEDDING = "token_embd.weight"
-OUTPUT = "output.weight"
+from outrider.models.source import ModelSource
 
 
 class NativeCache:
@@ -65,13 +64,16 @@ class NativeModel:
         threads: int | None = None,
         isa: str | None = None,
         kv_dtype: str = "f16",
+        weights_cache: bool | str | os.PathLike[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> NativeModel:
-        """Repack `source`'s weights for this machine.
+        """Repack `source`'s weights for this machine, quantized first where `source` asks for it.
 
         threads:  None means one for each processor this process may use.
         isa:      "auto" (default, or the OUTRIDER_ISA variable), "portable", "avx2", "avx512" or "neon".
         kv_dtype: "f16" or "f32".
+        weights_cache: keep the packed weights on disk and map them at the next start: True for Outrider's
+                  cache folder, or a folder; None leaves it to OUTRIDER_WEIGHTS_CACHE (off by default).
         progress: called with (bytes done, bytes in all) after each tensor.
         Raises ConfigError for a bad option and UnsupportedModelError for weights that the engine cannot run.
         """
@@ -105,7 +107,7 @@ class NativeModel:
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        _add_weights(core, source, progress)
+        add_weights(core, source, store_of(weights_cache), progress)
         return cls(core, source)
 
     @property
@@ -166,43 +168,3 @@ def _core_cache(cache: Cache) -> _core.Cache:
 
 def _ids(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(values, np.int32)
-
-
-def _add_weights(core: _core.Model, source: ModelSource, progress: Callable[[int, int], None] | None) -> None:
-    tensors = source.tensors
-    total, done = source.weights_bytes, 0
-    embedding = tensors[EMBEDDING]
-    core.set_embedding(embedding.type, embedding.data)
-    if OUTPUT not in tensors:  # tied: the embedding's rows are the output matrix as well
-        _add_matrix(core, OUTPUT, embedding)
-    for name, tensor in tensors.items():
-        if name not in (EMBEDDING, "rope_freqs.weight"):  # the latter is in inv_freq already
-            if len(tensor.shape) == 2:
-                _add_matrix(core, name, tensor)
-            else:
-                core.add_vector(name, _vector(tensor))
-        done += tensor.nbytes
-        if progress:
-            progress(done, total)
-    try:
-        core.finish()
-    except ValueError as error:
-        raise UnsupportedModelError(f"{source.path}: {error}") from None
-
-
-def _add_matrix(core: _core.Model, name: str, tensor: Tensor) -> None:
-    rows, columns = tensor.shape
-    try:
-        core.add_matrix(name, tensor.type, rows, columns, tensor.data)
-    except ValueError as error:
-        raise UnsupportedModelError(str(error)) from None
-
-
-def _vector(tensor: Tensor) -> npt.NDArray[np.float32]:
-    if tensor.type == "F32":
-        return np.frombuffer(tensor.data, "<f4").astype(np.float32)
-    if tensor.type == "F16":
-        return np.frombuffer(tensor.data, "<f2").astype(np.float32)
-    if tensor.type == "BF16":
-        return (np.frombuffer(tensor.data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    raise UnsupportedModelError(f"tensor {tensor.name}: a vector of type {tensor.type} is not supported")

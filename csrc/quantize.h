@@ -1,0 +1,14 @@
+// From floats to the blocks of ggml's Q8_0, Q4_K and Q6_K, for models that are quantized when they are loaded.
+#pragma once
+#include "layout.h"
+
+namespace outrider {
+
+bool can_quantize(Kind kind);
+
+// One row of `columns` floats (a multiple of the type's block) into row_bytes(kind, columns) bytes. The same bytes on
+// every machine. Returns false when a value is not finite or too large for the format.
+// Throws std::invalid_argument for a kind that can_quantize refuses.
+bool quantize_row(Kind kind, const float* x, int columns, uint8_t* out);
+
+}  // namespace outrider

@@ -1,0 +1,85 @@
+"""Quantization at load: which type each matrix of a float model is held in. The model that results is another
+target than the file's, and its name says so.
+
+q8_0: every matrix as Q8_0.
+q4_k: every matrix as Q4_K, but the embedding and the output as Q6_K.
+Where the columns are not a multiple of a type's block (256 for Q4_K and Q6_K, 32 for Q8_0) Q8_0 is taken, or
+else the file's own type. Norms and biases stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from outrider.config import check_quantization
+from outrider.errors import ConfigError
+from outrider.models.source import ModelSource, Tensor
+
+FLOATS = ("F32", "F16", "BF16")
+EMBEDDING = "token_embd.weight"
+OUTPUT = "output.weight"
+
+
+def quantized(source: ModelSource, name: str | None) -> ModelSource:
+    """`source`, to be loaded with its matrices quantized as `name` says, under a name that tells it.
+
+    None leaves it as it is. Raises ConfigError for an unknown name, and for a source that is quantized in
+    its file already.
+    """
+    if name is None:
+        return source
+    check_quantization(name)
+    stored = Counter(t.type for t in source.tensors.values() if t.type not in FLOATS)
+    if stored:
+        kinds = ", ".join(kind for kind, _ in stored.most_common())
+        raise ConfigError(
+            f"{source.path}: is quantized already ({kinds}); quantization={name!r} is for models stored as "
+            f"F32, F16 or BF16: leave it out, or choose the model's float file"
+        )
+    chosen = replace(source, quantization=name)
+    return replace(chosen, display_name=f"{source.display_name} ({describe(chosen)})")
+
+
+def describe(source: ModelSource) -> str:
+    """What a quantized source is held in: "q4_k at load", or "q4_k at load; q8_0: ffn_down" where that had to
+    be taken for some matrices."""
+    usual = {"Q8_0"} if source.quantization == "q8_0" else {"Q4_K", "Q6_K"}
+    others: dict[str, dict[str, None]] = {}
+    for tensor in source.tensors.values():
+        kind = loaded_type(source, tensor)
+        if len(tensor.shape) == 2 and kind not in usual:
+            others.setdefault(kind.lower(), {})[tensor.name.split(".")[-2]] = None
+    return "; ".join(
+        [f"{source.quantization} at load", *(f"{kind}: {', '.join(parts)}" for kind, parts in others.items())]
+    )
+
+
+def loaded_type(source: ModelSource, tensor: Tensor) -> str:
+    """The ggml type in which the engine holds `tensor` of `source`."""
+    if source.quantization is None or len(tensor.shape) != 2:
+        return tensor.type
+    wanted = ["Q8_0"]
+    if source.quantization == "q4_k":
+        wanted.insert(0, "Q6_K" if tensor.name in (EMBEDDING, OUTPUT) else "Q4_K")
+    columns = tensor.shape[1]
+    return next((kind for kind in wanted if columns % _sizes(kind)[0] == 0), tensor.type)
+
+
+def type_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor in the file's encoding of a type."""
+    block, size = _sizes(kind)
+    return math.prod(shape) // block * size
+
+
+def loaded_bytes(source: ModelSource) -> int:
+    """Bytes of all tensors in the types that the engine holds them in."""
+    return sum(type_bytes(loaded_type(source, t), t.shape) for t in source.tensors.values())
+
+
+def _sizes(kind: str) -> tuple[int, int]:
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return int(block), int(size)
