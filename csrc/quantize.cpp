@@ -23,6 +23,7 @@
 namespace outrider {
 namespace {
 
+constexpr float kLargest = 4e6f;  // so that no scale leaves binary16 and no squared error overflows
 constexpr float kMagic = 12582912.0f;  // adding and taking it away rounds |x| < 2^22 to the nearest, ties to even
 OUTRIDER_INLINE float nearest(float x) { return (x + kMagic) - kMagic; }
 OUTRIDER_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
@@ -88,30 +89,27 @@ OUTRIDER_INLINE void put_integers(const V8* q, int offset, uint8_t* out) {
 
 void put_half(uint8_t* p, uint16_t h) { std::memcpy(p, &h, 2); }
 
-// A positive scale as binary16; false when it is not finite.
-bool to_half(float x, uint16_t& h) {
-    h = float_to_half(x);
-    return std::isfinite(x) && std::isfinite(half_to_float(h));
+// A binary16 that reaches `top` in `steps` steps. For tiny values the nearest would be too coarse, or zero: then the next.
+uint16_t half_for(float top, float steps) {
+    const uint16_t h = float_to_half(top / steps);
+    return half_to_float(h) * (steps + 0.5f) < top ? uint16_t(h + 1) : h;
 }
 
 // --- Q8_0: exactly as the gguf package quantizes -------------------------------------------------------------------
 
-OUTRIDER_CLONES bool quantize_q8_0(const float* x, uint8_t* out) {
+OUTRIDER_CLONES void quantize_q8_0(const float* x, uint8_t* out) {
     float biggest = 0.0f;
     for (int i = 0; i < 32; i++) {
         const float a = x[i] < 0.0f ? -x[i] : x[i];
         biggest = a > biggest ? a : biggest;
     }
-    const float d = biggest / 127.0f, inverse = d == 0.0f ? 0.0f : 1.0f / d;
+    const float d = biggest / 127.0f, inverse = d < 1e-30f ? 0.0f : 1.0f / d;
     for (int i = 0; i < 32; i++) {  // ties away from zero
         const float v = x[i] * inverse, a = v < 0.0f ? -v : v, floor = float(int(a));
         const float rounded = floor + float(int(2.0f * (a - floor)));
         out[2 + i] = uint8_t(int8_t(v < 0.0f ? -rounded : rounded));
     }
-    uint16_t h;
-    const bool good = to_half(d, h);
-    put_half(out, h);
-    return good;
+    put_half(out, float_to_half(d));
 }
 
 // --- Q4_K: x = scale * q - minimum, q in 0..15 ---------------------------------------------------------------------
@@ -178,7 +176,7 @@ OUTRIDER_INLINE Affine search_group(const V8* x, const V8* w) {
     return best.error < INFINITY ? best : Affine{0.0f, -low, 0.0f};
 }
 
-OUTRIDER_CLONES bool quantize_q4_k(const float* values, uint8_t* out) {
+OUTRIDER_CLONES void quantize_q4_k(const float* values, uint8_t* out) {
     V8 x[32], w[32], q[4];
     load<32>(values, x);
     float top_scale = 0.0f, top_minimum = 0.0f;
@@ -189,8 +187,7 @@ OUTRIDER_CLONES bool quantize_q4_k(const float* values, uint8_t* out) {
         top_scale = found[g].scale > top_scale ? found[g].scale : top_scale;
         top_minimum = found[g].minimum > top_minimum ? found[g].minimum : top_minimum;
     }
-    uint16_t d_half, m_half;
-    const bool good = to_half(top_scale / 63.0f, d_half) & to_half(top_minimum / 63.0f, m_half);
+    const uint16_t d_half = half_for(top_scale, 63.0f), m_half = half_for(top_minimum, 63.0f);
     const float d = half_to_float(d_half), m = half_to_float(m_half);
     uint8_t integers[256], scales[8], minimums[8];
     for (int g = 0; g < 8; g++) {
@@ -225,7 +222,6 @@ OUTRIDER_CLONES bool quantize_q4_k(const float* values, uint8_t* out) {
             const uint8_t* p = integers + 64 * pair + i;
             out[16 + 32 * pair + i] = uint8_t(p[0] | p[32] << 4);
         }
-    return good;
 }
 
 // --- Q6_K: x = scale * q, q in -32..31, a scale of either sign for 16 values ------------------------------------
@@ -253,7 +249,7 @@ OUTRIDER_INLINE float search_16(const V8* x, const V8* w) {
     return best;
 }
 
-OUTRIDER_CLONES bool quantize_q6_k(const float* values, uint8_t* out) {
+OUTRIDER_CLONES void quantize_q6_k(const float* values, uint8_t* out) {
     V8 x[32], w[32], q[2];
     load<32>(values, x);
     float scale[16], top = 0.0f;
@@ -262,8 +258,7 @@ OUTRIDER_CLONES bool quantize_q6_k(const float* values, uint8_t* out) {
         scale[g] = search_16(x + 2 * g, w + 2 * g);
         top = std::fabs(scale[g]) > top ? std::fabs(scale[g]) : top;
     }
-    uint16_t half;
-    const bool good = to_half(top / 127.0f, half);
+    const uint16_t half = half_for(top, 127.0f);
     const float d = half_to_float(half);
     uint8_t integers[256];
     for (int g = 0; g < 16; g++) {
@@ -289,12 +284,11 @@ OUTRIDER_CLONES bool quantize_q6_k(const float* values, uint8_t* out) {
             out[64 * part + 32 + i] = uint8_t((p[32] & 15) | (p[96] & 15) << 4);
             out[128 + 32 * part + i] = uint8_t(p[0] >> 4 | (p[32] >> 4) << 2 | (p[64] >> 4) << 4 | (p[96] >> 4) << 6);
         }
-    return good;
 }
 
 }  // namespace
 
-using Block = bool (*)(const float*, uint8_t*);
+using Block = void (*)(const float*, uint8_t*);
 static Block block_of(Kind kind) {
     switch (kind) {
         case Kind::Q8_0: return quantize_q8_0;
@@ -311,9 +305,9 @@ bool quantize_row(Kind kind, const float* x, int columns, uint8_t* out) {
     const Block block = block_of(kind);
     if (!block || columns % k.block_columns) throw std::invalid_argument(std::string("cannot quantize to ") + k.name);
     bool good = true;
-    for (int c = 0; c < columns; c++) good &= std::isfinite(x[c]);
+    for (int c = 0; c < columns; c++) good &= std::fabs(x[c]) <= kLargest;  // false for NaN
     for (int b = 0; good && b < columns / k.block_columns; b++)
-        good = block(x + size_t(b) * k.block_columns, out + size_t(b) * k.block_bytes);
+        block(x + size_t(b) * k.block_columns, out + size_t(b) * k.block_bytes);
     return good;
 }
 

@@ -55,9 +55,9 @@ def add_weights(
             rows = _embedding_rows(core, source)
             core.set_embedding(loaded_type(source, source.tensors[EMBEDDING]), rows)
             for matrix in plan:
-                core.add_matrix(
-                    matrix.name, matrix.type, *matrix.shape, encoded(core, matrix.tensor, matrix.type)
-                )
+                tied = matrix.tensor.name == EMBEDDING
+                data = rows if tied else encoded(core, matrix.tensor, matrix.type)
+                core.add_matrix(matrix.name, matrix.type, *matrix.shape, data)
                 release(matrix.tensor.data)
                 done += matrix.tensor.nbytes
                 if progress:
@@ -68,7 +68,7 @@ def add_weights(
         for tensor in vectors:
             core.add_vector(tensor.name, _vector(tensor))
         core.finish()
-    except ValueError as error:
+    except (ValueError, UnsupportedModelError) as error:
         raise UnsupportedModelError(f"{source.path}: {error}") from None
     if progress:
         progress(total, total)
@@ -95,11 +95,17 @@ def entries(source: ModelSource, plan: Sequence[Matrix]) -> list[Entry]:
 
 
 def encoded(core: _core.Model, tensor: Tensor, kind: str) -> Bytes:
-    """The bytes of `tensor` as rows of ggml type `kind`: its own, or quantized from floats."""
+    """The bytes of `tensor` as rows of ggml type `kind`: its own, or quantized from floats.
+
+    Raises UnsupportedModelError for values that are not finite or too large for the type.
+    """
     if kind == tensor.type:
         return tensor.data
     rows, columns = tensor.shape
-    return core.quantize(tensor.type, kind, rows, columns, tensor.data)
+    try:
+        return core.quantize(tensor.type, kind, rows, columns, tensor.data)
+    except ValueError as error:
+        raise UnsupportedModelError(f"tensor {tensor.name}: {error}") from None
 
 
 def _embedding_rows(core: _core.Model, source: ModelSource) -> Bytes:
