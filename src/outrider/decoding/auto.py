@@ -13,17 +13,18 @@ from collections.abc import Sequence
 from outrider.decoding.allowance import Allowance
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
+from outrider.decoding.drawing import Drawing, Prices
 from outrider.decoding.estimate import Acceptance
-from outrider.decoding.plan import Ask, Chain, Choice, GoOn, Lookup, Node, best_count, merge, subtree
+from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, best_count, chosen, subtree
 from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
 
 FIRST_WAIT, LAST_WAIT = 8, 512  # steps between probes of a drafter that is off; doubles
 IDLE_STEPS = 4  # plain steps in a row before looking up is left out now and then
-LONGEST_SLEEP = 16  # steps without looking up
+LONGEST_SLEEP = 4  # steps without looking up
 TOO_DEAR = 0.003  # of a plain step: looking up in vain is worth sleeping for above this
 UNSURE = 0.10  # deviation of log(T(n) / T(1)) at which a plain step is worth its price
-HORIZON = 64  # steps over which a draft model's catching up is paid off
+LOOKUP_START = 0.3  # what is expected of a lookup that does not say
 FADE = 0.95  # of the evidence for the rate, per step
 NEW_TEXT = 12  # a match this long, after one of a third, is a change of character
 SMOOTH = 0.05  # of a new value in a running mean
@@ -57,6 +58,7 @@ class AutoController:
     longest:   tokens that the draft model may draw in a step.
     start:     what is expected of the draft model before anything is known, 0..1.
     confident: whether the draft model says how confident it is, so that it can stop early.
+    tree:      whether drafts may branch; else it is the lookup's chain or the draft model's.
     names:     of the lookup drafter and of the draft model, for reports.
     Deterministic: what it does follows from its arguments and the numbers it is told.
     """
@@ -70,15 +72,18 @@ class AutoController:
         longest: int = 8,
         start: float = 0.7,
         confident: bool = True,
+        tree: bool = True,
         names: tuple[str, str] = ("suffix", "draft_model"),
     ) -> None:
         self.target = CostModel() if target is None else target
-        self.model = model
-        self.by_lookup, self.by_model = Acceptance(0.3), Acceptance(start)
+        self.drawing = (
+            None if model is None else Drawing(model, longest=longest, start=start, confident=confident)
+        )
+        self.by_lookup = Acceptance(LOOKUP_START)
         self.allowance = Allowance()
         self.report = Report()
         self.names = names
-        self._most, self._longest, self._confident = most, longest, confident
+        self._most, self._tree = most, tree
         self._states: dict[str, _State] = {}
         self._width = 1  # sequences in the pass
         self._context = 0  # their mean length
@@ -101,6 +106,8 @@ class AutoController:
         self._plain = self._curve.seconds(width) + self._overhead
         # What decoding reaches now, at least plainly.
         self._rate = max(1.0, self._worth / self._paid) * width / self._plain
+        if self.drawing is not None:
+            self.drawing.at(self._context)
         budgets = []
         for room in batch:
             state = self._states.get(room.request_id)
@@ -139,7 +146,8 @@ class AutoController:
     def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)
         self.by_lookup.forget(request_id)
-        self.by_model.forget(request_id)
+        if self.drawing is not None:
+            self.drawing.accepted.forget(request_id)
         self.report.release(request_id)
 
     # --- What a step is worth ---------------------------------------------------------------------
@@ -165,9 +173,9 @@ class AutoController:
             f"a token of {lookup} pays from a chance of {rate * more:.0%}, and the mean chance is "
             f"{self.by_lookup.mean:.0%}"
         ]
-        if self.model is not None:
-            need = rate * (more + self.model.at(self._context).seconds(1))
-            parts.append(f"one of {model} from {need:.0%}, and it is {self.by_model.mean:.0%}")
+        if self.drawing is not None:
+            need = rate * (more + self.drawing.draw(1))
+            parts.append(f"one of {model} from {need:.0%}, and it is {self.drawing.accepted.mean:.0%}")
         return "; ".join(parts)
 
     # --- The step, for the drafter that carries it out --------------------------------------------
@@ -191,8 +199,9 @@ class AutoController:
         count, value = best_count([-offer[0] for offer in offers], base, rate, seconds)
         for _, a, i in sorted(offers[:count], key=lambda offer: offer[1:]):
             choices[a].nodes.append(i)
-        if self.model is not None:
-            value = max(value, self._plan_model(asks, choices, base, value))
+        if self.drawing is not None:
+            left = {ask.request_id: self._states[ask.request_id].left for ask in asks}
+            value = self.drawing.plan(asks, choices, base, value, Prices(seconds, rate, left))
         self._probe(asks, choices, base, value)
         for ask, choice in zip(asks, choices, strict=True):
             self._rest(self._states[ask.request_id], choice)
@@ -207,16 +216,17 @@ class AutoController:
     ) -> list[list[Node]]:
         """The trees to verify, after the draft model has drawn `chains` in `seconds`."""
         drawn = 0.0
-        if any(chain is not None for chain in chains):
-            drawn = self._learn_drawing(asks, choices, chains, seconds)
-        trees: list[list[Node]] = []
-        for ask, choice, chain in zip(asks, choices, chains, strict=True):
-            if chain is None:
-                trees.append(_chosen(ask.lookup, choice))
-            else:
-                trees.append(self._grow(ask, choice, chain))
-        if drawn:
-            trees = self._cut(asks, trees, chains)
+        if self.drawing is None or not any(chain is not None for chain in chains):
+            trees = [chosen(ask.lookup, choice) for ask, choice in zip(asks, choices, strict=True)]
+        else:
+            drawn = self.drawing.learn(asks, choices, chains, seconds, self._context)
+            trees = [
+                chosen(ask.lookup, choice)
+                if chain is None
+                else self.drawing.grow(ask, choice, chain, tree=self._tree)
+                for ask, choice, chain in zip(asks, choices, chains, strict=True)
+            ]
+            trees = self._cut(self.drawing, asks, trees, chains)
         base = self._width + sum([ask.ahead for ask in asks])
         size = sum([len(tree) for tree in trees])
         if not any(self._states[ask.request_id].probe for ask in asks):
@@ -237,10 +247,8 @@ class AutoController:
             if node.parent in kept:
                 if node.by_lookup:
                     self.by_lookup.learn(request_id, node.depth, node.lookup, i in kept)
-                if node.by_model:
-                    self.by_model.learn(request_id, node.depth, None, i in kept)
-                    if node.model is not None:
-                        self.by_model.learn(request_id, node.depth, node.model, i in kept)
+                if node.drawn and self.drawing is not None:
+                    self.drawing.accepted.learn(request_id, node.drawn, node.model, i in kept)
 
     def _greet(self, request_id: str, lookup: Lookup) -> None:
         """A long match after short ones: the text has changed character, and old misses count no more."""
@@ -264,105 +272,31 @@ class AutoController:
             depths.append(depth)
         return chances, paths
 
-    def _plan_model(self, asks: Sequence[Ask], choices: list[Choice], base: int, value: float) -> float:
-        """Let the draft model draw where that is worth more than `value`, the lookups' alone. Returns what
-        it is worth, in tokens over plain decoding."""
-        assert self.model is not None
-        drawn: list[int] = []  # who is better off with the draft model
-        hopes: list[list[float]] = []  # for each of these, the tokens expected of 0, 1, 2, … drawn ones
-        others, size, behind, usual, left = 0.0, 0, 0, 0, HORIZON * 8
-        for a, (ask, choice) in enumerate(zip(asks, choices, strict=True)):
-            looked = sum([choice.paths[i] for i in choice.nodes])
-            if ask.behind is not None and ask.room > 0 and (hoped := self._hoped(ask))[-1] > looked:
-                drawn.append(a)
-                hopes.append(hoped)
-                behind += ask.behind
-                usual += min(ask.behind, 2)
-                left = min(left, self._states[ask.request_id].left)
-            else:
-                others += looked
-                size += len(choice.nodes)
-        if not drawn:
-            return 0.0
-        rate, seconds, draw = self._rate, self._curve.seconds, self.model.at(self._context).seconds
-        one, first = draw(len(drawn)), draw(usual)
-        excess = rate * max(0.0, draw(behind) - first)  # once, and paid off over the steps to come
-        spent = first - seconds(base) - one
-        best, best_gain, longest = 0.0, 0.0, 0
-        for k in range(1, self._longest + 1):
-            gained, more = others, size
-            for hoped in hopes:
-                at = k if k < len(hoped) else len(hoped) - 1
-                gained += hoped[at]
-                more += at
-            worth = gained - rate * (seconds(base + more) + spent + k * one)
-            steps = max(1.0, min(float(HORIZON), left / (1.0 + gained / len(asks))))
-            gain = worth - value - excess / steps
-            if gain > best_gain:
-                best, best_gain, longest = worth, gain, k
-        if not longest:
-            return 0.0
-        for a in drawn:
-            state = self._states[asks[a].request_id]
-            state.model_waited, state.model_wait = 0, FIRST_WAIT
-            self._let_draw(asks[a], choices[a], longest, base, len(drawn))
-        return best
-
-    def _hoped(self, ask: Ask) -> list[float]:
-        """Accepted tokens that are expected of drawing 0, 1, 2, … tokens, before any is drawn."""
-        chance, request_id = self.by_model.chance, ask.request_id
-        path, total, sums = 1.0, 0.0, [0.0]
-        for depth in range(1, min(self._longest, ask.room) + 1):
-            path *= chance(request_id, depth)
-            total += path
-            sums.append(total)
-        return sums
-
-    def _let_draw(self, ask: Ask, choice: Choice, count: int, base: int, sharers: int) -> None:
-        choice.draft = min(count, ask.room)
-        if self._confident:
-            choice.draft = min(self._longest, ask.room)
-            choice.go_on = self._stopper(ask.request_id, base, sharers)
-
-    def _stopper(self, request_id: str, base: int, sharers: int) -> GoOn:
-        """Draw on while the chance that the next token is accepted is worth its drawing and verifying."""
-        assert self.model is not None
-        rate, seconds, chance = self._rate, self._curve.seconds, self.by_model.chance
-        one = self.model.at(self._context).seconds(sharers) / sharers
-        path, depth = 1.0, 0
-
-        def go_on(confidence: float) -> bool:
-            nonlocal path, depth
-            depth += 1
-            path *= chance(request_id, depth, confidence)
-            more = (seconds(base + sharers * (depth + 1)) - seconds(base + sharers * depth)) / sharers
-            return path * chance(request_id, depth + 1) > rate * (one + more)
-
-        return go_on
-
     def _probe(self, asks: Sequence[Ask], choices: list[Choice], base: int, value: float) -> None:
         """Spend some of the allowance on finding out: what a plain pass costs now, or how a drafter that is
         off would do."""
         seconds, allowance = self._curve.seconds, self.allowance
-        size = sum([choice.draft or len(choice.nodes) for choice in choices])
+        size = sum([max(choice.draft, len(choice.nodes)) for choice in choices])
         if size and self._curve.doubt(base + size) > UNSURE and allowance.take(value / self._rate):
             for choice in choices:
-                choice.nodes, choice.draft = [], 0
+                choice.nodes, choice.draft, choice.after = [], 0, -1
             return
         more = seconds(base + size + 1) - seconds(base + size)
         for ask, choice in zip(asks, choices, strict=True):
             state = self._states[ask.request_id]
             if choice.nodes:
                 state.lookup_waited, state.lookup_wait = 0, FIRST_WAIT
+            if choice.draft:
+                state.model_waited, state.model_wait = 0, FIRST_WAIT
             if choice.nodes or choice.draft or not ask.room:
                 continue
             if choice.paths and state.lookup_waited >= state.lookup_wait and allowance.take(more):
                 state.probe, choice.nodes = more, [0]
                 state.lookup_waited, state.lookup_wait = 0, min(LAST_WAIT, 2 * state.lookup_wait)
                 return
-            if self.model is None or ask.behind is None or state.model_waited < state.model_wait:
+            if self.drawing is None or ask.behind is None or state.model_waited < state.model_wait:
                 continue
-            price = more + self.model.at(self._context).seconds(ask.behind)
+            price = more + self.drawing.draw(ask.behind)
             if allowance.take(price):
                 state.probe, choice.draft = price, 1
                 state.model_waited, state.model_wait = 0, min(LAST_WAIT, 2 * state.model_wait)
@@ -377,36 +311,18 @@ class AutoController:
         if state.idle >= IDLE_STEPS and self._looking > TOO_DEAR * self._plain:
             state.sleep = min(LONGEST_SLEEP, 1 << min(10, state.idle - IDLE_STEPS))
 
-    def _learn_drawing(
-        self, asks: Sequence[Ask], choices: Sequence[Choice], chains: Sequence[Chain | None], seconds: float
-    ) -> float:
-        """Returns the seconds that the draft model's passes should have taken, catching up left out."""
-        assert self.model is not None
-        draw = self.model.at(self._context).seconds
-        drawn = [
-            (ask, choice, chain) for ask, choice, chain in zip(asks, choices, chains, strict=True) if chain
-        ]
-        fed = sum([ask.behind or 1 for ask, _, _ in drawn])
-        later = 0.0
-        for k in range(1, max([len(chain.tokens) for _, _, chain in drawn], default=1)):
-            later += draw(sum([len(chain.tokens) > k for _, _, chain in drawn]))
-        self.model.at(self._context).observe_total(draw(fed) + later, seconds)
-        return later + draw(min(fed, 2 * len(drawn)))
-
-    def _grow(self, ask: Ask, choice: Choice, chain: Chain) -> list[Node]:
-        chance = self.by_model.chance
-        hopes = [
-            chance(ask.request_id, depth, confidence)
-            for depth, confidence in enumerate(chain.confidence, start=1)
-        ]
-        lookup = None if chain.stated else ask.lookup
-        return merge(lookup, choice.chances, chain, hopes)
-
     def _cut(
-        self, asks: Sequence[Ask], trees: list[list[Node]], chains: Sequence[Chain | None]
+        self,
+        drawing: Drawing,
+        asks: Sequence[Ask],
+        trees: list[list[Node]],
+        chains: Sequence[Chain | None],
     ) -> list[list[Node]]:
-        """Keep the nodes that pay, and whatever comes with stated distributions."""
-        fixed = [chain is not None and chain.stated for chain in chains]
+        """Keep the nodes that pay, whatever comes with stated distributions, and probes."""
+        fixed = [
+            (chain is not None and chain.stated) or self._states[ask.request_id].probe > 0.0
+            for ask, chain in zip(asks, chains, strict=True)
+        ]
         base = self._width + sum([ask.ahead for ask in asks])
         base += sum([len(tree) for tree, all_of_it in zip(trees, fixed, strict=True) if all_of_it])
         order = sorted(
@@ -417,21 +333,9 @@ class AutoController:
         for _, t, i in sorted(order[:count], key=lambda node: node[1:]):
             if len(kept[t]) < asks[t].room:
                 kept[t].append(i)
-        return [
-            tree if all_of_it else subtree(tree, nodes)
-            for tree, nodes, all_of_it in zip(trees, kept, fixed, strict=True)
-        ]
-
-
-def _chosen(lookup: Lookup | None, choice: Choice) -> list[Node]:
-    """The chosen part of a lookup's tree."""
-    if lookup is None or not choice.nodes:
-        return []
-    number = {-1: -1}
-    out: list[Node] = []
-    for i in choice.nodes:
-        parent = number[lookup.parents[i]]
-        depth = 1 if parent < 0 else out[parent].depth + 1
-        number[i] = len(out)
-        out.append(Node(lookup.tokens[i], parent, depth, choice.paths[i], True, False, lookup.confidence[i]))
-    return out
+        out = []
+        for ask, tree, nodes, all_of_it in zip(asks, trees, kept, fixed, strict=True):
+            if not all_of_it:
+                drawing.suppose(ask.request_id, tree, nodes)
+            out.append(tree if all_of_it else subtree(tree, nodes))
+        return out

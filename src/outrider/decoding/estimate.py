@@ -17,7 +17,7 @@ LAST_STAGE = 4
 BIN_WEIGHT = 4.0  # tokens that a bin's own centre counts for
 CELL_WEIGHT = 8.0  # tokens that a bin counts for in each of its stages
 START_WEIGHT = 2.0  # tokens that the start value counts for, where there is no confidence
-REQUEST_WEIGHT = 4.0  # tokens, of each outcome, that "as in other requests" counts for
+REQUEST_WEIGHT = 8.0  # tokens, of each outcome, that "as in other requests" counts for
 SHARED_MEMORY = 0.998  # what is left of a count, of all requests, after one more token
 REQUEST_MEMORY = 0.95
 MOST = 0.995
@@ -26,6 +26,32 @@ MOST = 0.995
 def stage_of(depth: int) -> int:
     """Which group of draft depths (1 = child of the anchor): 1, 2, 3 and 4, 5 to 8, further."""
     return STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE
+
+
+class _Requests:
+    """How each request compares with all of them: a factor on the odds of a chance."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}  # decayed: got, expected, tried
+        self._odds: dict[str, float] = {}
+
+    def adjust(self, request_id: str, chance: float) -> float:
+        odds = self._odds.get(request_id)
+        return chance if odds is None else min(MOST, chance * odds / (1.0 - chance + chance * odds))
+
+    def learn(self, request_id: str, expected: float, got: float) -> None:
+        sums = self._sums.get(request_id)
+        if sums is None:
+            sums = self._sums[request_id] = [0.0, 0.0, 0.0]
+        sums[0] = got = REQUEST_MEMORY * sums[0] + got
+        sums[1] = hoped = REQUEST_MEMORY * sums[1] + expected
+        sums[2] = tried = REQUEST_MEMORY * sums[2] + 1.0
+        k = REQUEST_WEIGHT
+        self._odds[request_id] = (got + k) * (tried - hoped + k) / ((tried - got + k) * (hoped + k))
+
+    def forget(self, request_id: str) -> None:
+        self._sums.pop(request_id, None)
+        self._odds.pop(request_id, None)
 
 
 class Acceptance:
@@ -42,59 +68,53 @@ class Acceptance:
         self._cells = [[[0.0, 0.0] for _ in range(LAST_STAGE + 1)] for _ in CENTRES]
         self._stages = [[0.0, 0.0] for _ in range(LAST_STAGE + 1)]
         self._all = [0.0, 0.0]
-        # By request: decayed accepted, expected and tried.
-        self._requests: dict[str, list[float]] = {}
-        self._odds: dict[str, float] = {}
+        self._by_confidence, self._by_depth = _Requests(), _Requests()
 
     def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
         """The chance of acceptance of a node at `depth`, 0 < chance <= MOST."""
-        shared = self._shared(depth, confidence)
-        odds = self._odds.get(request_id)
-        return shared if odds is None else min(MOST, shared * odds / (1.0 - shared + shared * odds))
+        if confidence is None:
+            return self._by_depth.adjust(request_id, self._at_depth(depth))
+        return self._by_confidence.adjust(request_id, self._calibrated(depth, confidence))
 
     def learn(self, request_id: str, depth: int, confidence: float | None, accepted: bool) -> None:
         """A node was tried: its parent was accepted, and it was or was not."""
-        expected = self._shared(depth, confidence)
-        stage = stage_of(depth)
-        counts = [self._all, self._stages[stage]]
         if confidence is not None:
             which = bisect_right(EDGES, confidence)
-            counts += [self._bins[which], self._cells[which][stage]]
-        for count in counts:
-            count[0] = SHARED_MEMORY * count[0] + accepted
-            count[1] = SHARED_MEMORY * count[1] + 1.0
-        mine = self._requests.setdefault(request_id, [0.0, 0.0, 0.0])
-        mine[0] = REQUEST_MEMORY * mine[0] + accepted
-        mine[1] = REQUEST_MEMORY * mine[1] + expected
-        mine[2] = REQUEST_MEMORY * mine[2] + 1.0
-        got, hoped, tried = mine
-        k = REQUEST_WEIGHT
-        self._odds[request_id] = (got + k) * (tried - hoped + k) / ((tried - got + k) * (hoped + k))
+            _count(self._bins[which], accepted)
+            _count(self._cells[which][stage_of(depth)], accepted)
+            # Expected by what is known now, this token counted: a first request sets the standard.
+            expected = self._calibrated(depth, confidence)
+            self._by_confidence.learn(request_id, expected, float(accepted))
+        self.suppose(request_id, depth, float(accepted))
+
+    def suppose(self, request_id: str, depth: int, chance: float) -> None:
+        """A node was drafted but not tried; by its confidence it would have been accepted with `chance`."""
+        _count(self._all, chance)
+        _count(self._stages[stage_of(depth)], chance)
+        self._by_depth.learn(request_id, self._at_depth(depth), chance)
 
     def forget(self, request_id: str) -> None:
         """The request has ended, or its text has changed character: it is like any other again."""
-        self._requests.pop(request_id, None)
-        self._odds.pop(request_id, None)
-
-    def tried(self, request_id: str) -> float:
-        """How many of the request's latest tokens its chances rest on, older ones counting less."""
-        mine = self._requests.get(request_id)
-        return 0.0 if mine is None else mine[2]
+        self._by_confidence.forget(request_id)
+        self._by_depth.forget(request_id)
 
     @property
     def mean(self) -> float:
         """The chance of a node, over everything that was tried lately."""
         return (self._all[0] + START_WEIGHT * self.start) / (self._all[1] + START_WEIGHT)
 
-    def _shared(self, depth: int, confidence: float | None) -> float:
-        stage = STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE
-        if confidence is None:
-            got, tried = self._all
-            above = (got + START_WEIGHT * self.start) / (tried + START_WEIGHT)
-            got, tried = self._stages[stage]
-        else:
-            which = bisect_right(EDGES, confidence)
-            got, tried = self._bins[which]
-            above = (got + BIN_WEIGHT * CENTRES[which]) / (tried + BIN_WEIGHT)
-            got, tried = self._cells[which][stage]
+    def _at_depth(self, depth: int) -> float:
+        got, tried = self._stages[STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE]
+        return min(MOST, (got + CELL_WEIGHT * self.mean) / (tried + CELL_WEIGHT))
+
+    def _calibrated(self, depth: int, confidence: float) -> float:
+        which = bisect_right(EDGES, confidence)
+        got, tried = self._bins[which]
+        above = (got + BIN_WEIGHT * CENTRES[which]) / (tried + BIN_WEIGHT)
+        got, tried = self._cells[which][STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE]
         return min(MOST, (got + CELL_WEIGHT * above) / (tried + CELL_WEIGHT))
+
+
+def _count(count: list[float], got: float) -> None:
+    count[0] = SHARED_MEMORY * count[0] + got
+    count[1] = SHARED_MEMORY * count[1] + 1.0

@@ -86,9 +86,10 @@ class Chain:
 class Node:
     """A node of the tree that is to be verified.
 
-    depth:   1 = child of the anchor.
-    path:    chance of the whole path.
-    lookup, model: the confidence of the drafter that proposed it, and whether it did. A node may be both's.
+    depth: 1 = child of the anchor.
+    path:  chance of the whole path.
+    by_lookup, lookup: whether the lookup drafter proposed it, and with what confidence.
+    drawn, model:      the same of the draft model; `drawn` is 1 for the first that it drew, 0 for none.
     """
 
     token: int
@@ -96,8 +97,8 @@ class Node:
     depth: int
     path: float
     by_lookup: bool = False
-    by_model: bool = False
     lookup: float | None = None
+    drawn: int = 0
     model: float | None = None
 
 
@@ -158,8 +159,9 @@ def merge(
             node = Node(token, above, depth, chances[i], by_lookup=True, lookup=lookup.confidence[i])
             nodes.append(node)
     at = place[after] if after >= 0 else -1
-    for token, confidence, chance in zip(chain.tokens, chain.confidence, chain_chances, strict=True):
-        siblings = [node for node in nodes if node.parent == at and not node.by_model]
+    drawn = zip(chain.tokens, chain.confidence, chain_chances, strict=True)
+    for rank, (token, confidence, chance) in enumerate(drawn, start=1):
+        siblings = [node for node in nodes if node.parent == at and not node.drawn]
         own = children.get((at, token))
         if own is not None:
             node = nodes[own]
@@ -174,7 +176,7 @@ def merge(
         for sibling in siblings:
             if sibling is not node:
                 sibling.path = contested(sibling.path, chance)
-        node.by_model, node.model = True, confidence
+        node.drawn, node.model = rank, confidence
         at = own
     for node in nodes:  # so far the chances given the parent
         if node.parent >= 0:
@@ -192,3 +194,26 @@ def subtree(nodes: Sequence[Node], kept: Sequence[int]) -> list[Node]:
         node.parent = number[node.parent]
         out.append(node)
     return out
+
+
+def chosen(lookup: Lookup | None, choice: Choice) -> list[Node]:
+    """The chosen part of a lookup's tree."""
+    if lookup is None or not choice.nodes:
+        return []
+    number = {-1: -1}
+    out: list[Node] = []
+    for i in choice.nodes:
+        parent = number[lookup.parents[i]]
+        depth = 1 if parent < 0 else out[parent].depth + 1
+        number[i] = len(out)
+        out.append(Node(lookup.tokens[i], parent, depth, choice.paths[i], True, lookup.confidence[i]))
+    return out
+
+
+def path_to(lookup: Lookup, node: int) -> list[int]:
+    """The tokens of a lookup from the anchor's child to `node`; none for -1."""
+    tokens: list[int] = []
+    while node >= 0:
+        tokens.append(lookup.tokens[node])
+        node = lookup.parents[node]
+    return tokens[::-1]

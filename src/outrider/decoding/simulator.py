@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.decoding.controller import Room
-from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, merge, subtree
+from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, merge, path_to, subtree
 from outrider.decoding.types import StepRecord
 
 
@@ -30,6 +30,8 @@ class Policy(Protocol):
     def observe(self, request_id: str, accepted: Sequence[int]) -> None: ...
 
     def record(self, request_id: str, step: StepRecord) -> None: ...
+
+    def looked(self, seconds: float) -> None: ...
 
     def release(self, request_id: str) -> None: ...
 
@@ -83,6 +85,7 @@ class _Sequence:
     trace: Trace
     at: int = 0
     checked: int = 0  # of prompt and text, tokens in the draft model's cache
+    fed: list[int] | None = None  # tokens behind the text that it was fed in this step, if it was used
 
     @property
     def left(self) -> int:
@@ -93,20 +96,35 @@ class _Sequence:
         lookup = None if trace.lookups is None else trace.lookups[self.at]
         return Ask(self.name, room, size, lookup, None if trace.model is None else size - self.checked)
 
-    def draw(self, choice: Choice) -> Chain:
-        """What the draft model draws: once it is wrong, tokens that are wrong too."""
-        assert self.trace.model is not None
+    def draw(self, ask: Ask, choice: Choice) -> Chain:
+        """What the draft model draws: behind something wrong, tokens that are wrong too."""
+        trace = self.trace
+        assert trace.model is not None
+        ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
+        right = ahead == list(trace.truth[self.at : self.at + len(ahead)])
         chain = Chain([], [])
-        right = True
-        for at in range(self.at, min(self.at + choice.draft, len(self.trace.truth))):
-            token = self.trace.model[at] if right else -1
-            right = right and token == self.trace.truth[at]
-            confidence = None if self.trace.confidence is None else self.trace.confidence[at]
+        start = self.at + len(ahead)
+        for at in range(start, min(start + choice.draft, len(trace.truth))):
+            token = trace.model[at] if right else -1
+            right = right and token == trace.truth[at]
+            confidence = None if trace.confidence is None else trace.confidence[at]
             chain.tokens.append(token)
             chain.confidence.append(confidence)
             if choice.go_on is not None and confidence is not None and not choice.go_on(confidence):
                 break
+        self.fed = [*ahead, *chain.tokens[:-1]]  # the last one drawn was not fed
         return chain
+
+    def advance(self, count: int) -> None:
+        """`count` tokens of the text were emitted; the draft model's cache keeps what was right in it."""
+        if self.fed is not None:
+            self.checked = self.trace.prompt + self.at
+            for token, wanted in zip(self.fed, self.trace.truth[self.at : self.at + count - 1], strict=False):
+                if token != wanted:
+                    break
+                self.checked += 1
+            self.fed = None
+        self.at += count
 
     def accepted(self, tree: Sequence[Node]) -> list[int]:
         """The nodes that the text goes along."""
@@ -146,29 +164,29 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
     asked = [(seq, seq.ask(budget)) for seq, budget in zip(live, budgets, strict=True) if budget > 0]
     trees: dict[str, list[Node]] = {}
     drafting = world.looking if asked else 0.0
-    drew: dict[str, int] = {}
     if asked:
         asks = [ask for _, ask in asked]
         choices = policy.plan(asks)
-        chains = [seq.draw(c) if c.draft else None for (seq, _), c in zip(asked, choices, strict=True)]
-        fed = sum(ask.behind or 0 for ask, chain in zip(asks, chains, strict=True) if chain)
+        chains = [seq.draw(ask, c) if c.draft else None for (seq, ask), c in zip(asked, choices, strict=True)]
+        fed = sum(
+            (ask.behind or 0) + len(seq.fed or ()) + 1 - len(chain.tokens)
+            for (seq, ask), chain in zip(asked, chains, strict=True)
+            if chain
+        )
         drawing = world.draft(fed) if fed else 0.0
         for k in range(1, max((len(chain.tokens) for chain in chains if chain), default=0)):
             drawing += world.draft(sum(len(chain.tokens) > k for chain in chains if chain))
         drafting += drawing
         found = policy.finish(asks, choices, chains, drawing)
+        policy.looked(world.looking)
         trees = {ask.request_id: tree for ask, tree in zip(asks, found, strict=True)}
-        drew = {ask.request_id: len(chain.tokens) for ask, chain in zip(asks, chains, strict=True) if chain}
     size = len(live) + sum(map(len, trees.values()))
     seconds = world.target(size, len(out.steps))
     for seq in live:
         tree = trees.get(seq.name, [])
         path = seq.accepted(tree)
         policy.observe(seq.name, path)
-        if seq.name in drew:
-            right = _leading(seq, drew[seq.name])
-            seq.checked = seq.trace.prompt + seq.at + right
-        seq.at += len(path) + 1
+        seq.advance(len(path) + 1)
         out.tokens += len(path) + 1
         share = drafting / len(asked) if seq.name in trees else 0.0
         record = StepRecord(
@@ -183,17 +201,6 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
         policy.record(seq.name, record)
     out.seconds += drafting + seconds + world.overhead
     out.steps.append((out.seconds, out.tokens, size - len(live)))
-
-
-def _leading(seq: _Sequence, drew: int) -> int:
-    """How many drawn tokens are in the draft model's cache and right; the last one drawn is not in it."""
-    assert seq.trace.model is not None
-    right = 0
-    for at in range(seq.at, min(seq.at + drew - 1, len(seq.trace.truth))):
-        if seq.trace.model[at] != seq.trace.truth[at]:
-            break
-        right += 1
-    return right
 
 
 class FixedPolicy:
@@ -232,6 +239,9 @@ class FixedPolicy:
         pass
 
     def record(self, request_id: str, step: StepRecord) -> None:
+        pass
+
+    def looked(self, seconds: float) -> None:
         pass
 
     def release(self, request_id: str) -> None:

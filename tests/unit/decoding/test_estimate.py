@@ -29,7 +29,6 @@ def test_before_anything_is_known() -> None:
     assert acceptance.chance("r", 1) == pytest.approx(0.6)
     assert acceptance.chance("r", 3, 0.85) == pytest.approx(0.85)
     assert acceptance.mean == pytest.approx(0.6)
-    assert acceptance.tried("r") == 0.0
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.3, 0.7, 0.95])
@@ -59,7 +58,6 @@ def test_a_request_of_its_own_kind() -> None:
     teach(acceptance, 0.1, 25, "odd", 1, confidence=0.8)
     assert acceptance.chance("odd", 1, 0.8) < 0.45
     assert acceptance.chance("new", 1, 0.8) > 0.7
-    assert acceptance.tried("odd") > 10
     acceptance.forget("odd")
     assert acceptance.chance("odd", 1, 0.8) == acceptance.chance("new", 1, 0.8)
 
@@ -72,6 +70,14 @@ def test_it_follows_a_change() -> None:
     assert acceptance.chance("r", 1) < 0.6, "a dozen misses after a hundred hits"
     teach(acceptance, 0.0, 60)
     assert acceptance.chance("r", 1) < 0.25
+
+
+def test_what_was_drafted_and_not_tried_counts_as_supposed() -> None:
+    acceptance = Acceptance(0.7)
+    for _ in range(30):
+        acceptance.suppose("r", 1, 0.05)
+    assert acceptance.chance("r", 1) < 0.15
+    assert acceptance.chance("r", 1, 0.85) == pytest.approx(0.85), "it says nothing about the calibration"
 
 
 def test_few_misses_at_the_start_are_enough_to_doubt() -> None:
@@ -107,4 +113,5 @@ def test_a_chance_is_a_probability_and_success_never_lowers_it(
             assert after <= min(MOST, before * 1.1)
     for request in "ab":
         acceptance.forget(request)
-    assert acceptance._requests == {} == acceptance._odds
+    for requests in (acceptance._by_confidence, acceptance._by_depth):
+        assert requests._sums == {} == requests._odds
