@@ -86,7 +86,8 @@ inline float32x4_t bytes_to_float(const uint8_t* p) {
 // One group of 32 columns and a quarter of a panel for NT tokens. Every integer here stays below 2^24, so that
 // floats hold it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
-inline void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g, const Activations& a, int t0, V16* f) {
+inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g,
+                                                     const Activations& a, int t0, float32x4_t* f) {
     const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
     const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
     int8x16_t w[8];
@@ -104,6 +105,7 @@ inline void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g, co
         first = vshrq_n_s32(vshlq_n_s32(both, 16), 16);
         second = vshrq_n_s32(both, 16);
     }
+#pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
         const int8_t* xt = x + size_t(t) * a.q_stride;
         const size_t i = at + size_t(t) * groups;
@@ -116,7 +118,7 @@ inline void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g, co
             const int32_t start = kOffset<K> == 0 ? 0 : -kOffset<K> * int32_t(a.sum[i]);
             sum = dot4(dot4(vdupq_n_s32(start), w, xt), w + 4, xt + 16);
         }
-        float32x4_t& out = f[t].v[quarter];
+        float32x4_t& out = f[4 * t + quarter];
         out = vfmaq_f32(out, scale, vmulq_n_f32(vcvtq_f32_s32(sum), a.scale[i]));
         if constexpr (kFactored<K>) out = vfmsq_n_f32(out, minimum, a.scaled[i]);
         if constexpr (kMinimum<K>) out = vfmaq_n_f32(out, minimum, a.scaled[i]);
@@ -124,17 +126,21 @@ inline void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g, co
 }
 
 template <Kind K, int NT>
-void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
+__attribute__((noinline)) void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     const uint8_t* q = m.q + size_t(p) * m.q_stride;
     const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    V16 f[NT];
-    for (int t = 0; t < NT; t++) f[t] = vset(0.0f);
+    float32x4_t f[4 * NT];
+#pragma GCC unroll 32
+    for (int i = 0; i < 4 * NT; i++) f[i] = vdupq_n_f32(0.0f);
     for (int g = 0; g < a.groups(); g++) {
+#pragma GCC unroll 4  // so that f stays in registers
         for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, g, a, t0, f);
         q += kGroupBytes<K>;
         if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
     }
-    for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, f[t]);
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; t++)
+        store_panel(out, m.rows, p, t0 + t, V16{f[4 * t], f[4 * t + 1], f[4 * t + 2], f[4 * t + 3]});
 }
 
 template <Kind K>

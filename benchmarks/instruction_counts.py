@@ -1,0 +1,100 @@
+"""How many instructions the products take for a group of 32 columns of a panel, counted in compiled code.
+
+    python benchmarks/instruction_counts.py OBJECT… [--objdump PROGRAM] [--json FILE]
+
+OBJECT is a compiled kernel file, such as build/dev/CMakeFiles/_core.dir/csrc/kernels_avx2.cpp.o; for another
+architecture's give that architecture's objdump (--json adds to what the file has). In each `panel_tile<kind, tokens>` the loop with the
+multiplications is taken, and its instructions are scaled to the multiplications that one group needs. Unlike
+time, counts do not depend on what else the machine does. A group is 16 rows x 32 columns: 512
+multiplications and additions (MACs) a token. (A tile that the compiler put into its caller is not found.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# Instruction of an integer product -> how many of them a group and token need.
+PRODUCTS = {"vpmaddubsw": 16, "vpdpbusd": 8, "sdot": 32}
+MACS = 512
+_SYMBOL = re.compile(r"^[0-9a-f]+ <.*panel_tile<\(outrider::Kind\)(\d+), (\d+)>")
+_LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
+_TARGET = re.compile(r"\b([0-9a-f]+) <")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One instruction: its address, name, and where it jumps to (or None)."""
+
+    address: int
+    name: str
+    target: int | None
+
+
+def functions(objdump: str, path: Path) -> dict[tuple[str, int], list[Line]]:
+    """The instructions of each tile, by kind and tokens."""
+    command = [objdump, "--disassemble", "--demangle", "--no-show-raw-insn", str(path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: dict[tuple[str, int], list[Line]] = {}
+    lines: list[Line] = []
+    for row in text.splitlines():
+        if row.endswith(">:"):
+            lines = []
+            if match := _SYMBOL.match(row):
+                found.setdefault((KINDS[int(match[1])], int(match[2])), lines)
+        elif match := _LINE.match(row):
+            address, name, rest = int(match[1], 16), match[2], match[3]
+            jump = _TARGET.search(rest) if name.startswith(("j", "b", "cb", "tb")) else None
+            lines.append(Line(address, name, int(jump[1], 16) if jump else None))
+    return found
+
+
+def per_group(lines: list[Line], tokens: int) -> float | None:
+    """Instructions for a group in the loop that has the products, or None when there is no such loop."""
+    best: float | None = None
+    for line in lines:
+        if line.target is None or line.target >= line.address:
+            continue
+        body = [other for other in lines if line.target <= other.address <= line.address]
+        for product, needed in PRODUCTS.items():
+            if count := sum(other.name == product for other in body):
+                whole = len(body) * needed * tokens / count
+                best = whole if best is None else min(best, whole)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("objects", nargs="+", type=Path, metavar="OBJECT")
+    parser.add_argument("--objdump", default="objdump")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result: dict[str, dict[str, dict[int, float]]] = {}
+    for path in args.objects:
+        counts = result.setdefault(path.name, {})
+        for (kind, tokens), lines in sorted(functions(args.objdump, path).items()):
+            if count := per_group(lines, tokens):
+                counts.setdefault(kind, {})[tokens] = count
+    for name, counts in result.items():
+        print(f"{name}: instructions for a group (MACs an instruction), by tokens of a tile")
+        for kind, by_tokens in counts.items():
+            print(
+                f"  {kind}", *(f"{n}: {c:.0f} ({MACS * n / c:.1f})" for n, c in by_tokens.items()), sep="  "
+            )
+    if args.json:
+        before = json.loads(args.json.read_text()) if args.json.exists() else {}
+        rounded = {
+            n: {k: {t: round(c) for t, c in by.items()} for k, by in r.items()} for n, r in result.items()
+        }
+        args.json.write_text(json.dumps({**before, **rounded}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
