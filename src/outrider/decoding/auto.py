@@ -19,7 +19,7 @@ from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, best_count,
 from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
 
-FIRST_WAIT, LAST_WAIT = 8, 512  # steps between probes of a drafter that is off; doubles
+FIRST_WAIT, LAST_WAIT = 8, 64  # steps between probes of a drafter that is off; doubles
 IDLE_STEPS = 4  # plain steps in a row before looking up is left out now and then
 LONGEST_SLEEP = 4  # steps without looking up
 TOO_DEAR = 0.003  # of a plain step: looking up in vain is worth sleeping for above this
@@ -34,7 +34,7 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *("idle", "left", "length", "nodes", "probe", "sleep"),
+        *("idle", "left", "length", "nodes", "probe", "probes", "sleep"),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
 
@@ -42,6 +42,7 @@ class _State:
         self.nodes: list[Node] = []  # as drafted in this step
         self.left = 0  # tokens that may still be drafted until the output ends
         self.probe = 0.0  # seconds taken from the allowance for this step
+        self.probes = 0  # of the draft model so far
         self.length = 0  # of the last lookup's match
         self.idle = 0  # steps in a row that drafted nothing
         self.sleep = 0  # steps left without looking up
@@ -299,7 +300,9 @@ class AutoController:
             price = more + self.drawing.draw(ask.behind)
             if allowance.take(price):
                 state.probe, choice.draft = price, 1
-                state.model_waited, state.model_wait = 0, min(LAST_WAIT, 2 * state.model_wait)
+                state.probes += 1
+                if state.probes % 2 == 0:  # in pairs: once caught up, the second is nearly free
+                    state.model_waited, state.model_wait = 0, min(LAST_WAIT, 2 * state.model_wait)
                 return
 
     def _rest(self, state: _State, choice: Choice) -> None:

@@ -1,12 +1,14 @@
 """How likely a drafter's next token is to be accepted, learned as the drafts are verified.
 
 A drafter's own confidence is sorted into bins and calibrated by what came of it (a histogram calibration,
-Zadrozny and Elkan 2001, with Beta posteriors), all requests together; how much better or worse a drafter does
-in one request than expected is a factor on the odds, learned from its latest tokens.
+Zadrozny and Elkan 2001, with Beta posteriors), all requests together; a bin of which little is known is taken
+at its word as far as confidence has foretold better than the mean. How much better or worse a drafter does in
+one request than expected is a factor on the odds, learned from its latest tokens.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)  # of confidence, between bins
@@ -20,6 +22,7 @@ START_WEIGHT = 2.0  # tokens that the start value counts for, where there is no 
 REQUEST_WEIGHT = 8.0  # tokens, of each outcome, that "as in other requests" counts for
 SHARED_MEMORY = 0.998  # what is left of a count, of all requests, after one more token
 REQUEST_MEMORY = 0.95
+SUSPICION = 3.0  # how fast a confidence that foretells nothing loses its weight
 MOST = 0.995
 
 
@@ -68,6 +71,8 @@ class Acceptance:
         self._cells = [[[0.0, 0.0] for _ in range(LAST_STAGE + 1)] for _ in CENTRES]
         self._stages = [[0.0, 0.0] for _ in range(LAST_STAGE + 1)]
         self._all = [0.0, 0.0]
+        self._tested = [0.0, 0.0]  # of those with a confidence, without what was only supposed
+        self._vanity = 0.0  # decayed: how much worse confidence has foretold than the mean, squared errors
         self._by_confidence, self._by_depth = _Requests(), _Requests()
 
     def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
@@ -80,6 +85,10 @@ class Acceptance:
         """A node was tried: its parent was accepted, and it was or was not."""
         if confidence is not None:
             which = bisect_right(EDGES, confidence)
+            got = float(accepted)
+            worse = (CENTRES[which] - got) ** 2 - (self._tested_mean - got) ** 2
+            self._vanity = SHARED_MEMORY * self._vanity + worse
+            _count(self._tested, accepted)
             _count(self._bins[which], accepted)
             _count(self._cells[which][stage_of(depth)], accepted)
             # Expected by what is known now, this token counted: a first request sets the standard.
@@ -103,14 +112,20 @@ class Acceptance:
         """The chance of a node, over everything that was tried lately."""
         return (self._all[0] + START_WEIGHT * self.start) / (self._all[1] + START_WEIGHT)
 
+    @property
+    def _tested_mean(self) -> float:
+        return (self._tested[0] + START_WEIGHT * self.start) / (self._tested[1] + START_WEIGHT)
+
     def _at_depth(self, depth: int) -> float:
         got, tried = self._stages[STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE]
         return min(MOST, (got + CELL_WEIGHT * self.mean) / (tried + CELL_WEIGHT))
 
     def _calibrated(self, depth: int, confidence: float) -> float:
         which = bisect_right(EDGES, confidence)
+        trust = 1.0 / (1.0 + math.exp(min(50.0, SUSPICION * self._vanity - 1.0)))
+        centre = trust * CENTRES[which] + (1.0 - trust) * self._tested_mean
         got, tried = self._bins[which]
-        above = (got + BIN_WEIGHT * CENTRES[which]) / (tried + BIN_WEIGHT)
+        above = (got + BIN_WEIGHT * centre) / (tried + BIN_WEIGHT)
         got, tried = self._cells[which][STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE]
         return min(MOST, (got + CELL_WEIGHT * above) / (tried + CELL_WEIGHT))
 
