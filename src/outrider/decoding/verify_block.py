@@ -50,7 +50,7 @@ class BlockVerifier:
             drawn_from, token = draft.distribution(i), int(draft.tokens[i])
             surplus = float(excess(target, drawn_from, weight).sum())
             # Without a surplus there is nothing to recover from: then h is 0, or 0 / 0 and of no account.
-            share = surplus / (surplus + 1.0 - weight) if surplus > 0.0 else 0.0
+            share = surplus / (surplus + (1.0 - weight)) if surplus > 0.0 else 0.0
             if i == 0 or chance.accepts(share, i - 1):
                 kept, left = i, residual(target, drawn_from, weight)
             weight = min(weight * ratio(target, drawn_from, token), 1.0)

@@ -92,6 +92,19 @@ def test_after_a_tree_too(name: str, world: World) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=30, deadline=None)
+@given(world=worlds(depth=2), data=st.data())
+def test_a_draft_that_differs_by_rounding_only_is_no_trouble(
+    rule: Rule, world: World, data: st.DataObject
+) -> None:
+    steps = st.lists(st.integers(-3, 3), min_size=3, max_size=3)
+    draft = {path: row * (1.0 + np.array(data.draw(steps)) * 2.0**-53) for path, row in world.target.items()}
+    near = World(3, 2, world.target, draft)
+    assert error(near, chain(2), rule) < 1e-12
+    assert accepted(near, chain(2), rule) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=8, deadline=None)
 @given(world=worlds(depth=2))
 def test_where_the_target_has_nothing_to_say_the_step_ends(rule: Rule, world: World) -> None:
