@@ -3,10 +3,11 @@
     python benchmarks/instruction_counts.py OBJECT… [--objdump PROGRAM] [--json FILE]
 
 OBJECT is a compiled kernel file, such as build/dev/CMakeFiles/_core.dir/csrc/kernels_avx2.cpp.o; for another
-architecture's give that architecture's objdump (--json adds to what the file has). In each `panel_tile<kind, tokens>` the loop with the
-multiplications is taken, and its instructions are scaled to the multiplications that one group needs. Unlike
-time, counts do not depend on what else the machine does. A group is 16 rows x 32 columns: 512
-multiplications and additions (MACs) a token. (A tile that the compiler put into its caller is not found.)
+architecture's give that architecture's objdump (--json adds to what the file has). In each
+`panel_tile<kind, tokens>` the loop with the multiplications is taken, and its instructions are scaled to the
+multiplications that one group needs. Unlike time, counts do not depend on what else the machine does. A group
+is 16 rows x 32 columns: 512 multiplications and additions (MACs) a token. (A tile that the compiler put into
+its caller is not found.)
 """
 
 from __future__ import annotations
