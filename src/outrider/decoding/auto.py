@@ -1,0 +1,344 @@
+"""The controller that is never slower: it drafts what pays, as far as it pays, and knows why.
+
+A step that verifies a tree costs T(1 + n) instead of T(1), and what drafting costs. It gives the tokens that
+are accepted. Time is worth `rate` tokens per second, what decoding reaches at the moment, so a further node
+is verified, and a further token drafted, while its chance of acceptance exceeds `rate` times its own price:
+the rule that maximises tokens per second over many steps of different kinds (Dinkelbach 1967).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.decoding.allowance import Allowance
+from outrider.decoding.controller import Room
+from outrider.decoding.costs import CostModel
+from outrider.decoding.drawing import Drawing, Prices
+from outrider.decoding.estimate import Acceptance
+from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, best_count, chosen, subtree
+from outrider.decoding.report import Report
+from outrider.decoding.types import StepRecord
+
+FIRST_WAIT, LAST_WAIT = 8, 64  # steps between probes of a drafter that is off; doubles
+IDLE_STEPS = 4  # plain steps in a row before looking up is left out now and then
+LONGEST_SLEEP = 4  # steps without looking up
+TOO_DEAR = 0.003  # of a plain step: looking up in vain is worth sleeping for above this
+UNSURE = 0.10  # deviation of log(T(n) / T(1)) at which a plain step is worth its price
+LOOKUP_START = 0.3  # what is expected of a lookup before anything is known
+FADE = 0.95  # of the evidence for the rate, per step
+NEW_TEXT = 12  # a match this long, after one of a third, is a change of character
+SMOOTH = 0.05  # of a new value in a running mean
+
+
+class _State:
+    """One request."""
+
+    __slots__ = (
+        *("idle", "left", "length", "nodes", "probe", "probes", "sleep"),
+        *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
+    )
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []  # as drafted in this step
+        self.left = 0  # tokens that may still be drafted until the output ends
+        self.probe = 0.0  # seconds taken from the allowance for this step
+        self.probes = 0  # of the draft model so far
+        self.length = 0  # of the last lookup's match
+        self.idle = 0  # steps in a row that drafted nothing
+        self.sleep = 0  # steps left without looking up
+        self.lookup_waited = self.model_waited = 0  # steps since the drafter was last tried
+        self.lookup_wait = self.model_wait = FIRST_WAIT  # steps until it may be probed
+
+
+class AutoController:
+    """Chooses drafter and tree for each request of each step; a `MixedDrafter` carries it out.
+
+    target:    what a pass of the target costs; None starts from a guess.
+    model:     what a pass of the draft model costs, or None without one.
+    most:      nodes that one request may have in a step.
+    longest:   tokens that the draft model may draw in a step.
+    start:     what is expected of the draft model before anything is known, 0..1.
+    confident: whether the draft model says how confident it is, so that it can stop early.
+    tree:      whether drafts may branch; else it is the lookup's chain or the draft model's.
+    names:     of the lookup drafter and of the draft model, for reports.
+    Deterministic: what it does follows from its arguments and the numbers it is told.
+    """
+
+    def __init__(
+        self,
+        target: CostModel | None = None,
+        model: CostModel | None = None,
+        *,
+        most: int = 16,
+        longest: int = 8,
+        start: float = 0.7,
+        confident: bool = True,
+        tree: bool = True,
+        names: tuple[str, str] = ("suffix", "draft_model"),
+    ) -> None:
+        self.target = CostModel() if target is None else target
+        self.drawing = (
+            None if model is None else Drawing(model, longest=longest, start=start, confident=confident)
+        )
+        self.by_lookup = Acceptance(LOOKUP_START)
+        self.allowance = Allowance()
+        self.report = Report()
+        self.names = names
+        self._most, self._tree = most, tree
+        self._states: dict[str, _State] = {}
+        self._width = 1  # sequences in the pass
+        self._context = 0  # their mean length
+        self._batch: list[StepRecord] = []  # records of the pass so far
+        self._curve = self.target.at(0)  # what passes cost at the length of the texts at hand
+        self._plain = self._curve.seconds(1)  # seconds of a plain step
+        self._rate = 1.0 / self._plain  # tokens per second that time is worth
+        self._overhead = 0.0  # seconds of a step beside passes and sampling
+        self._looking = 0.0  # seconds of one step's looking up and planning
+        self._worth = self._paid = 1.0  # plain seconds of what steps emit, and their own; fading
+
+    # --- Controller ------------------------------------------------------------------------------
+
+    def choose(self, batch: Sequence[Room]) -> list[int]:
+        """Most nodes for each request; 0 where not even looking up is worth its time."""
+        self._width = width = max(1, len(batch))
+        self._context = sum([room.context for room in batch]) // width
+        self._batch.clear()
+        self._curve = self.target.at(self._context)
+        self._plain = self._curve.seconds(width) + self._overhead
+        # What decoding reaches now, at least plainly.
+        self._rate = max(1.0, self._worth / self._paid) * width / self._plain
+        if self.drawing is not None:
+            self.drawing.at(self._context)
+        budgets = []
+        for room in batch:
+            state = self._states.get(room.request_id)
+            if state is None:
+                state = self._states[room.request_id] = _State()
+            state.nodes = []
+            state.left = room.tokens
+            state.lookup_waited += 1
+            state.model_waited += 1
+            if state.sleep and not room.constrained:
+                state.sleep -= 1
+                budgets.append(0)
+            else:
+                budgets.append(min(room.tokens, self._most))
+        if not any(budgets):
+            self._settle_rate(width, self._curve.seconds(width))
+        return budgets
+
+    def record(self, request_id: str, step: StepRecord) -> None:
+        """What a step cost and gave. A pass is learned from when all its sequences have reported."""
+        state = self._states.get(request_id)
+        if state is not None and state.probe:
+            self.allowance.give_back(min(state.probe, (step.accepted - step.forced) / self._rate))
+            state.probe = 0.0
+        sampling = step.sampling_seconds / (step.accepted + 1)
+        self.report.add(request_id, step, step.emitted * (self._plain / self._width + sampling))
+        self.allowance.pass_time(step.draft_seconds + step.verify_seconds + step.other_seconds)
+        self._batch.append(step)
+        if len(self._batch) == self._width:
+            self._learn_pass()
+
+    def explain(self, request_id: str) -> str:
+        """Which drafter ran how often, why, and what it gave."""
+        return self.report.explain(request_id, self._why_off())
+
+    def release(self, request_id: str) -> None:
+        self._states.pop(request_id, None)
+        self.by_lookup.forget(request_id)
+        if self.drawing is not None:
+            self.drawing.accepted.forget(request_id)
+        self.report.release(request_id)
+
+    # --- What a step is worth ---------------------------------------------------------------------
+
+    def _settle_rate(self, expected: float, seconds: float) -> None:
+        """A step is expected to emit so many tokens in so many seconds."""
+        self._worth = FADE * self._worth + expected * self._plain / self._width
+        self._paid = FADE * self._paid + seconds + self._overhead
+
+    def _learn_pass(self) -> None:
+        batch = self._batch
+        seconds = sum([step.verify_seconds for step in batch])
+        self.target.observe(self._context, sum([1 + step.drafted for step in batch]), seconds)
+        other = sum([step.other_seconds - step.sampling_seconds for step in batch])
+        self._overhead += SMOOTH * (min(other, seconds) - self._overhead)
+
+    def _why_off(self) -> str:
+        """At what chance a first token would pay, and what the chances are."""
+        rate = self._width / self._plain
+        more = self._curve.seconds(self._width + 1) - self._curve.seconds(self._width)
+        lookup, model = self.names
+        parts = [
+            f"a token of {lookup} pays from a chance of {rate * more:.0%}, and the mean chance is "
+            f"{self.by_lookup.mean:.0%}"
+        ]
+        if self.drawing is not None:
+            need = rate * (more + self.drawing.draw(1))
+            parts.append(f"one of {model} from {need:.0%}, and it is {self.drawing.accepted.mean:.0%}")
+        return "; ".join(parts)
+
+    # --- The step, for the drafter that carries it out --------------------------------------------
+
+    def looked(self, seconds: float) -> None:
+        """How long looking up and planning took in this step."""
+        self._looking += SMOOTH * (seconds - self._looking)
+
+    def plan(self, asks: Sequence[Ask]) -> list[Choice]:
+        """What to draft for each request."""
+        rate, seconds = self._rate, self._curve.seconds
+        base = self._width + sum([ask.ahead for ask in asks])
+        choices = [Choice() for _ in asks]
+        offers: list[tuple[float, int, int]] = []
+        for a, ask in enumerate(asks):
+            if ask.lookup is not None and ask.lookup.tokens:
+                self._greet(ask.request_id, ask.lookup)
+                choices[a].chances, choices[a].paths = self._calibrated(ask, ask.lookup)
+                offers += [(-path, a, i) for i, path in enumerate(choices[a].paths)]
+        offers.sort()
+        count, value = best_count([-offer[0] for offer in offers], base, rate, seconds)
+        for _, a, i in sorted(offers[:count], key=lambda offer: offer[1:]):
+            choices[a].nodes.append(i)
+        if self.drawing is not None:
+            left = {ask.request_id: self._states[ask.request_id].left for ask in asks}
+            value = self.drawing.plan(asks, choices, base, value, Prices(seconds, rate, left))
+        self._probe(asks, choices, base, value)
+        for ask, choice in zip(asks, choices, strict=True):
+            self._rest(self._states[ask.request_id], choice)
+        return choices
+
+    def finish(
+        self,
+        asks: Sequence[Ask],
+        choices: Sequence[Choice],
+        chains: Sequence[Chain | None],
+        seconds: float = 0.0,
+    ) -> list[list[Node]]:
+        """The trees to verify, after the draft model has drawn `chains` in `seconds`."""
+        drawn = 0.0
+        if self.drawing is None or not any(chain is not None for chain in chains):
+            trees = [chosen(ask.lookup, choice) for ask, choice in zip(asks, choices, strict=True)]
+        else:
+            drawn = self.drawing.learn(asks, choices, chains, seconds, self._context)
+            trees = [
+                chosen(ask.lookup, choice)
+                if chain is None
+                else self.drawing.grow(ask, choice, chain, tree=self._tree)
+                for ask, choice, chain in zip(asks, choices, chains, strict=True)
+            ]
+            trees = self._cut(self.drawing, asks, trees, chains)
+        base = self._width + sum([ask.ahead for ask in asks])
+        size = sum([len(tree) for tree in trees])
+        if not any(self._states[ask.request_id].probe for ask in asks):
+            expected = self._width + sum([node.path for tree in trees for node in tree])
+            self._settle_rate(expected, drawn + self._curve.seconds(base + size))
+        for ask, tree in zip(asks, trees, strict=True):
+            self._states[ask.request_id].nodes = tree
+            self.report.expect(ask.request_id, 1.0 + sum([node.path for node in tree]))
+        return trees
+
+    def observe(self, request_id: str, accepted: Sequence[int]) -> None:
+        """The nodes that were kept of the tree that `finish` gave, from the anchor on."""
+        state = self._states.get(request_id)
+        if state is None:
+            return
+        kept = {-1, *accepted}
+        for i, node in enumerate(state.nodes):
+            if node.parent in kept:
+                if node.by_lookup:
+                    self.by_lookup.learn(request_id, node.depth, node.lookup, i in kept)
+                if node.drawn and self.drawing is not None:
+                    self.drawing.accepted.learn(request_id, node.drawn, node.model, i in kept)
+
+    def _greet(self, request_id: str, lookup: Lookup) -> None:
+        """A long match after short ones: the text has changed character, and old misses count no more."""
+        state = self._states[request_id]
+        if lookup.length >= NEW_TEXT and 3 * state.length <= lookup.length:
+            self.by_lookup.forget(request_id)
+            state.lookup_wait = state.model_wait = FIRST_WAIT
+        state.length = lookup.length
+
+    def _calibrated(self, ask: Ask, lookup: Lookup) -> tuple[list[float], list[float]]:
+        """(chance of each node given its parent, chance of its path)."""
+        chances: list[float] = []
+        paths: list[float] = []
+        depths: list[int] = []
+        chance_of, request_id = self.by_lookup.chance, ask.request_id
+        for parent, confidence, _ in zip(lookup.parents, lookup.confidence, range(ask.room), strict=False):
+            depth, above = (depths[parent] + 1, paths[parent]) if parent >= 0 else (1, 1.0)
+            chance = chance_of(request_id, depth, confidence)
+            chances.append(chance)
+            paths.append(above * chance)
+            depths.append(depth)
+        return chances, paths
+
+    def _probe(self, asks: Sequence[Ask], choices: list[Choice], base: int, value: float) -> None:
+        """Spend some of the allowance on finding out: what a plain pass costs now, or how a drafter that is
+        off would do."""
+        seconds, allowance = self._curve.seconds, self.allowance
+        size = sum([max(choice.draft, len(choice.nodes)) for choice in choices])
+        if size and self._curve.doubt(base + size) > UNSURE and allowance.take(value / self._rate):
+            for choice in choices:
+                choice.nodes, choice.draft, choice.after = [], 0, -1
+            return
+        more = seconds(base + size + 1) - seconds(base + size)
+        for ask, choice in zip(asks, choices, strict=True):
+            state = self._states[ask.request_id]
+            if choice.nodes:
+                state.lookup_waited, state.lookup_wait = 0, FIRST_WAIT
+            if choice.draft:
+                state.model_waited, state.model_wait = 0, FIRST_WAIT
+            if choice.nodes or choice.draft or not ask.room:
+                continue
+            if choice.paths and state.lookup_waited >= state.lookup_wait and allowance.take(more):
+                state.probe, choice.nodes = more, [0]
+                state.lookup_waited, state.lookup_wait = 0, min(LAST_WAIT, 2 * state.lookup_wait)
+                return
+            if self.drawing is None or ask.behind is None or state.model_waited < state.model_wait:
+                continue
+            price = more + self.drawing.draw(ask.behind)
+            if allowance.take(price):
+                state.probe, choice.draft = price, 1
+                state.probes += 1
+                if state.probes % 2 == 0:  # in pairs: once caught up, the second is nearly free
+                    state.model_waited, state.model_wait = 0, min(LAST_WAIT, 2 * state.model_wait)
+                return
+
+    def _rest(self, state: _State, choice: Choice) -> None:
+        """After some steps in vain, leave out looking up for a while, if it is dear for this target."""
+        if choice.nodes or choice.draft:
+            state.idle = 0
+            return
+        state.idle += 1
+        if state.idle >= IDLE_STEPS and self._looking > TOO_DEAR * self._plain:
+            state.sleep = min(LONGEST_SLEEP, 1 << min(10, state.idle - IDLE_STEPS))
+
+    def _cut(
+        self,
+        drawing: Drawing,
+        asks: Sequence[Ask],
+        trees: list[list[Node]],
+        chains: Sequence[Chain | None],
+    ) -> list[list[Node]]:
+        """Keep the nodes that pay, whatever comes with stated distributions, and probes."""
+        fixed = [
+            (chain is not None and chain.stated) or self._states[ask.request_id].probe > 0.0
+            for ask, chain in zip(asks, chains, strict=True)
+        ]
+        base = self._width + sum([ask.ahead for ask in asks])
+        base += sum([len(tree) for tree, all_of_it in zip(trees, fixed, strict=True) if all_of_it])
+        order = sorted(
+            (-node.path, t, i) for t, tree in enumerate(trees) if not fixed[t] for i, node in enumerate(tree)
+        )
+        count, _ = best_count([-path for path, _, _ in order], base, self._rate, self._curve.seconds)
+        kept: list[list[int]] = [[] for _ in trees]
+        for _, t, i in sorted(order[:count], key=lambda node: node[1:]):
+            if len(kept[t]) < asks[t].room:
+                kept[t].append(i)
+        out = []
+        for ask, tree, nodes, all_of_it in zip(asks, trees, kept, fixed, strict=True):
+            if not all_of_it:
+                drawing.suppose(ask.request_id, tree, nodes)
+            out.append(tree if all_of_it else subtree(tree, nodes))
+        return out

@@ -1,0 +1,236 @@
+"""The draft model's side of the plan: how many tokens it should draw, when to stop, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.decoding.costs import CostModel
+from outrider.decoding.estimate import Acceptance
+from outrider.decoding.plan import Ask, Chain, Choice, GoOn, Node, chosen, merge
+
+FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
+HORIZON = 64  # steps over which catching up is paid off, if the output lasts as long
+
+
+@dataclass(slots=True, eq=False)
+class Prices:
+    """What things cost in one step.
+
+    seconds: of a pass of the target over n tokens; `draw` is the same of the draft model.
+    rate:    tokens per second that time is worth.
+    left:    by request, tokens until the output must end.
+    """
+
+    seconds: Callable[[int], float]
+    rate: float
+    left: dict[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """Some requests that would be drafted for together.
+
+    hopes: for each, the tokens expected to be accepted of 0, 1, 2, … drawn ones.
+    plain: tokens in the target's pass without a draft; `wide` with what is drafted otherwise.
+    usual: tokens of the draft model's first pass as a rule; `fed` this time, with what it has missed.
+    other: tokens expected of what is drafted otherwise.
+    """
+
+    hopes: list[list[float]]
+    plain: int
+    wide: int
+    usual: int
+    fed: int
+    other: float
+
+
+class Drawing:
+    """Plans for a draft model.
+
+    cost:      of its passes.
+    longest:   most tokens that it may draw in a step.
+    start:     chance of its tokens before anything is known, 0..1.
+    confident: whether it says how confident it is in each token, so that it can stop early.
+    """
+
+    def __init__(
+        self, cost: CostModel, *, longest: int = 8, start: float = 0.7, confident: bool = True
+    ) -> None:
+        self.cost = cost
+        self.accepted = Acceptance(start)
+        self._longest, self._confident = longest, confident
+        self.draw = cost.at(0).seconds
+
+    def at(self, context: int) -> None:
+        """A step begins, with texts of about this many tokens."""
+        self.draw = self.cost.at(context).seconds
+
+    def plan(
+        self, asks: Sequence[Ask], choices: Sequence[Choice], base: int, value: float, prices: Prices
+    ) -> float:
+        """Let the model draw where that is worth more than `value`, the lookups' alone: in their place, or
+        behind the likeliest path of one. Returns what it is worth, in tokens over plain decoding."""
+        drawn: list[tuple[Ask, Choice]] = []  # who is better off with the draft model
+        step = _Pass([], base, base, 0, 0, 0.0)
+        cold = self.accepted.evidence < FEW
+        for ask, choice in zip(asks, choices, strict=True):
+            looked = sum([choice.paths[i] for i in choice.nodes])
+            hoped = self._hoped(ask, ask.room) if ask.behind is not None else [0.0]
+            if ask.behind is not None and hoped[-1] > looked and not (cold and drawn):
+                drawn.append((ask, choice))
+                step.hopes.append(hoped)
+                step.usual += min(ask.behind, 2)
+                step.fed += ask.behind
+            else:
+                step.other += looked
+                step.wide += len(choice.nodes)
+        best, longest = self._best_length(step, asks, value, prices) if drawn else (value, 0)
+        if len(asks) == 1 and choices[0].nodes and asks[0].behind is not None:
+            behind = self._plan_behind(asks[0], choices[0], base, best, prices)
+            if behind is not None:
+                return behind
+        if longest:
+            for ask, choice in drawn:
+                choice.draft = min(longest, ask.room)
+                if self._confident:
+                    choice.draft = min(self._longest, ask.room)
+                    choice.go_on = self._stopper(ask.request_id, base, len(drawn), 1.0, prices)
+        return best
+
+    def _plan_behind(self, ask: Ask, choice: Choice, base: int, value: float, prices: Prices) -> float | None:
+        """Let the model go on behind a lookup's likeliest path, if that is worth more than `value`."""
+        assert ask.behind is not None
+        after, depth = _likeliest_leaf(ask, choice)
+        path = choice.paths[after]
+        hoped = [path * tokens for tokens in self._hoped(ask, ask.room - len(choice.nodes))]
+        looked = sum([choice.paths[i] for i in choice.nodes])
+        usual, wide = min(ask.behind, 2) + depth, base + len(choice.nodes)
+        step = _Pass([hoped], base, wide, usual, ask.behind + depth, looked)
+        worth, count = self._best_length(step, [ask], value, prices)
+        if not count:
+            return None
+        choice.after, choice.draft = after, count
+        if self._confident:
+            choice.draft = len(hoped) - 1
+            choice.go_on = self._stopper(ask.request_id, wide, 1, path, prices)
+        return worth
+
+    def _best_length(
+        self, step: _Pass, asks: Sequence[Ask], value: float, prices: Prices
+    ) -> tuple[float, int]:
+        """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does."""
+        rate, seconds, draw = prices.rate, prices.seconds, self.draw
+        one, first = draw(len(step.hopes)), draw(step.usual)
+        excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
+        spent = first - seconds(step.plain) - one
+        left = min([prices.left[ask.request_id] for ask in asks])
+        best, best_gain, longest = value, 0.0, 0
+        for k in range(1, max([len(hoped) for hoped in step.hopes])):
+            gained, wide = step.other, step.wide
+            for hoped in step.hopes:
+                at = k if k < len(hoped) else len(hoped) - 1
+                gained += hoped[at]
+                wide += at
+            worth = gained - rate * (seconds(wide) + spent + k * one)
+            steps = max(1.0, min(float(HORIZON), left / (1.0 + gained / len(asks))))
+            gain = worth - value - excess / steps
+            if gain > best_gain:
+                best, best_gain, longest = worth, gain, k
+        return best, longest
+
+    def _hoped(self, ask: Ask, room: int) -> list[float]:
+        """Accepted tokens that are expected of drawing 0, 1, 2, … tokens, before any is drawn."""
+        chance, request_id = self.accepted.chance, ask.request_id
+        path, total, sums = 1.0, 0.0, [0.0]
+        for rank in range(1, min(self._longest, room) + 1):
+            path *= chance(request_id, rank)
+            total += path
+            sums.append(total)
+        return sums
+
+    def _stopper(self, request_id: str, base: int, sharers: int, path: float, prices: Prices) -> GoOn:
+        """Draw on while the chance that the next token is accepted is worth its drawing and verifying."""
+        rate, seconds, chance = prices.rate, prices.seconds, self.accepted.chance
+        one = self.draw(sharers) / sharers
+        rank = 0
+
+        def go_on(confidence: float) -> bool:
+            nonlocal path, rank
+            rank += 1
+            path *= chance(request_id, rank, confidence)
+            more = (seconds(base + sharers * (rank + 1)) - seconds(base + sharers * rank)) / sharers
+            return path * chance(request_id, rank + 1) > rate * (one + more)
+
+        return go_on
+
+    def learn(
+        self,
+        asks: Sequence[Ask],
+        choices: Sequence[Choice],
+        chains: Sequence[Chain | None],
+        seconds: float,
+        context: int,
+    ) -> float:
+        """Learn what drawing took. Returns what it should take as a rule, without what had been missed."""
+        fed = usual = drawn = 0
+        lengths: list[int] = []
+        for ask, choice, chain in zip(asks, choices, chains, strict=True):
+            if chain is not None:
+                ahead = 0 if choice.after < 0 else _depth(ask, choice.after)
+                fed += (ask.behind or 1) + ahead
+                usual += min(ask.behind or 1, 2) + ahead
+                lengths.append(len(chain.tokens))
+                drawn += 1
+        draw = self.draw
+        later = 0.0
+        for k in range(1, max(lengths)):
+            later += draw(sum([length > k for length in lengths]))
+        total = later + draw(usual)
+        self.cost.at(context).observe_total(draw(fed) + later, seconds)
+        return total
+
+    def grow(self, ask: Ask, choice: Choice, chain: Chain, *, tree: bool) -> list[Node]:
+        """The tree of a chain and the lookup's nodes; without trees, or where distributions are stated, the
+        chain alone, or behind the lookup's chosen nodes."""
+        chance = self.accepted.chance
+        chances = [chance(ask.request_id, rank, c) for rank, c in enumerate(chain.confidence, start=1)]
+        if tree and not chain.stated:
+            return merge(ask.lookup, choice.chances, chain, chances, choice.after)
+        nodes = chosen(ask.lookup, choice) if choice.after >= 0 else []
+        at = choice.nodes.index(choice.after) if choice.after >= 0 else -1
+        drawn = zip(chain.tokens, chain.confidence, chances, strict=True)
+        for rank, (token, confidence, each) in enumerate(drawn, start=1):
+            path, depth = (nodes[at].path, nodes[at].depth) if at >= 0 else (1.0, 0)
+            nodes.append(Node(token, at, depth + 1, path * each, False, None, rank, confidence))
+            at = len(nodes) - 1
+        return nodes
+
+    def suppose(self, request_id: str, tree: Sequence[Node], kept: Sequence[int]) -> None:
+        """The first drawn token that is not verified will never be known; its chance must do."""
+        within = set(kept)
+        for i, node in enumerate(tree):
+            if node.drawn and i not in within:
+                above = tree[node.parent].path if node.parent >= 0 else 1.0
+                self.accepted.suppose(request_id, node.drawn, node.path / above)
+                return
+
+
+def _likeliest_leaf(ask: Ask, choice: Choice) -> tuple[int, int]:
+    """(node, depth): where the likeliest path through a lookup's chosen nodes ends."""
+    assert ask.lookup is not None
+    at, depth = -1, 0
+    for i in choice.nodes:  # likelier siblings come first
+        if ask.lookup.parents[i] == at:
+            at, depth = i, depth + 1
+    return at, depth
+
+
+def _depth(ask: Ask, node: int) -> int:
+    """How deep a lookup's node is; 1 = child of the anchor."""
+    assert ask.lookup is not None
+    depth = 0
+    while node >= 0:
+        node = ask.lookup.parents[node]
+        depth += 1
+    return depth

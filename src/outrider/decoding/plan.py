@@ -1,0 +1,219 @@
+"""What one step may draft: the nouns between drafters and the controller, and the arithmetic on trees.
+
+A node's path probability is the chance that it and all above it are accepted, so the expected number of
+accepted tokens is the sum over the nodes that are verified (OPT-Tree, Wang et al. 2024; EAGLE-2, Li et al.
+2024), and since no child is likelier than its parent, the likeliest nodes always form a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+GoOn: TypeAlias = Callable[[float], bool]
+"""Told the confidence of each token as it is drafted, says whether to draft another one."""
+
+
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """A tree of n nodes that a lookup drafter offers, parents first, likelier paths before unlikelier ones.
+
+    tokens, parents: as in `Draft`.
+    confidence: chance of each node given its parent, by the drafter's own reckoning, 0..1.
+    paths:      chance of the whole path to the node, never above the parent's.
+    length:     tokens of the text that the best place agrees with; 0 without any.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    paths: list[float] = field(default_factory=list)
+    length: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """What could be drafted for one request.
+
+    room:    most nodes.
+    context: tokens of its text.
+    lookup:  what a lookup drafter offers, or None.
+    behind:  tokens that a draft model would be fed before its first draw; None when it cannot draft here.
+    ahead:   tokens that are drafted already, by a constraint.
+    """
+
+    request_id: str
+    room: int
+    context: int
+    lookup: Lookup | None = None
+    behind: int | None = None
+    ahead: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """What is to be drafted for one request.
+
+    nodes: of the lookup, ascending, to be verified if nothing else is drafted.
+    chances, paths: of the lookup's nodes, calibrated: given the parent, and of the whole path.
+    draft: most tokens for the draft model to draw; 0 leaves it alone.
+    after: the lookup's node behind which it goes on; -1 for the anchor.
+    go_on: when to stop before that, or None.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    paths: list[float] = field(default_factory=list)
+    draft: int = 0
+    after: int = -1
+    go_on: GoOn | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """What a draft model drew: tokens, and its confidence in each (None where it does not say).
+
+    stated: they come with the distributions that they were drawn from, so none may be left out.
+    """
+
+    tokens: list[int]
+    confidence: list[float | None]
+    stated: bool = False
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of the tree that is to be verified.
+
+    depth: 1 = child of the anchor.
+    path:  chance of the whole path.
+    by_lookup, lookup: whether the lookup drafter proposed it, and with what confidence.
+    drawn, model:      the same of the draft model; `drawn` is 1 for the first that it drew, 0 for none.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    path: float
+    by_lookup: bool = False
+    lookup: float | None = None
+    drawn: int = 0
+    model: float | None = None
+
+
+def best_count(
+    chances: Sequence[float], base: int, rate: float, seconds: Callable[[int], float]
+) -> tuple[int, float]:
+    """How many of the nodes to verify, and what that is worth in tokens over verifying none.
+
+    chances: path probabilities, descending.
+    base:    tokens in the pass anyway.
+    rate:    tokens per second that time is worth.
+    seconds: of a pass over n tokens.
+    """
+    least = seconds(base)
+    count, best, gained = 0, 0.0, 0.0
+    for n, chance in enumerate(chances, start=1):
+        gained += chance
+        value = gained - rate * (seconds(base + n) - least)
+        if value > best:
+            count, best = n, value
+    return count, best
+
+
+def agreed(a: float, b: float) -> float:
+    """The chance of a token that two drafters propose with these chances: more than the higher one."""
+    high, low = (a, b) if a > b else (b, a)
+    return high + (1.0 - high) * low / 2.0
+
+
+def contested(a: float, b: float) -> float:
+    """The chance of a token that one drafter gives `a` while the other gives `b` to another token."""
+    return a * (1.0 - b) / (1.0 - a * b)
+
+
+def merge(
+    lookup: Lookup | None,
+    chances: Sequence[float],
+    chain: Chain,
+    chain_chances: Sequence[float],
+    after: int = -1,
+) -> list[Node]:
+    """One tree of a lookup's and a draft model's nodes, equal prefixes only once, parents first.
+
+    chances, chain_chances: of each node given its parent, calibrated.
+    after: the lookup's node that the chain hangs from; -1 for the anchor.
+    """
+    nodes: list[Node] = []
+    place: list[int] = []  # the tree's node for each of the lookup's
+    children: dict[tuple[int, int], int] = {}
+    if lookup is not None:
+        for i, (token, parent) in enumerate(zip(lookup.tokens, lookup.parents, strict=True)):
+            if i >= len(chances):
+                break
+            above = place[parent] if parent >= 0 else -1
+            depth = nodes[above].depth + 1 if above >= 0 else 1
+            children[above, token] = len(nodes)
+            place.append(len(nodes))
+            node = Node(token, above, depth, chances[i], by_lookup=True, lookup=lookup.confidence[i])
+            nodes.append(node)
+    at = place[after] if after >= 0 else -1
+    drawn = zip(chain.tokens, chain.confidence, chain_chances, strict=True)
+    for rank, (token, confidence, chance) in enumerate(drawn, start=1):
+        siblings = [node for node in nodes if node.parent == at and not node.drawn]
+        own = children.get((at, token))
+        if own is not None:
+            node = nodes[own]
+            rivals = 0.0
+            node.path = agreed(node.path, chance)
+        else:
+            rivals = max((s.path for s in siblings), default=0.0)
+            depth = nodes[at].depth + 1 if at >= 0 else 1
+            own = len(nodes)
+            node = Node(token, at, depth, contested(chance, rivals))
+            nodes.append(node)
+        for sibling in siblings:
+            if sibling is not node:
+                sibling.path = contested(sibling.path, chance)
+        node.drawn, node.model = rank, confidence
+        at = own
+    for node in nodes:  # so far the chances given the parent
+        if node.parent >= 0:
+            node.path *= nodes[node.parent].path
+    return nodes
+
+
+def subtree(nodes: Sequence[Node], kept: Sequence[int]) -> list[Node]:
+    """The nodes at `kept` (ascending, every parent among them), renumbered."""
+    number = {-1: -1}
+    out: list[Node] = []
+    for i in kept:
+        node = nodes[i]
+        number[i] = len(out)
+        node.parent = number[node.parent]
+        out.append(node)
+    return out
+
+
+def chosen(lookup: Lookup | None, choice: Choice) -> list[Node]:
+    """The chosen part of a lookup's tree."""
+    if lookup is None or not choice.nodes:
+        return []
+    number = {-1: -1}
+    out: list[Node] = []
+    for i in choice.nodes:
+        parent = number[lookup.parents[i]]
+        depth = 1 if parent < 0 else out[parent].depth + 1
+        number[i] = len(out)
+        out.append(Node(lookup.tokens[i], parent, depth, choice.paths[i], True, lookup.confidence[i]))
+    return out
+
+
+def path_to(lookup: Lookup, node: int) -> list[int]:
+    """The tokens of a lookup from the anchor's child to `node`; none for -1."""
+    tokens: list[int] = []
+    while node >= 0:
+        tokens.append(lookup.tokens[node])
+        node = lookup.parents[node]
+    return tokens[::-1]

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import timeit
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from outrider.decoding.auto import FIRST_WAIT, IDLE_STEPS, LONGEST_SLEEP, AutoController
+from outrider.decoding.controller import Room
+from outrider.decoding.costs import CostModel
+from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node
+from outrider.decoding.types import StepRecord
+
+TARGET = {1: 0.050, 2: 0.051, 4: 0.054, 8: 0.070, 16: 0.120}
+DRAFT = {1: 0.010, 4: 0.011, 16: 0.020}
+
+
+def chain(tokens: Sequence[int], confidence: float = 0.9, length: int = 8) -> Lookup:
+    paths = [confidence ** (i + 1) for i in range(len(tokens))]
+    return Lookup(list(tokens), list(range(-1, len(tokens) - 1)), [confidence] * len(tokens), paths, length)
+
+
+def rooms(count: int = 1, tokens: int = 100) -> list[Room]:
+    return [Room(str(i), tokens, 100) for i in range(count)]
+
+
+def ask(name: str = "0", lookup: Lookup | None = None, behind: int | None = None, room: int = 16) -> Ask:
+    return Ask(name, room, 100, lookup, behind)
+
+
+def make(model: bool = True, **options: object) -> AutoController:
+    return AutoController(CostModel(TARGET), CostModel(DRAFT) if model else None, **options)  # type: ignore[arg-type]
+
+
+def record(
+    controller: AutoController, tree: Sequence[Node], accepted: int, name: str = "0", seconds: float = 0.0
+) -> None:
+    controller.observe(name, range(accepted))
+    size = len(tree)
+    verify = seconds or controller.target.at(100).seconds(1 + size)
+    source = "suffix" if size else "none"
+    controller.record(name, StepRecord(source, size, accepted, accepted + 1, 0.0, verify, 0.001))
+
+
+def step(controller: AutoController, asked: Ask, accepted: int | None = None) -> tuple[Choice, list[Node]]:
+    """One step of one request without the draft model's help."""
+    (budget,) = controller.choose(rooms())
+    if not budget:
+        record(controller, [], 0)
+        return Choice(), []
+    (choice,) = controller.plan([asked])
+    (tree,) = controller.finish([asked], [choice], [None])
+    record(controller, tree, len(tree) if accepted is None else min(accepted, len(tree)))
+    return choice, tree
+
+
+def test_a_good_lookup_is_verified_as_far_as_it_pays() -> None:
+    controller = make(model=False)
+    _, tree = step(controller, ask(lookup=chain(range(16), 0.9)))
+    assert 4 <= len(tree) < 16
+    assert [node.parent for node in tree] == list(range(-1, len(tree) - 1))
+    controller = make(model=False)
+    sizes = [len(step(controller, ask(lookup=chain(range(16), 0.001)), 0)[1]) for _ in range(8)]
+    assert sizes[-1] == 0, "what is never right does not pay"
+
+
+def test_the_draft_model_draws_when_it_has_kept_up() -> None:
+    controller = make()
+    controller.choose(rooms())
+    (choice,) = controller.plan([ask(behind=1)])
+    assert choice.draft == 8, "as far as its confidence carries"
+    assert choice.go_on is not None
+    assert choice.go_on(0.99)
+    assert not choice.go_on(0.05)
+    blunt = make(confident=False)
+    blunt.choose(rooms())
+    (choice,) = blunt.plan([ask(behind=1)])
+    assert 1 <= choice.draft < 8
+    assert choice.go_on is None
+
+
+def test_what_it_missed_is_part_of_the_price() -> None:
+    controller = make()
+    controller.choose(rooms(tokens=3))
+    (choice,) = controller.plan([ask(behind=400, room=3)])
+    assert choice.draft == 0, "three tokens will not pay for four hundred"
+    controller.choose(rooms(tokens=2000))
+    (choice,) = controller.plan([ask(behind=400)])
+    assert choice.draft > 0, "two thousand will"
+
+
+def test_a_strong_lookup_leaves_the_draft_model_alone() -> None:
+    controller = make()
+    controller.choose(rooms())
+    (choice,) = controller.plan([ask(lookup=chain(range(12), 0.97), behind=1)])
+    assert choice.draft == 0
+    assert len(choice.nodes) >= 8
+
+
+def test_the_model_may_go_on_behind_a_short_sure_lookup() -> None:
+    controller = AutoController(CostModel(TARGET), CostModel({1: 0.001, 16: 0.002}), start=0.8)
+    lookup = chain([7, 8], 0.97)
+    for _ in range(10):
+        step(controller, ask(lookup=lookup))
+    controller.choose(rooms())
+    (choice,) = controller.plan([ask(lookup=lookup, behind=1)])
+    assert (choice.nodes, choice.after) == ([0, 1], 1)
+    assert choice.draft > 0
+    (tree,) = controller.finish([ask(lookup=lookup, behind=1)], [choice], [Chain([9, 5], [0.9, 0.9])], 0.004)
+    assert [(n.token, n.parent, n.drawn) for n in tree] == [(7, -1, 0), (8, 0, 0), (9, 1, 1), (5, 2, 2)]
+
+
+@pytest.mark.parametrize(("stated", "tree"), [(True, True), (False, False), (True, False)])
+def test_a_stated_chain_or_one_without_trees_stays_a_chain(stated: bool, tree: bool) -> None:
+    controller = make(tree=tree)
+    controller.choose(rooms())
+    asked = ask(lookup=chain([7], 0.4), behind=1)
+    (choice,) = controller.plan([asked])
+    assert choice.draft
+    drawn = Chain([1, 2, 3], [0.9, 0.5, 0.01], stated)
+    (nodes,) = controller.finish([asked], [choice], [drawn], 0.03)
+    tokens = [node.token for node in nodes]
+    assert tokens == ([1, 2, 3] if stated else [1, 2, 3][: len(tokens)])
+    assert [node.parent for node in nodes] == list(range(-1, len(nodes) - 1))
+
+
+def test_a_drafter_that_is_off_is_probed_with_back_off() -> None:
+    controller = make(model=False)
+    drafted = [bool(step(controller, ask(lookup=chain([1], 0.5)), 0)[1]) for _ in range(300)]
+    first = drafted.index(False)
+    assert first < 12, "a few misses are enough"
+    probes = [i for i, d in enumerate(drafted) if d and i > first]
+    assert probes, "but it is tried again"
+    gaps = [b - a for a, b in pairwise(probes)]
+    assert all(b >= a for a, b in pairwise(gaps))
+    assert gaps[0] >= FIRST_WAIT
+    assert controller.allowance.spent > 0.0
+
+
+def test_a_success_brings_it_back_and_a_long_match_too() -> None:
+    controller = make(model=False)
+    for _ in range(60):
+        step(controller, ask(lookup=chain([1, 2, 3], 0.5, length=2)), 0)
+    assert step(controller, ask(lookup=chain([1, 2, 3], 0.5, length=2)), 0)[1] == []
+    assert step(controller, ask(lookup=chain(range(8), 0.95, length=20)))[1], "the text has changed character"
+
+
+def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
+    controller = make(model=False)
+    budgets = []
+    for _ in range(60):
+        (budget,) = controller.choose(rooms())
+        budgets.append(budget)
+        if budget:
+            controller.looked(0.002)
+            (choice,) = controller.plan([ask(lookup=Lookup())])
+            controller.finish([ask()], [choice], [None])
+        record(controller, [], 0)
+    assert all(budgets[:IDLE_STEPS])
+    assert budgets.count(0) > 30
+    longest = max(len(run) for run in "".join("z" if not b else " " for b in budgets).split())
+    assert longest == LONGEST_SLEEP
+    controller.choose([Room("0", 100, 100, constrained=True)])
+    assert controller.choose([Room("0", 100, 100, constrained=True)]) == [16], (
+        "a grammar's own tokens are free"
+    )
+
+
+def test_budgets_are_within_the_room() -> None:
+    assert make().choose([Room("a", 0), Room("b", 3), Room("c", 99)]) == [0, 3, 16]
+
+
+def test_across_requests_the_likeliest_nodes_win() -> None:
+    controller = AutoController(CostModel({1: 0.05, 2: 0.05, 5: 0.05, 6: 0.2, 16: 2.0}))
+    controller.choose(rooms(2))
+    asks = [ask("0", chain(range(8), 0.95)), ask("1", chain(range(8), 0.3))]
+    choices = controller.plan(asks)
+    assert [len(choice.nodes) for choice in choices] == [3, 0]
+
+
+def test_a_jump_of_the_costs_asks_for_a_plain_step() -> None:
+    controller = make(model=False)
+    lookup = ask(lookup=chain(range(4), 0.9))
+    for _ in range(20):
+        step(controller, lookup)
+    widths = []
+    for _ in range(8):
+        controller.choose(rooms())
+        (choice,) = controller.plan([lookup])
+        (tree,) = controller.finish([lookup], [choice], [None])
+        widths.append(len(tree))
+        record(controller, tree, len(tree), seconds=0.2 if tree else 0.05)
+    assert 0 in widths[2:5]
+    curve = controller.target.at(100)
+    assert curve.seconds(1) < 0.08
+    assert curve.seconds(5) > 0.15
+
+
+def test_it_explains_itself() -> None:
+    controller = make()
+    assert controller.explain("0") == "off: no step was taken"
+    for _ in range(30):
+        step(controller, ask(lookup=chain(range(6), 0.9)), 6)
+    said = controller.explain("0")
+    assert said.startswith("on in 30 of 30 steps: suffix in 30 (")
+    assert "tokens accepted" in said
+    assert "measured" in said
+    account = controller.report.of("0")
+    assert account.measured is not None
+    assert 2.0 < account.measured < 8.0
+    assert account.predicted == pytest.approx(account.measured, rel=0.35)
+    off = make()
+    for _ in range(30):
+        step(off, ask(lookup=chain([1], 0.01)), 0)
+    said = off.explain("0")
+    assert said.startswith("off in ")
+    assert "suffix pays from a chance of" in said
+    assert "draft_model from" in said
+
+
+def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
+    controller = make(model=True)
+    for _ in range(20):
+        step(controller, ask(lookup=chain(range(4), 0.5)), 0)
+    learned = controller.by_lookup.mean
+    controller.release("0")
+    controller.release("0")
+    controller.observe("0", [])
+    record(controller, [], 0)
+    assert controller._states == {}
+    assert controller.by_lookup.mean == learned
+    assert controller.report.ended.emitted == 20
+
+
+def test_a_step_costs_little() -> None:
+    """All that the controller adds to a step, ten times what it takes here."""
+    controller = make(model=False)
+    asked = ask(lookup=chain(range(4), 0.9))
+    assert min(timeit.repeat(lambda: step(controller, asked), number=50, repeat=10)) / 50 < 1e-3
