@@ -45,7 +45,7 @@ class CostCurve:
               not positive finite numbers, or whose n is not, are left out.
     """
 
-    __slots__ = ("_base", "_cov", "_factors", "_state", "_streak", "_table")
+    __slots__ = ("_base", "_cov", "_factors", "_state", "_streaks", "_table")
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
         usable = sorted((n, s) for n, s in (measured or {}).items() if n >= 1 and 0.0 < s < math.inf)
@@ -54,7 +54,7 @@ class CostCurve:
         # from node to node, so that neighbours share most of their error.
         self._state = [0.0] * SIZE
         self._cov = [[0.0] * SIZE for _ in range(SIZE)]
-        self._streak = 0
+        self._streaks = [0] * SIZE  # accidents in a row, by width: plain steps say nothing of wide ones
         self._doubt(*(KNOWN if usable else UNKNOWN))
         self._tabulate()
 
@@ -93,7 +93,7 @@ class CostCurve:
     def elsewhere(self) -> CostCurve:
         """A copy that is less sure, to start from in another context."""
         other = CostCurve.__new__(CostCurve)
-        other._base, other._state, other._streak = self._base, list(self._state), 0
+        other._base, other._state, other._streaks = self._base, list(self._state), [0] * SIZE
         other._cov = [list(row) for row in self._cov]
         other._doubt(*ELSEWHERE)
         other._tabulate()
@@ -119,13 +119,14 @@ class CostCurve:
         bound = OUTLIER * math.sqrt(spread)
         jumped = False
         if -bound <= error <= bound:
-            self._streak = 0
+            self._streaks[low] = 0
         else:
-            self._streak = max(self._streak, 0) + 1 if error > 0.0 else min(self._streak, 0) - 1
-            if abs(self._streak) < REPEATS:
+            streak = self._streaks[low]
+            streak = self._streaks[low] = max(streak, 0) + 1 if error > 0.0 else min(streak, 0) - 1
+            if abs(streak) < REPEATS:
                 error = math.copysign(bound / OUTLIER, error)
             else:
-                jumped, self._streak = True, 0
+                jumped, self._streaks = True, [0] * SIZE
                 self._doubt(abs(error), abs(error) / 2.0)
                 gain, spread = self._gain(low, t)
         state, part = self._state, error / spread

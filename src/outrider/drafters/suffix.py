@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
 
+from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.grams import MAX_MATCH, GramIndex
@@ -27,26 +28,6 @@ BARRIER = -1  # parts the outputs in a shared text; no token, so that nothing ma
 MAX_BYTES = 64 * 1024 * 1024
 
 _TRUST = 1.5  # tokens of agreement that make a lone place even odds to go on agreeing
-
-
-@dataclass(slots=True, eq=False)
-class Lookup:
-    """A tree of n nodes, parents first, likelier paths before unlikelier ones.
-
-    tokens, parents: as in `Draft`.
-    confidence: chance of each node given its parent, by the drafter's own reckoning, 0..1.
-    paths:      chance of the whole path to the node, never above the parent's.
-    length:     tokens of the text that the best place agrees with; 0 without any.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    paths: list[float] = field(default_factory=list)
-    length: int = 0
-
-    def draft(self, source: str) -> Draft:
-        return Draft(np.array(self.tokens, np.int32), np.array(self.parents, np.int32), None, source)
 
 
 # A place to continue from: (tokens, index of the next one, where the text ends, period of the loop that it
@@ -155,7 +136,12 @@ class SuffixDrafter:
         self._texts[request.request_id] = _Text(len(request.prompt), namespace)
 
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
-        return [self.look(job, job.budget).draft(self.name) for job in jobs]
+        drafts = []
+        for job in jobs:
+            found = self.look(job, job.budget)
+            tokens, parents = np.array(found.tokens, np.int32), np.array(found.parents, np.int32)
+            drafts.append(Draft(tokens, parents, None, self.name))
+        return drafts
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         pass  # the text itself tells

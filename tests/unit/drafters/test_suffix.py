@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
+from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.types import Verdict
 from outrider.decoding.verify import check_draft
 from outrider.drafters.grams import CHAIN, MAX_MATCH, SIZES, GramIndex, Match
-from outrider.drafters.suffix import Lookup, SuffixDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
 
 SAMPLER = Sampler(SamplingParams(), 64)
@@ -253,10 +254,3 @@ def test_a_lookup_is_quick_in_a_long_text() -> None:
     context = start(drafter, random.integers(0, 50, 20_000).tolist())
     look(drafter, context)
     assert min(timeit.repeat(lambda: look(drafter, context), number=10, repeat=5)) / 10 < 1e-3
-
-
-def test_draft_of_a_lookup() -> None:
-    draft = Lookup([3, 4], [-1, 0], [0.5, 0.5], [0.5, 0.25], 2).draft("suffix")
-    assert isinstance(draft, Draft)
-    assert draft.tokens.dtype == draft.parents.dtype == np.int32
-    assert draft.probs is None

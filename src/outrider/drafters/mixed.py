@@ -1,0 +1,140 @@
+"""Several drafters in one step, under a controller: lookups first, a draft model where it is worth its time.
+
+The controller plans (`AutoController`); this drafter carries it out: it looks up, lets the draft model draw
+in the lookup's place, beside it or behind it, and proposes the tree of both that the controller cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from outrider.decoding.auto import AutoController
+from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, path_to
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.types import Draft, Verdict
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.errors import ConfigError
+
+MIXED = "mixed"  # the source of a draft that both drafters have a part in
+
+
+class MixedDrafter:
+    """A lookup drafter and a draft model as `controller` chooses; either may be None, not both.
+
+    clock: seconds; what drawing takes is measured for the controller, the output never depends on it.
+    The needs of the lookup decide whether drafts may branch. A draft model that states its distributions has
+    its chain kept whole and to itself.
+    """
+
+    name = MIXED
+
+    def __init__(
+        self,
+        controller: AutoController,
+        lookup: SuffixDrafter | None,
+        model: DraftModelDrafter | None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if lookup is None and model is None:
+            raise ConfigError("a mixed drafter needs at least one drafter")
+        self._controller, self._lookup, self._model = controller, lookup, model
+        self._clock = clock
+        self._proposed: dict[str, int] = {}  # nodes that were proposed, of each request
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset() if self._lookup is None else self._lookup.needs
+
+    def begin(self, request: Request) -> None:
+        for drafter in (self._lookup, self._model):
+            if drafter is not None:
+                drafter.begin(request)
+
+    def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
+        began = self._clock()
+        asks = [self._ask(job) for job in jobs]
+        choices = self._controller.plan(asks)
+        planned = drawn = self._clock()
+        chains: list[Chain | None] = [None] * len(jobs)
+        stated: list[Draft | None] = [None] * len(jobs)
+        if self._model is not None and any(choice.draft for choice in choices):
+            chains, stated = self._draw(self._model, jobs, asks, choices)
+            drawn = self._clock()
+        trees = self._controller.finish(asks, choices, chains, drawn - planned)
+        drafts = [_draft(tree, source) for tree, source in zip(trees, stated, strict=True)]
+        for job, tree in zip(jobs, trees, strict=True):
+            self._proposed[job.request_id] = len(tree)
+        self._controller.looked(planned - began + self._clock() - drawn)
+        return drafts
+
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+        ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
+        path = verdict.path
+        if len(path) >= ahead >= 0 and path[:ahead] == tuple(range(ahead)):
+            self._controller.observe(request_id, [node - ahead for node in path[ahead:]])
+
+    def end(self, request_id: str) -> None:
+        self._proposed.pop(request_id, None)
+        for drafter in (self._lookup, self._model):
+            if drafter is not None:
+                drafter.end(request_id)
+
+    def _ask(self, job: ProposeJob) -> Ask:
+        context = job.context
+        lookup: Lookup | None = None if self._lookup is None else self._lookup.look(job, job.budget)
+        behind = None if self._model is None else self._model.behind(job)
+        return Ask(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))
+
+    def _draw(
+        self,
+        model: DraftModelDrafter,
+        jobs: Sequence[ProposeJob],
+        asks: Sequence[Ask],
+        choices: Sequence[Choice],
+    ) -> tuple[list[Chain | None], list[Draft | None]]:
+        """What the draft model draws for those that it is chosen for; the drafts that state distributions."""
+        chains: list[Chain | None] = [None] * len(jobs)
+        stated: list[Draft | None] = [None] * len(jobs)
+        confidence: dict[int, list[float | None]] = {}
+        asked: list[ProposeJob] = []
+        for i, (job, ask, choice) in enumerate(zip(jobs, asks, choices, strict=True)):
+            if choice.draft:
+                confidence[i] = []
+                ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
+                go_on = _noting(confidence[i], choice)
+                asked.append(replace(job, context=job.context.along(ahead), budget=choice.draft, go_on=go_on))
+        for i, draft in zip(confidence, model.propose(asked), strict=True):
+            if len(draft):
+                said = confidence[i] + [None] * (len(draft) - len(confidence[i]))
+                chains[i] = Chain(draft.tokens.tolist(), said, draft.probs is not None)
+                stated[i] = draft if draft.probs is not None else None
+        return chains, stated
+
+
+def _noting(said: list[float | None], choice: Choice) -> Callable[[float], bool]:
+    """The choice's own stop, keeping what it is told."""
+
+    def go_on(confidence: float) -> bool:
+        said.append(confidence)
+        return choice.go_on is None or choice.go_on(confidence)
+
+    return go_on
+
+
+def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:
+    """The tree as a draft. `stated` is the draft model's own, whose chain ends the tree."""
+    if not tree:
+        return Draft.empty(MIXED)
+    looked, drawn = any(node.by_lookup for node in tree), any(node.drawn for node in tree)
+    source = MIXED if looked and drawn else DraftModelDrafter.name if drawn else SuffixDrafter.name
+    probs = None
+    if stated is not None and stated.probs is not None:
+        probs = (*[None] * (len(tree) - len(stated)), *stated.probs)
+    tokens = np.array([node.token for node in tree], np.int32)
+    return Draft(tokens, np.array([node.parent for node in tree], np.int32), probs, source)
