@@ -1,4 +1,4 @@
-"""Drafters that know the right answer and do what they like with it."""
+"""Drafters that know the right answer and do what they like with it, and one that draws trees."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from outrider.decoding.chance import Chance
+from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.types import Distribution, Draft, Verdict
+from outrider.engines.base import ForwardItem, LanguageModel
+from tests.support.enumeration import Siblings
 
 Answers = Mapping[str, Sequence[int]]  # request -> prompt and plain output
 Script = Callable[[np.random.Generator, list[int], int, int], Draft]  # (random, truth, budget, vocabulary)
@@ -29,7 +33,7 @@ class ScriptedDrafter:
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
         drafts = []
         for job in jobs:
-            start = len(job.context.tokens)
+            start = job.context.position
             truth = list(self._answers[job.request_id][start : start + job.budget])
             truth += [0] * (job.budget - len(truth))
             drafts.append(self._script(self._random, truth, job.budget, self._vocab_size))
@@ -140,3 +144,57 @@ SCRIPTS: dict[str, Script] = {
         right_branch_last,
     )
 }
+
+
+class TreeDrafter:
+    """Drafts trees with a model, one pass over the whole text for each inner node.
+
+    arity: most children of the nodes of each depth.
+    kind:  how siblings are chosen from the model's distribution, and what is stated of them.
+    """
+
+    name = "tree"
+    needs = frozenset({"tree_attention"})
+
+    def __init__(self, model: LanguageModel, arity: Sequence[int], kind: Siblings) -> None:
+        self._model, self._arity, self._kind = model, arity, kind
+
+    def begin(self, request: Request) -> None:
+        pass
+
+    def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
+        return [self._tree(job) for job in jobs]
+
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+        pass
+
+    def end(self, request_id: str) -> None:
+        pass
+
+    def _tree(self, job: ProposeJob) -> Draft:
+        chance, ahead = Chance(job.sampler.seed, len(job.context.tokens)), len(job.context.path)
+        tokens: list[int] = []
+        parents: list[int] = []
+        stated: list[Distribution | None] = []
+        level = [(-1, job.context)]
+        for arity in self._arity:
+            below: list[tuple[int, TokenContext]] = []
+            for parent, context in level:
+                first = len(tokens)
+                count = min(arity, job.budget - first)
+                drawn, drawn_from = self._kind(self._drafts(job, context), count, chance, ahead + first)
+                tokens += drawn
+                parents += [parent] * len(drawn)
+                stated += drawn_from
+                below += [(first + i, context.then(token)) for i, token in enumerate(drawn)]
+            level = below
+        ids, above = np.array(tokens, np.int32), np.array(parents, np.int32)
+        return Draft(ids, above, tuple(stated), self.name)
+
+    def _drafts(self, job: ProposeJob, context: TokenContext) -> Distribution:
+        text = np.array([*context.tokens, *context.path], np.int32)
+        cache, parents = self._model.new_cache(len(text)), np.arange(-1, len(text) - 1, dtype=np.int32)
+        item = ForwardItem(cache, text, parents, np.array([len(text) - 1], np.int32))
+        (rows,) = self._model.forward([item])
+        cache.close()
+        return job.sampler.distribution(rows[0], context)

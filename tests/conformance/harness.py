@@ -6,6 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from outrider.decoding.chance import siblings
+from outrider.decoding.constraint import Mask
+from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import FixedController
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
@@ -16,7 +21,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import StepEngine
-from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter
+from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter, TreeDrafter
 from tests.conformance.engines import Models
 
 EOS = frozenset({3})
@@ -40,8 +45,34 @@ PARAMS: dict[str, dict[str, Any]] = {
     "allowed": {"temperature": 1.0, "allowed_token_ids": [1, 2, 3, 5, 8, 13]},
     "stop strings": {"temperature": 1.0, "stop": ["ab", "cad"], "min_tokens": 5, "ignore_eos": True},
     "min tokens": {"temperature": 0.7, "min_tokens": 12, "logit_bias": {3: 8.0}},
+    "constrained": {"temperature": 1.2, "ignore_eos": True, "constraint": True},
+    "greedy and constrained": {"temperature": 0.0, "ignore_eos": True, "constraint": True},
     "to the context's end": {"temperature": 0.6, "max_tokens": None, "ignore_eos": True},
 }
+
+
+class Pattern:
+    """A constraint in place of a grammar: a token above 30 is followed by 9 and 12, and an even token by a
+    multiple of 3. For the vocabulary of the suite's engines."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def allowed(self, context: TokenContext) -> Mask | None:
+        ids, output = np.arange(self._vocab_size), context.output
+        if must := self.forced(context, 1):
+            return np.asarray(ids == must[0])
+        even = bool(output) and output[-1] % 2 == 0
+        return np.asarray((ids % 3 == 0) | (not even))
+
+    def forced(self, context: TokenContext, most: int) -> list[int]:
+        for back, rest in ((1, [9, 12]), (2, [12])):
+            if context.output_length >= back and context.output[-back] > 30:
+                return rest[:most]
+        return []
+
+    def ended(self, context: TokenContext) -> bool:
+        return False
 
 
 class Letters:
@@ -76,10 +107,13 @@ class Output:
         return self.tokens, self.text, self.end.finish_reason, self.end.stop_reason, str(self.end.error)
 
 
-def requests(arguments: dict[str, Any]) -> list[Request]:
-    params = SamplingParams(**{"max_tokens": 24, **arguments})
+def requests(arguments: dict[str, Any], vocab_size: int = 48) -> list[Request]:
+    """One request for each prompt. "constraint" among the arguments puts all under the Pattern."""
+    params = SamplingParams(**{"max_tokens": 24, **{k: v for k, v in arguments.items() if k != "constraint"}})
+    patterns = [Pattern(vocab_size) if "constraint" in arguments else None for _ in PROMPTS]
     return [
-        Request(str(i), prompt, params, EOS, Letters(), seed=1000 + i) for i, prompt in enumerate(PROMPTS)
+        Request(str(i), prompt, params, EOS, Letters(), seed=1000 + i, constraint=patterns[i])
+        for i, prompt in enumerate(PROMPTS)
     ]
 
 
@@ -131,12 +165,16 @@ def answers(outputs: dict[str, Output]) -> Answers:
     return {str(i): [*prompt, *outputs[str(i)].tokens] for i, prompt in enumerate(PROMPTS)}
 
 
-DRAFTERS = ["draft_model", "small draft_model", "ngram", *SCRIPTS]
+DRAFTERS = ["draft_model", "own draft_model", "small draft_model", "ngram", "tree", *SCRIPTS]
 
 
 def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
     if name == "draft_model":
         return DraftModelDrafter(models.draft, chunk=8)
+    if name == "own draft_model":
+        return DraftModelDrafter(models.draft, chunk=8, draws="own")
+    if name == "tree":
+        return TreeDrafter(models.draft, (2, 2), siblings)
     if name == "small draft_model":  # a smaller vocabulary and a context that ends before the target's
         return DraftModelDrafter(models.draft, common_size=40, max_context=50)
     if name == "ngram":

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from outrider.decoding.request import Request
 from tests.conformance.engines import ENGINES, Models
 from tests.conformance.harness import (
     DRAFTERS,
@@ -25,9 +26,13 @@ def models(engine: str) -> Models:
     return ENGINES[engine]()
 
 
+def batch_for(engine: str, params: str) -> list[Request]:
+    return requests(PARAMS[params], models(engine).target.vocab_size)
+
+
 @cache
 def plain(engine: str, params: str) -> dict[str, Output]:
-    return run(models(engine).engine(), None, requests(PARAMS[params]))
+    return run(models(engine).engine(), None, batch_for(engine, params))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -36,7 +41,7 @@ def plain(engine: str, params: str) -> dict[str, Output]:
 def test_speculation_changes_nothing(engine: str, drafter: str, params: str) -> None:
     expected = plain(engine, params)
     made = make_drafter(drafter, models(engine), answers(expected))
-    found = run(models(engine).engine(), made, requests(PARAMS[params]), length=5)
+    found = run(models(engine).engine(), made, batch_for(engine, params), length=5)
     assert visible(found) == visible(expected)
 
 

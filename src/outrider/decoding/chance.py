@@ -7,7 +7,8 @@ import numpy as np
 from outrider.decoding.rng import ACCEPT, DRAFT, NEXT, Floats, uniforms
 from outrider.decoding.types import Distribution
 
-_CHUNK = 16  # uniforms made at a time
+_CHUNK = 16  # numbers whose uniforms are made at a time, for all purposes
+_PURPOSES = (DRAFT, ACCEPT, NEXT)
 
 
 class Chance:
@@ -23,15 +24,17 @@ class Chance:
 
     def __init__(self, seed: int, position: int) -> None:
         self._seed, self._position = seed, position
-        self._made: dict[tuple[int, int], list[float]] = {}
+        self._made: dict[int, dict[int, list[float]]] = {}  # by chunk and purpose
 
     def uniform(self, purpose: int, number: int) -> float:
+        """The number of a purpose (DRAFT, ACCEPT or NEXT of `rng`), from [0, 1)."""
         chunk, at = divmod(number, _CHUNK)
-        if (purpose, chunk) not in self._made:
-            numbers = np.arange(chunk * _CHUNK, (chunk + 1) * _CHUNK)
-            made = uniforms(self._seed, self._position, purpose, numbers).tolist()
-            self._made[purpose, chunk] = made
-        return self._made[purpose, chunk][at]
+        if chunk not in self._made:
+            numbers = np.tile(np.arange(chunk * _CHUNK, (chunk + 1) * _CHUNK), len(_PURPOSES))
+            made = uniforms(self._seed, self._position, np.repeat(_PURPOSES, _CHUNK), numbers)
+            rows = made.reshape(len(_PURPOSES), _CHUNK).tolist()
+            self._made[chunk] = dict(zip(_PURPOSES, rows, strict=True))
+        return self._made[chunk][purpose][at]
 
     def draws(self, distribution: Distribution, node: int) -> int:
         """The token of a draft's node, drawn from `distribution`."""

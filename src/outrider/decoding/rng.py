@@ -110,9 +110,11 @@ def _distinct(ascending: Ids) -> tuple[Ids, Ids]:
     return ascending[fresh], np.cumsum(fresh) - 1
 
 
-def uniforms(seed: int, position: int, purpose: int, numbers: Ids) -> Floats:
-    """Independent uniforms from [0, 1), float64[n], multiples of 2^-53, for `numbers` (int64[n])."""
-    high, low, _, _ = _blocks(seed, position, purpose, numbers.astype(np.uint64))
+def uniforms(seed: int, position: int, purposes: int | Ids, numbers: Ids) -> Floats:
+    """Independent uniforms from [0, 1), float64[n], multiples of 2^-53, for `numbers` (int64[n]) and their
+    purposes (one for all, or int64[n])."""
+    kinds = np.asarray(purposes).astype(np.uint64)
+    high, low, _, _ = _blocks(seed, position, kinds, numbers.astype(np.uint64))
     bits = ((high >> np.uint64(5)) << np.uint64(26)) | (low >> np.uint64(6))
     values: Floats = bits.astype(np.float64) * 2.0**-53
     return values
