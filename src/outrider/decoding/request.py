@@ -35,6 +35,10 @@ class Request:
     seed:        0 .. 2**64 - 1; `params.seed` itself is not read here.
     bad_words:   the token sequences that `params.bad_words` stands for.
     constraint:  what `params.structured` permits; a request's own, as it follows the request's output.
+    draft_limit: most draft tokens of a step, below what the controller would choose; 0 decodes plainly.
+    drafters:    names of the drafters that may propose for this request; None for all there are.
+    namespace:   who may share what is kept of this request (looked-up outputs, cached prefixes): requests of
+                 the same namespace. None shares nothing.
     """
 
     request_id: str
@@ -45,6 +49,9 @@ class Request:
     seed: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
     constraint: Constraint | None = None
+    draft_limit: int | None = None
+    drafters: frozenset[str] | None = None
+    namespace: str | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
