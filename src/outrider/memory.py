@@ -119,3 +119,31 @@ def size(n: int) -> str:
     if n >= 10**6:
         return f"{n / 1e6:.0f} MB"
     return f"{n / 1e3:.0f} kB"
+
+
+class Budget:
+    """Bytes that may be reserved, by name, up to a limit. Not for several threads at once."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = max(0, limit)
+        self.reserved = 0
+        self._parts: dict[str, int] = {}
+
+    def fits(self, count: int) -> bool:
+        """Whether so many bytes could be reserved if nothing else were."""
+        return 0 <= count <= self.limit
+
+    def reserve(self, name: str, count: int) -> bool:
+        """Set `count` bytes aside, or return False and change nothing when they do not fit now.
+        Raises ValueError when the name has a reservation or the count is negative."""
+        if name in self._parts or count < 0:
+            raise ValueError(f"{name!r} cannot reserve {count} bytes")
+        if self.reserved + count > self.limit:
+            return False
+        self._parts[name] = count
+        self.reserved += count
+        return True
+
+    def release(self, name: str) -> None:
+        """Give back what a name reserved; one without a reservation is ignored."""
+        self.reserved -= self._parts.pop(name, 0)

@@ -1,0 +1,1 @@
+"""The server: one engine thread, many clients."""

@@ -1,0 +1,90 @@
+"""Who runs and who waits: first come, first served, as far as slots and memory go. One thread, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from outrider.decoding.events import Event, FinishEvent
+from outrider.decoding.loop import StepLoop
+from outrider.decoding.metrics import RequestMetrics
+from outrider.decoding.request import Request
+from outrider.memory import Budget
+
+
+class Scheduler:
+    """Lets requests into a step loop while there is a slot and memory for all that each may come to hold.
+
+    slots:  most requests in the loop, at least 1.
+    budget: bytes that requests may reserve together.
+    need:   bytes that a request may come to hold.
+    clock:  seconds, for metrics only.
+    """
+
+    def __init__(
+        self,
+        loop: StepLoop,
+        slots: int,
+        budget: Budget,
+        need: Callable[[Request], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._loop, self._slots, self._budget, self._need, self._clock = loop, slots, budget, need, clock
+        self._waiting: deque[tuple[Request, RequestMetrics]] = deque()
+        self._running: dict[str, RequestMetrics] = {}
+        self._outbox: list[Event] = []
+
+    @property
+    def running(self) -> int:
+        """Requests in the loop."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot or for memory."""
+        return len(self._waiting)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether `step` has more to do or to tell."""
+        return bool(self._running or self._waiting or self._outbox or self._loop.unfinished)
+
+    def add(self, request: Request) -> None:
+        """Put a request at the end of the queue."""
+        self._waiting.append((request, RequestMetrics(arrived=self._clock())))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now; its FinishEvent comes with the next step. An unknown id is ignored."""
+        for entry in self._waiting:
+            if entry[0].request_id == request_id:
+                self._waiting.remove(entry)
+                self._outbox.append(FinishEvent(request_id, "abort", None, "", entry[1]))
+                return
+        self._loop.abort(request_id)
+
+    def step(self) -> list[Event]:
+        """Let in whom there is room for, then one step of the loop. An engine's exception goes through."""
+        self._admit()
+        events, self._outbox = self._outbox, []
+        if self._loop.unfinished:
+            events += self._loop.step()
+        for event in events:
+            if isinstance(event, FinishEvent) and event.request_id in self._running:
+                arrived = self._running.pop(event.request_id).arrived
+                event.metrics.arrived = arrived  # the time in the queue counts
+                self._budget.release(event.request_id)
+        return events
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._slots:
+            request, metrics = self._waiting[0]
+            if not self._budget.reserve(request.request_id, self._need(request)):
+                return  # nobody overtakes: a large request would wait for ever
+            self._waiting.popleft()
+            try:
+                self._loop.add(request)
+            except Exception as error:  # what the check at the door could not see
+                self._budget.release(request.request_id)
+                self._outbox.append(FinishEvent(request.request_id, "error", None, "", metrics, error))
+            else:
+                self._running[request.request_id] = metrics
