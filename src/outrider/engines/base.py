@@ -120,8 +120,15 @@ class StepEngine(Protocol):
     def prefill_scores(self, seq: SeqHandle, max_tokens: int) -> FloatArray:
         """The same, returning the logits after each of the tokens: float32[tokens, vocab]."""
 
-    def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
-        """Score anchor and draft nodes of each sequence in one pass. Prefill must be complete."""
+    def score(
+        self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
+    ) -> list[TargetScores]:
+        """Score anchor and draft nodes of each sequence of `batch`, whose prefill must be complete, and in
+        the same pass put up to so many pending prompt tokens of the sequences of `prefill` into their caches.
+
+        Returns one entry for each sequence of `batch`, which may be empty. A sequence appears once in all.
+        When it raises, no sequence has changed.
+        """
 
     def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
         """Keep the anchor and the accepted path, drop the rest; next_token is the new anchor.

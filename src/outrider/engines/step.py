@@ -46,13 +46,13 @@ class CachedStepEngine:
     def _prefill(self, seq: SeqHandle, tokens: IntArray, rows: IntArray) -> FloatArray:
         if not len(tokens):
             return np.empty((0, self.vocab_size), np.float32)
-        parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-        (logits,) = self._model.forward([ForwardItem(seq.cache, tokens, parents, rows)])
-        seq.pending = seq.pending[len(tokens) :]
-        seq.committed += len(tokens)
+        (logits,) = self._model.forward([_chain(seq, tokens, rows)])
+        _written(seq, len(tokens))
         return logits
 
-    def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
+    def score(
+        self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
+    ) -> list[TargetScores]:
         items = []
         for seq, draft in batch:
             assert not len(seq.pending), "prefill must be complete"
@@ -61,7 +61,16 @@ class CachedStepEngine:
             tokens = np.concatenate((np.array([seq.anchor], np.int32), draft.tokens))
             parents = np.concatenate((np.array([-1], np.int32), draft.parents + np.int32(1)))
             items.append(ForwardItem(seq.cache, tokens, parents, np.arange(len(tokens), dtype=np.int32)))
-        return [TargetScores(logits) for logits in self._model.forward(items)]
+        chunks = [(seq, seq.pending[:most]) for seq, most in prefill if most > 0 and len(seq.pending)]
+        items += [_chain(seq, tokens, _NO_ROWS) for seq, tokens in chunks]
+        if len({id(item.cache) for item in items}) < len(items):
+            raise ValueError("a sequence may appear once in a pass")
+        if not items:
+            return []
+        logits = self._model.forward(items)
+        for seq, tokens in chunks:
+            _written(seq, len(tokens))
+        return [TargetScores(rows) for rows in logits[: len(batch)]]
 
     def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
         base = seq.committed
@@ -72,3 +81,15 @@ class CachedStepEngine:
 
     def close(self, seq: SeqHandle) -> None:
         seq.cache.close()
+
+
+def _chain(seq: SeqHandle, tokens: IntArray, rows: IntArray) -> ForwardItem:
+    """Pending tokens of a prompt, one after the other."""
+    assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
+    return ForwardItem(seq.cache, tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32), rows)
+
+
+def _written(seq: SeqHandle, count: int) -> None:
+    """So many pending tokens are in the cache now."""
+    seq.pending = seq.pending[count:]
+    seq.committed += count
