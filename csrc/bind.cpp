@@ -15,6 +15,7 @@ using namespace nb::literals;
 using outrider::Cache;
 using outrider::Config;
 using outrider::Model;
+using outrider::SharedBlocks;
 
 namespace {
 
@@ -90,11 +91,17 @@ NB_MODULE(_core, m) {
         return outrider::checksum(data.data(), data.size());
     }, "data"_a.noconvert());
 
+    nb::class_<SharedBlocks>(m, "SharedBlocks")
+        .def_prop_ro("positions", &SharedBlocks::positions)
+        .def_prop_ro("nbytes", &SharedBlocks::bytes);
+
     nb::class_<Cache>(m, "Cache")
         .def_prop_ro("length", &Cache::length)
         .def_prop_ro("capacity", &Cache::capacity)
         .def_prop_ro("nbytes", &Cache::bytes)
         .def("truncate", &Cache::truncate, "length"_a)
+        .def("share", &Cache::share, "start"_a, "stop"_a)
+        .def("adopt", &Cache::adopt, "blocks"_a)
         .def("close", &Cache::close);
 
     nb::class_<Model>(m, "Model")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engines.native import NativeModel
+from outrider.engines.toy import ToyCache
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.open import open_model
 from tests.native.support import item, load, run, same_bits
@@ -93,3 +94,72 @@ def test_bad_options(tmp_path: Path) -> None:
     odd = open_model(tiny_gguf(tmp_path / "odd.gguf", dims=Dims(head_dim=24)))
     with pytest.raises(UnsupportedModelError, match="head size of 24"):
         NativeModel.load(odd)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    text=st.lists(st.integers(3, 319), min_size=16, max_size=60),
+    cut=st.integers(0, 60),
+    more=st.lists(st.integers(3, 319), min_size=1, max_size=20),
+    tree=st.booleans(),
+)
+def test_shared_blocks_stay_as_they_are(
+    model: NativeModel, text: list[int], cut: int, more: list[int], tree: bool
+) -> None:
+    """Whatever the giver and the taker write afterwards, by a pass or by keeping a path."""
+    giver, taker = model.new_cache(128), model.new_cache(128)
+    run(model, giver, text)
+    stop = len(text) // 16 * 16
+    blocks = giver.share(0, stop)
+    assert (blocks.positions, blocks.nbytes) == (stop, giver.nbytes * stop // 16 // -(-len(text) // 16))
+    taker.adopt(blocks)
+    assert (taker.length, taker.nbytes) == (stop, blocks.nbytes)
+    for cache, length in ((giver, min(cut, len(text))), (taker, min(cut, stop))):
+        cache.truncate(length)
+        if tree:  # siblings, of which the last is kept
+            run(model, cache, more, parents=[-1] * len(more))
+            cache.keep(length, [length + len(more) - 1])
+        else:
+            run(model, cache, more)
+    fresh, again = model.new_cache(128), model.new_cache(128)
+    again.adopt(blocks)
+    expected = run(model, fresh, [*text[:stop], 5, 6])[-2:]
+    assert same_bits(run(model, again, [5, 6]), expected)
+    written = [*text[: min(cut, stop)], *(more[-1:] if tree else more), 5]
+    fresh.truncate(0)
+    assert same_bits(run(model, taker, [5]), run(model, fresh, written)[-1:])
+
+
+def test_blocks_outlive_their_cache(model: NativeModel) -> None:
+    giver, taker, fresh = (model.new_cache(64) for _ in range(3))
+    run(model, giver, [7] * 20)
+    first, second = giver.share(0, 16), giver.share(16, 16)
+    giver.close()
+    taker.adopt(first)
+    taker.adopt(second)
+    assert taker.length == 16
+    assert same_bits(run(model, taker, [5]), run(model, fresh, [*[7] * 16, 5])[-1:])
+
+
+def test_bad_sharing_changes_nothing(model: NativeModel, tmp_path: Path) -> None:
+    cache, small = model.new_cache(64), model.new_cache(16)
+    run(model, cache, [5] * 40)
+    for start, stop in ((0, 8), (8, 16), (0, 48), (16, 0), (-16, 0)):
+        with pytest.raises(ValueError, match="share"):
+            cache.share(start, stop)
+    blocks = cache.share(0, 32)
+    with pytest.raises(ValueError, match="do not fit"):
+        small.adopt(blocks)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        cache.adopt(blocks)
+    other = load(open_model(tiny_gguf(tmp_path / "m.gguf", dims=Dims(layers=1)))).new_cache(64)
+    with pytest.raises(ValueError, match="another model"):
+        other.adopt(blocks)
+    with pytest.raises(TypeError, match="of its own"):
+        other.adopt(ToyCache(16).share(0, 0))
+    assert (cache.length, small.length, other.length) == (40, 0, 0)
+    cache.close()
+    with pytest.raises(ValueError, match="closed"):
+        cache.share(0, 16)
+    with pytest.raises(ValueError, match="closed"):
+        cache.adopt(blocks)

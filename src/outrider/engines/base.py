@@ -8,7 +8,7 @@ close, with the anchor rule (the last emitted token is emitted, but not yet in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
@@ -35,6 +35,28 @@ class Cache(Protocol):
 
     def close(self) -> None:
         """Give the memory back. Any later use raises ValueError."""
+
+
+@runtime_checkable
+class CacheBlocks(Protocol):
+    """Keys and values of some positions, held in common by caches and whoever keeps them for later."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@runtime_checkable
+class SharingCache(Cache, Protocol):
+    """A cache whose positions other caches of the same model can take over, without computing them again."""
+
+    def share(self, start: int, stop: int) -> CacheBlocks:
+        """Positions start..stop-1, both multiples of the model's `share_unit`. They stay as they are,
+        whatever this cache does next. Raises ValueError for positions that it does not hold."""
+
+    def adopt(self, blocks: CacheBlocks) -> None:
+        """Put blocks at the end, at the positions where they were shared: `length`, a multiple of
+        `share_unit`, must be their start. They hold for the same text before them only; the caller sees to
+        that. Raises ValueError when they do not fit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +98,17 @@ class LanguageModel(Protocol):
         """
 
 
+@runtime_checkable
+class SharingModel(Protocol):
+    """What a LanguageModel may be able to do beside: its caches are SharingCaches.
+
+    share_unit: positions of the smallest block.
+    """
+
+    @property
+    def share_unit(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCaps:
     """What an engine can do, matched against the drafter's and verifier's needs when built.
@@ -96,6 +129,9 @@ class SeqHandle:
     anchor: int
     pending: IntArray  # int32[k], prompt tokens (without the anchor) that are not in the cache yet
     committed: int = 0  # tokens in the sequence without the anchor
+    text: list[int] = field(default_factory=list)  # of the sequence without the anchor, pending ones too
+    scored: IntArray | None = None  # int32[n], the draft that was scored last
+    namespace: str | None = None  # whom the sequence shares prefixes with
 
 
 class StepEngine(Protocol):
@@ -110,9 +146,11 @@ class StepEngine(Protocol):
     @property
     def max_positions(self) -> int: ...
 
-    def open(self, prompt: Sequence[int], capacity: int) -> SeqHandle:
+    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
         """Register a prompt of at least one token; nothing is computed yet. The anchor is its last
-        token. `capacity` is in positions and must cover prompt, output and draft."""
+        token. `capacity` is in positions and must cover prompt, output and draft. What sequences of the same
+        namespace have computed is taken over, if the engine keeps it; None takes and gives nothing, which
+        `prefill_scores` needs."""
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
         """Put up to max_tokens pending prompt tokens into the cache; returns how many are left."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
 from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, SeqHandle
+from outrider.engines.prefix import PrefixCache
 
 _NO_ROWS = np.empty(0, np.int32)
 
@@ -22,6 +23,7 @@ class CachedStepEngine:
     def __init__(self, model: LanguageModel, *, tree_attention: bool, exact_bits: bool) -> None:
         self._model = model
         self.caps = EngineCaps(tree_attention=tree_attention, exact_bits=exact_bits)
+        self.prefixes: PrefixCache | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -31,12 +33,25 @@ class CachedStepEngine:
     def max_positions(self) -> int:
         return self._model.max_positions
 
-    def open(self, prompt: Sequence[int], capacity: int) -> SeqHandle:
+    def share_prefixes(self, max_bytes: int) -> PrefixCache:
+        """From now on keep what sequences with a namespace compute, in at most so many bytes, for later ones
+        that begin in the same way. Raises ConfigError when the model's caches cannot be shared."""
+        self.prefixes = PrefixCache(self._model, max_bytes)
+        return self.prefixes
+
+    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
         ids = np.array(prompt, np.int32)
-        return SeqHandle(self._model.new_cache(capacity), int(ids[-1]), ids[:-1])
+        text = ids[:-1]
+        cache = self._model.new_cache(capacity)
+        seq = SeqHandle(cache, int(ids[-1]), text, text=text.tolist(), namespace=namespace)
+        if self.prefixes is not None and namespace is not None:
+            self.prefixes.query_tokens += len(text)
+            self._take(seq)
+        return seq
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
-        self._prefill(seq, seq.pending[:max_tokens], _NO_ROWS)
+        self._take(seq)
+        self._prefill(seq, seq.pending[: max(0, max_tokens)], _NO_ROWS)
         return len(seq.pending)
 
     def prefill_scores(self, seq: SeqHandle, max_tokens: int) -> FloatArray:
@@ -47,8 +62,26 @@ class CachedStepEngine:
         if not len(tokens):
             return np.empty((0, self.vocab_size), np.float32)
         (logits,) = self._model.forward([_chain(seq, tokens, rows)])
-        _written(seq, len(tokens))
+        self._written(seq, len(tokens))
         return logits
+
+    def _take(self, seq: SeqHandle) -> None:
+        """Take over what others have computed of the prompt; they may have done so since it was opened."""
+        if self.prefixes is not None and len(seq.pending):
+            end = seq.committed + len(seq.pending)
+            taken = self.prefixes.take(seq.cache, seq.text[:end], seq.namespace)
+            seq.pending = seq.pending[taken:]
+            seq.committed += taken
+
+    def _written(self, seq: SeqHandle, count: int) -> None:
+        """So many pending tokens are in the cache now."""
+        seq.pending = seq.pending[count:]
+        seq.committed += count
+        self._keep(seq)
+
+    def _keep(self, seq: SeqHandle) -> None:
+        if self.prefixes is not None:
+            self.prefixes.keep(seq.cache, seq.text[: seq.committed], seq.namespace)
 
     def score(
         self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
@@ -61,6 +94,8 @@ class CachedStepEngine:
             tokens = np.concatenate((np.array([seq.anchor], np.int32), draft.tokens))
             parents = np.concatenate((np.array([-1], np.int32), draft.parents + np.int32(1)))
             items.append(ForwardItem(seq.cache, tokens, parents, np.arange(len(tokens), dtype=np.int32)))
+        for seq, _ in prefill:
+            self._take(seq)
         chunks = [(seq, seq.pending[:most]) for seq, most in prefill if most > 0 and len(seq.pending)]
         items += [_chain(seq, tokens, _NO_ROWS) for seq, tokens in chunks]
         if len({id(item.cache) for item in items}) < len(items):
@@ -68,28 +103,29 @@ class CachedStepEngine:
         if not items:
             return []
         logits = self._model.forward(items)
+        for seq, draft in batch:
+            seq.scored = draft.tokens
         for seq, tokens in chunks:
-            _written(seq, len(tokens))
+            self._written(seq, len(tokens))
         return [TargetScores(rows) for rows in logits[: len(batch)]]
 
     def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
         base = seq.committed
         seq.cache.keep(base, [base, *(base + 1 + node for node in verdict.path)])
         seq.committed += 1 + len(verdict.path)
+        assert seq.scored is not None, "only what was scored can be committed"
+        seq.text += [seq.anchor, *seq.scored[list(verdict.path)].tolist()]
         seq.anchor = verdict.next_token
         assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
 
     def close(self, seq: SeqHandle) -> None:
-        seq.cache.close()
+        try:
+            self._keep(seq)  # the next turn of a chat begins with this one
+        finally:
+            seq.cache.close()
 
 
 def _chain(seq: SeqHandle, tokens: IntArray, rows: IntArray) -> ForwardItem:
     """Pending tokens of a prompt, one after the other."""
     assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
     return ForwardItem(seq.cache, tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32), rows)
-
-
-def _written(seq: SeqHandle, count: int) -> None:
-    """So many pending tokens are in the cache now."""
-    seq.pending = seq.pending[count:]
-    seq.committed += count

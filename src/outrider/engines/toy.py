@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.types import FloatArray
-from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.base import Cache, CacheBlocks, ForwardItem
+
+SHARE_UNIT = 4  # small, so that short texts have several blocks
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -34,6 +37,17 @@ def _normal(vocab_size: int, seed: int, state: int) -> npt.NDArray[np.float64]:
     normal: npt.NDArray[np.float64] = (total / 65536.0 - 2.0) * 3.0**0.5
     normal.flags.writeable = False
     return normal
+
+
+class ToyBlocks(NamedTuple):
+    """Implements CacheBlocks, as a copy."""
+
+    tokens: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + self.positions.nbytes
 
 
 class ToyCache:
@@ -68,6 +82,24 @@ class ToyCache:
         positions[base : base + len(chosen)] = positions[chosen]
         self.length = base + len(chosen)
 
+    def share(self, start: int, stop: int) -> ToyBlocks:
+        tokens, positions = self.slots
+        if not 0 <= start <= stop <= self.length or start % SHARE_UNIT or stop % SHARE_UNIT:
+            raise ValueError(f"cannot share {start}..{stop} of {self.length} positions")
+        return ToyBlocks(tokens[start:stop].copy(), positions[start:stop].copy())
+
+    def adopt(self, blocks: CacheBlocks) -> None:
+        tokens, positions = self.slots
+        assert isinstance(blocks, ToyBlocks)
+        end = self.length + len(blocks.tokens)
+        if self.length % SHARE_UNIT or end > self.capacity:
+            raise ValueError(
+                f"cannot adopt {len(blocks.tokens)} positions at {self.length} of {self.capacity}"
+            )
+        tokens[self.length : end] = blocks.tokens
+        positions[self.length : end] = blocks.positions
+        self.length = end
+
     def close(self) -> None:
         self._tokens = None
 
@@ -84,6 +116,8 @@ class ToyModel:
     like:       another model to resemble.
     similarity: how much, 0..1; at 1 the two are the same (given the same sharpness and memory).
     """
+
+    share_unit = SHARE_UNIT
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
-from outrider.engines import step
 from outrider.engines.base import ForwardItem, SeqHandle, StepEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyModel
@@ -68,10 +67,10 @@ def test_prompts_computed_beside_others_give_the_same_rows(
 
 def test_a_chunk_that_is_counted_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: a chunk's last token counts as still to come, and is computed twice."""
-    right = step._written
+    right = CachedStepEngine._written
 
-    def wrong(seq: SeqHandle, count: int) -> None:
-        right(seq, count)
+    def wrong(self: CachedStepEngine, seq: SeqHandle, count: int) -> None:
+        right(self, seq, count)
         if len(seq.pending):
             seq.pending = np.concatenate((seq.pending[:1], seq.pending))
 
@@ -79,7 +78,7 @@ def test_a_chunk_that_is_counted_wrong_is_noticed(monkeypatch: pytest.MonkeyPatc
     expected = alone(engine, prompt, Draft.empty())
     (found,) = beside(engine, [prompt], [4], Draft.empty())
     np.testing.assert_array_equal(found, expected)
-    monkeypatch.setattr(step, "_written", wrong)
+    monkeypatch.setattr(CachedStepEngine, "_written", wrong)
     (found,) = beside(engine, [prompt], [4], Draft.empty())
     assert (found != expected).any()
 

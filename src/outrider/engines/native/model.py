@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.types import FloatArray
-from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.base import Cache, CacheBlocks, ForwardItem
 from outrider.engines.native import _core
 from outrider.engines.native.loading import add_weights
 from outrider.engines.native.store import store_of
@@ -44,6 +44,17 @@ class NativeCache:
     def keep(self, base: int, slots: Sequence[int]) -> None:
         self._model.keep(self.core, base, list(slots))
 
+    def share(self, start: int, stop: int) -> _core.SharedBlocks:
+        return self.core.share(start, stop)
+
+    def adopt(self, blocks: CacheBlocks) -> None:
+        if not isinstance(blocks, _core.SharedBlocks):
+            raise TypeError("the native engine takes blocks of its own caches only")
+        try:
+            self.core.adopt(blocks)
+        except IndexError as error:  # as in forward
+            raise ValueError(str(error)) from None
+
     def close(self) -> None:
         self.core.close()
 
@@ -51,6 +62,8 @@ class NativeCache:
 class NativeModel:
     """A Llama-family transformer on the CPU. Logits are bit for bit the same however tokens are grouped
     into passes, on every thread count and instruction set (docs/kernels.md)."""
+
+    share_unit = 16  # positions of a block of the caches
 
     def __init__(self, core: _core.Model, source: ModelSource) -> None:
         self._core = core
