@@ -19,7 +19,16 @@ from outrider.models.source import Architecture, ModelSource
 
 REPACK = 1.03  # repacked weights / weights in their file's encoding
 KV_BYTES = 2  # a key or value is stored in fp16
+BLOCK = 16  # positions: the cache grows by blocks
 PASS_WIDTH = 256  # most tokens of one pass: a chunk of prefill
+PASS_ROWS = 32  # most rows of logits of one pass, where nothing else is said
+TEXT_BYTES = 512  # that lists, text and lookups take for a token of a text
+SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
+PREFIX_SHARE, PREFIX_MOST = (
+    4,
+    2 * 10**9,
+)  # of what is free, one in so many bytes is for prefixes, at most so many
+MARGIN = 0.9  # of what is available may be used, where the user names no limit
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -28,11 +37,11 @@ def kv_bytes(arch: Architecture, positions: int) -> int:
     return 2 * arch.n_layers * arch.n_kv_heads * arch.head_dim * KV_BYTES * positions
 
 
-def buffer_bytes(arch: Architecture, width: int = PASS_WIDTH) -> int:
-    """Bytes that one pass over `width` tokens works in: float32 activations and a few logits rows."""
+def buffer_bytes(arch: Architecture, width: int = PASS_WIDTH, rows: int = PASS_ROWS) -> int:
+    """Bytes that one pass over `width` tokens works in: float32 activations and so many rows of logits."""
     heads = (arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
     per_token = 4 * (4 * arch.hidden_size + 3 * arch.ffn_size + heads)
-    return width * per_token + 4 * 32 * arch.vocab_size
+    return width * per_token + 4 * rows * arch.vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,74 @@ def size(n: int) -> str:
     if n >= 10**6:
         return f"{n / 1e6:.0f} MB"
     return f"{n / 1e3:.0f} kB"
+
+
+# --- A server's share of it ------------------------------------------------------------------------
+
+
+def sequence_bytes(archs: Sequence[Architecture], positions: int) -> int:
+    """Bytes that a sequence of at most `positions` positions may come to hold: its caches in all of the
+    models (the target first), its text, what it is sampled with."""
+    whole = -(-positions // BLOCK) * BLOCK
+    caches = sum(kv_bytes(arch, whole) for arch in archs)
+    return caches + positions * TEXT_BYTES + 4 * SAMPLER_ROWS * archs[0].vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What a server's memory is for, in bytes.
+
+    sequences: for what requests may come to hold, together.
+    prefixes:  for the prefix caches of each model, the target's first.
+    """
+
+    weights: int
+    buffers: int
+    sequences: int
+    prefixes: tuple[int, ...]
+
+
+def share_out(
+    sources: Sequence[ModelSource],
+    positions: int,
+    limit: int,
+    *,
+    rows: int = PASS_ROWS,
+    prefixes: int | None = None,
+) -> Shares:
+    """Divide `limit` bytes among the models (the target first), one sequence of `positions` positions at
+    least, and prefix caches of `prefixes` bytes together (None: what is wise).
+
+    rows: most rows of logits of one pass of the target.
+    Raises InsufficientMemoryError when one sequence does not fit.
+    """
+    archs = [source.architecture for source in sources]
+    weights = sum(estimate(source, 0).weights for source in sources)
+    buffers = buffer_bytes(archs[0], rows=rows) + sum(buffer_bytes(arch) for arch in archs[1:])
+    free = limit - weights - buffers
+    one = sequence_bytes(archs, positions)
+    if free < one + (prefixes or 0):
+        kept = f" + prefix cache {size(prefixes)}" if prefixes else ""
+        names = " and ".join(source.display_name for source in sources)
+        raise InsufficientMemoryError(
+            f"not enough memory: {names} take {size(weights)} + buffers {size(buffers)} + {size(one)} for "
+            f"one sequence of {positions} tokens{kept}; the limit is {size(max(0, limit))}; try a shorter "
+            "context (-c / max_model_len), a smaller quantization, or a higher --memory-limit"
+        )
+    if prefixes is None:
+        prefixes = min(PREFIX_MOST, (free - one) // PREFIX_SHARE)
+    parts = [kv_bytes(arch, BLOCK) for arch in archs]
+    return Shares(
+        weights, buffers, free - prefixes, tuple(prefixes * part // max(1, sum(parts)) for part in parts)
+    )
+
+
+def usable_bytes(weights: int = 0) -> int:
+    """What is wise to use where the user names no limit: most of what is available. `weights` bytes of it may
+    be loaded already; only as far as they are this process's own do they count as used."""
+    info = psutil.Process().memory_info()
+    own = max(0, int(info.rss) - int(getattr(info, "shared", 0)))
+    return int(available_bytes() * MARGIN) + min(weights, own)
 
 
 class Budget:

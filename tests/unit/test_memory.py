@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from outrider import memory
 from outrider.errors import InsufficientMemoryError
-from outrider.memory import ModelMemory
+from outrider.memory import Budget, ModelMemory
 from outrider.models.source import Architecture, ModelSource, Tensor, TokenizerData
 
 QWEN = Architecture(
@@ -102,3 +106,95 @@ def test_no_control_groups_means_no_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n", "text"), [(999, "1 kB"), (98_000_000, "98 MB"), (1_117_000_000, "1.12 GB")])
 def test_sizes_for_a_reader(n: int, text: str) -> None:
     assert memory.size(n) == text
+
+
+def model(name: str = "T", tensor_bytes: int = 1000, arch: Architecture = QWEN) -> ModelSource:
+    tensor = Tensor("w", "F32", (tensor_bytes // 4,), np.zeros(tensor_bytes, np.uint8))
+    path = Path(f"{name}.gguf")
+    return ModelSource(path, "gguf", name, arch, {"w": tensor}, TokenizerData("bpe"), chat_template=None)
+
+
+SMALL = dataclasses.replace(QWEN, n_layers=7)
+
+
+@given(
+    positions=st.integers(1, 32768),
+    limit=st.integers(0, 10**10),
+    rows=st.integers(1, 200),
+    pair=st.booleans(),
+    prefixes=st.none() | st.integers(0, 10**9),
+)
+def test_shares_add_up_to_the_limit(
+    positions: int, limit: int, rows: int, pair: bool, prefixes: int | None
+) -> None:
+    sources = [model(), model("D", arch=SMALL)] if pair else [model()]
+    archs = [source.architecture for source in sources]
+    buffers = memory.buffer_bytes(QWEN, rows=rows) + (memory.buffer_bytes(SMALL) if pair else 0)
+    needed = 1030 * len(sources) + buffers + memory.sequence_bytes(archs, positions) + (prefixes or 0)
+    if limit < needed:
+        with pytest.raises(InsufficientMemoryError, match=rf"sequence of {positions} tokens.*--memory-limit"):
+            memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes)
+        return
+    shares = memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes)
+    total = shares.weights + shares.buffers + shares.sequences + sum(shares.prefixes)
+    assert limit - len(sources) < total <= limit
+    assert shares.sequences >= memory.sequence_bytes(archs, positions)
+    assert len(shares.prefixes) == len(sources)
+    if pair:  # both models keep the same number of positions
+        assert shares.prefixes[0] // 4 - shares.prefixes[1] in (-1, 0, 1)
+    if prefixes is not None:
+        assert prefixes - len(sources) < sum(shares.prefixes) <= prefixes
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_the_smallest_limit_that_is_enough(short: bool) -> None:
+    needed = 1030 + memory.buffer_bytes(QWEN, rows=5) + memory.sequence_bytes([QWEN], 100)
+    if short:
+        with pytest.raises(InsufficientMemoryError, match="T take 1 kB"):
+            memory.share_out([model()], 100, needed - 1, rows=5)
+    else:
+        assert memory.share_out([model()], 100, needed, rows=5).prefixes == (0,)
+
+
+def test_a_sequence_is_counted_in_whole_blocks_of_every_model() -> None:
+    by_hand = 4 * 4 * QWEN.vocab_size + 17 * 512 + 32 * 2 * 28 * 2 * 128 * 2 * 5 // 4
+    assert memory.sequence_bytes([QWEN, SMALL], 17) == by_hand
+
+
+def test_usable_memory_counts_weights_that_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as they are this process's own: pages of a mapped file are available already."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
+    assert memory.usable_bytes() == 9 * 10**8
+    assert memory.usable_bytes(10**6) == 9 * 10**8 + 10**6
+    assert memory.usable_bytes(10**15) < 10**12
+
+
+class Reservations(RuleBasedStateMachine):
+    """A budget against a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget, self.held = Budget(100), dict[str, int]()
+
+    @rule(name=st.sampled_from("abcd"), count=st.integers(-1, 120))
+    def reserve(self, name: str, count: int) -> None:
+        if name in self.held or count < 0:
+            with pytest.raises(ValueError, match="cannot reserve"):
+                self.budget.reserve(name, count)
+        elif self.budget.reserve(name, count):
+            self.held[name] = count
+        else:
+            assert sum(self.held.values()) + count > 100
+            assert self.budget.fits(count) == (count <= 100)
+
+    @rule(name=st.sampled_from("abcd"))
+    def release(self, name: str) -> None:
+        self.budget.release(name)
+        self.held.pop(name, None)
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.budget.reserved == sum(self.held.values()) <= self.budget.limit
+
+
+TestReservations = Reservations.TestCase
