@@ -20,9 +20,10 @@ from outrider.bench import report, workloads
 from outrider.bench.runner import measure
 from outrider.cli.bench import settings
 from outrider.cli.demo import MODEL, present_pair
-from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.config import EngineConfig
 from outrider.decoding.params import SamplingParams
 from outrider.pipeline import build_all
+from outrider.speculative import DraftModelConfig, NgramConfig, NoneConfig, SpeculativeConfig
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

@@ -27,11 +27,11 @@ from outrider.errors import (
 )
 
 if TYPE_CHECKING:
-    from outrider.config import SpeculativeConfig
     from outrider.decoding.params import SamplingParams
     from outrider.decoding.structured import GuidedDecodingParams, StructuredOutputsParams
     from outrider.llm import LLM
     from outrider.outputs import CompletionOutput, Logprob, RequestOutput
+    from outrider.speculative import SpeculativeConfig
 
 try:
     __version__ = version("outrider")
@@ -63,7 +63,7 @@ __all__ = [
 _LAZY = {  # imported when first asked for, so that `outrider --version` is instant
     "LLM": "outrider.llm",
     "SamplingParams": "outrider.decoding.params",
-    "SpeculativeConfig": "outrider.config",
+    "SpeculativeConfig": "outrider.speculative",
     "CompletionOutput": "outrider.outputs",
     "RequestOutput": "outrider.outputs",
     "Logprob": "outrider.outputs",

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
-from outrider.config import SpeculativeConfig, parse_engine
+from outrider.config import parse_engine
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.params import SamplingParams
@@ -23,6 +23,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.outputs import Chunk, CompletionOutput, RequestOutput, logprobs_of
 from outrider.pipeline import Pipeline, build
 from outrider.requests import RequestMaker
+from outrider.speculative import SpeculativeConfig
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]

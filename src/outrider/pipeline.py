@@ -9,22 +9,20 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from tqdm import tqdm
 
 from outrider import memory
-from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
-from outrider.decoding.controller import FixedController
+from outrider.config import EngineConfig
+from outrider.decoding.costs import CostModel
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampler import RowSampler
-from outrider.decoding.verify import VERIFIERS, Verifier, check_pair
-from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter, Draws
-from outrider.drafters.ngram import NgramDrafter
+from outrider.decoding.verify import Verifier
+from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
@@ -34,6 +32,7 @@ from outrider.models.references import parse_reference, resolve
 from outrider.models.source import ModelSource
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import ensure_compatible
+from outrider.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
 
@@ -66,6 +65,16 @@ def native_loader(config: EngineConfig) -> ModelLoader:
     return load_native if cache is None else functools.partial(load_native, weights_cache=cache)
 
 
+def native_costs() -> Costs:
+    """What passes of the native engine cost, measured once for each model and machine."""
+    from outrider.engines.native import NativeModel, calibrate  # the compiled extension
+
+    def costs(model: LanguageModel) -> CostModel:
+        return calibrate.cost_model(model) if isinstance(model, NativeModel) else guessed_costs(model)
+
+    return costs
+
+
 def native_rows() -> RowSampler | None:
     """The native engine's way to draw tokens. Raises ConfigError for a bad OUTRIDER_SAMPLER."""
     from outrider.engines.native.sampling import row_sampler  # the compiled extension
@@ -88,25 +97,31 @@ class Pipeline:
     draft: ModelSource | None
     tokenizer: Tokenizer
     engine: StepEngine
-    drafter: Drafter | None
-    verifier: Verifier
+    drafting: Drafting
     context: int
     rows: RowSampler | None = None
 
     def loop(self) -> StepLoop:
         """A fresh step loop; loops of one pipeline share its models and must not run at once."""
-        depth = 0 if isinstance(self.speculative, NoneConfig) else self.speculative.num_speculative_tokens
         return StepLoop(
             self.engine,
-            self.drafter,
-            self.verifier,
-            FixedController(depth),
+            self.drafting.drafter,
+            self.drafting.verifier,
+            self.drafting.controller,
             clock=time.perf_counter,
             max_num_seqs=self.config.max_num_seqs,
             max_context=self.context,
             vocab_size=min(self.tokenizer.vocab_size, self.engine.vocab_size),
             rows=self.rows,
         )
+
+    @property
+    def verifier(self) -> Verifier:
+        return self.drafting.verifier
+
+    def fixed(self, count: int) -> list[Pipeline]:
+        """For each drafter, the same with fixed drafts of it alone, see `Drafting.fixed`."""
+        return [replace(self, drafting=drafting) for drafting in self.drafting.fixed(count)]
 
     @property
     def quantized(self) -> bool:
@@ -132,47 +147,44 @@ def build_all(
     choices: Sequence[SpeculativeConfig],
     loader: ModelLoader | None = None,
     *,
+    wrap: Callable[[LanguageModel], LanguageModel] = lambda model: model,
     progress: bool = True,
 ) -> list[Pipeline]:
     """One pipeline for each choice of drafter, all on the same loaded weights (`config.speculative` is
     not read). Every model is opened, checked and counted before the first is loaded.
 
     loader:   puts the weights into an engine; None means the native one.
+    wrap:     put around each loaded model, to watch it.
     progress: a bar on stderr while a model is fetched.
     Raises ModelError (not found, damaged, unsupported, vocabularies differ, too little memory) and
     ConfigError.
     """
     source = _open_target(config, progress)
     tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
-    drafts = {c: _open_draft(c, tokenizer, progress) for c in choices if isinstance(c, DraftModelConfig)}
+    lookups = [make_lookup(choice) for choice in choices]
+    opened = ((choice, _open_draft(choice, tokenizer, progress)) for choice in choices)
+    drafts = {choice: draft for choice, draft in opened if draft is not None}
     context = min(
         source.architecture.max_positions, config.max_model_len or source.architecture.max_positions
     )
     _check_memory(config, context, [source, *_distinct(drafts)])
 
-    rows = native_rows() if loader is None else None
+    rows, costs = (native_rows(), native_costs()) if loader is None else (None, guessed_costs)
     loader = loader or native_loader(config)
-    engine = CachedStepEngine(loader(source, config.threads), tree_attention=True, exact_bits=True)
+    target = loader(source, config.threads)
+    engine = CachedStepEngine(wrap(target), tree_attention=True, exact_bits=True)
     loaded = {_key(s): loader(s, config.threads) for s in _distinct(drafts)}
+    wrapped = {key: wrap(model) for key, model in loaded.items()}
     pipelines = []
-    for choice in choices:
-        draft: ModelSource | None = None
-        drafter: Drafter | None = None
-        verifier = make_verifier(choice)
-        if isinstance(choice, DraftModelConfig):
-            draft, common = drafts[choice]
-            drafter = DraftModelDrafter(
-                loaded[_key(draft)],
-                common_size=common,
-                max_context=choice.max_model_len,
-                draws=_draws(choice, verifier),
-            )
-        elif isinstance(choice, NgramConfig):
-            drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
-        if drafter is not None:
-            check_pair(verifier, drafter)
+    for choice, lookup in zip(choices, lookups, strict=True):
+        described, draft = None, None
+        if choice in drafts:
+            described, common = drafts[choice]
+            key = _key(described)
+            draft = DraftModel(wrapped[key], common, functools.partial(costs, loaded[key]))
+        drafting = make_drafting(choice, functools.partial(costs, target), draft, lookup)
         pipelines.append(
-            Pipeline(config, choice, source, draft, tokenizer, engine, drafter, verifier, context, rows)
+            Pipeline(config, choice, source, described, tokenizer, engine, drafting, context, rows)
         )
     return pipelines
 
@@ -185,17 +197,6 @@ def load_target(
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
     _check_memory(config, context, [source])
     return (loader or native_loader(config))(source, config.threads)
-
-
-def make_verifier(choice: SpeculativeConfig) -> Verifier:
-    """The acceptance rule of a configuration; without speculation, plain decoding's."""
-    return VERIFIERS["coupled" if isinstance(choice, NoneConfig) else choice.verification]()
-
-
-def _draws(choice: DraftModelConfig, verifier: Verifier) -> Draws:
-    if choice.draft_sample_method == "greedy":
-        return "greedy"
-    return "own" if verifier.draft_probs else "shared"
 
 
 def _open_target(config: EngineConfig, progress: bool) -> ModelSource:
@@ -226,14 +227,18 @@ def _tokenizer_source(config: EngineConfig, target: ModelSource, progress: bool)
     return other
 
 
-def _open_draft(choice: DraftModelConfig, tokenizer: Tokenizer, progress: bool) -> tuple[ModelSource, int]:
-    """The draft's description and how many leading ids it shares with the target."""
+def _open_draft(
+    choice: SpeculativeConfig, tokenizer: Tokenizer, progress: bool
+) -> tuple[ModelSource, int] | None:
+    """The draft's description and how many leading ids it shares with the target; None without a draft."""
+    if not isinstance(choice, DraftModelConfig | AutoConfig) or choice.model is None:
+        return None
     source = quantized(open_model(_fetch(choice.model, choice.revision, progress)), choice.quantization)
     match = ensure_compatible(tokenizer, source.tokenizer)
     return source, match.common_size
 
 
-def _distinct(drafts: dict[DraftModelConfig, tuple[ModelSource, int]]) -> list[ModelSource]:
+def _distinct(drafts: Mapping[SpeculativeConfig, tuple[ModelSource, int]]) -> list[ModelSource]:
     return list({_key(source): source for source, _ in drafts.values()}.values())
 
 

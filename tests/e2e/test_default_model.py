@@ -11,8 +11,9 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.bench import workloads
 from outrider.cli.main import main
-from outrider.config import EngineConfig, NgramConfig, NoneConfig
+from outrider.config import EngineConfig
 from outrider.pipeline import Pipeline, build_all
+from outrider.speculative import NgramConfig, NoneConfig
 
 pytestmark = pytest.mark.model
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.config import EngineConfig, NgramConfig, NoneConfig
+from outrider.config import EngineConfig
 from outrider.outputs import RequestOutput
 from outrider.pipeline import build_all
+from outrider.speculative import NgramConfig, NoneConfig
 
 pytestmark = pytest.mark.model
 

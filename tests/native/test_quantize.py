@@ -19,13 +19,14 @@ from hypothesis.extra import numpy as hnp
 
 from outrider import memory
 from outrider.cli.main import main
-from outrider.config import DraftModelConfig, parse_engine, parse_speculative
+from outrider.config import parse_engine
 from outrider.engines.native import NativeModel, _core
 from outrider.engines.native.loading import encoded
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.open import open_model
 from outrider.models.quantization import EMBEDDING, OUTPUT, loaded_bytes, loaded_type, quantized
 from outrider.models.source import ModelSource, Tensor
+from outrider.speculative import DraftModelConfig, parse_speculative
 from tests.native.support import run, same_bits, usable_isas
 from tests.support.models import Dims, encode, tiny_gguf, tiny_hf
 from tests.support.reference import Reference

@@ -10,24 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.config import (
-    VERIFICATIONS,
-    DraftModelConfig,
-    EngineConfig,
-    NgramConfig,
-    NoneConfig,
-    parse_engine,
-    parse_speculative,
-)
+from outrider.config import EngineConfig, parse_engine
 from outrider.decoding.verify import VERIFIERS
 from outrider.errors import ConfigError, OutriderError
+from outrider.speculative import (
+    VERIFICATIONS,
+    AutoConfig,
+    DraftModelConfig,
+    NgramConfig,
+    NoneConfig,
+    SpeculativeConfig,
+    SuffixConfig,
+    parse_speculative,
+)
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (None, NoneConfig()),
-        ({}, NoneConfig()),
+        (None, AutoConfig()),
+        ({}, AutoConfig()),
+        ({"num_speculative_tokens": 3}, AutoConfig(None, 3)),
+        ("auto", AutoConfig()),
+        ("suffix", SuffixConfig()),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 8}, SuffixConfig(16, 8)),
         ("none", NoneConfig()),
         ({"method": "none", "model": "d", "num_speculative_tokens": 5}, NoneConfig()),
         ("ngram", NgramConfig()),
@@ -37,11 +43,12 @@ from outrider.errors import ConfigError, OutriderError
         ({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}, NgramConfig(5, 4, 2)),
         ({"method": "ngram", "prompt_lookup_min": None, "prompt_lookup_max": None}, NgramConfig(5, 5, 5)),
         ({"model": "[ngram]", "num_speculative_tokens": 3}, NgramConfig(3, 5, 5)),
-        ({"model": "d.gguf"}, DraftModelConfig("d.gguf", 5)),
+        ({"model": "d.gguf"}, AutoConfig("d.gguf")),
+        ({"model": "d.gguf", "num_speculative_tokens": 5}, AutoConfig("d.gguf", 5)),
         ({"method": "draft_model", "model": "d", "num_speculative_tokens": 2}, DraftModelConfig("d", 2)),
-        ({"model": "o/d", "revision": "main", "max_model_len": 64}, DraftModelConfig("o/d", 5, 64, "main")),
+        ({"model": "o/d", "revision": "main", "max_model_len": 64}, AutoConfig("o/d", 16, 64, "main")),
         ('{"method": "ngram", "num_speculative_tokens": 7}', NgramConfig(7)),
-        ({"model": "d", "draft_tensor_parallel_size": 1, "quantization": None}, DraftModelConfig("d")),
+        ({"model": "d", "draft_tensor_parallel_size": 1, "quantization": None}, AutoConfig("d")),
         (DraftModelConfig("d", 4), DraftModelConfig("d", 4)),
     ],
 )
@@ -50,7 +57,7 @@ def test_todays_names(value: Any, expected: object) -> None:
 
 
 def test_old_names_mean_the_same() -> None:
-    assert parse_speculative(speculative_model="d", num_speculative_tokens=3) == DraftModelConfig("d", 3)
+    assert parse_speculative(speculative_model="d", num_speculative_tokens=3) == AutoConfig("d", 3)
     old = parse_speculative(
         speculative_model="[ngram]",
         num_speculative_tokens=4,
@@ -59,7 +66,7 @@ def test_old_names_mean_the_same() -> None:
         speculative_draft_tensor_parallel_size=1,
     )
     assert old == NgramConfig(4, 3, 1)
-    assert parse_speculative(speculative_model=None, num_speculative_tokens=None) == NoneConfig()
+    assert parse_speculative(speculative_model=None, num_speculative_tokens=None) == AutoConfig()
 
 
 @pytest.mark.parametrize(
@@ -70,10 +77,9 @@ def test_old_names_mean_the_same() -> None:
         ({"method": 3}, ["3", "not available"]),
         ({"modle": "d"}, ["'modle'", "did you mean 'model'"]),
         ({"modle": None}, ["'modle'", "did you mean 'model'"]),
-        ({"num_speculative_tokens": 5}, ["without a drafter", "ngram"]),
         ({"method": "draft_model"}, ["draft_model", "model"]),
         ({"method": "ngram", "model": "d"}, ["model='d'", "'ngram'"]),
-        ({"model": "d", "prompt_lookup_max": 3}, ["prompt_lookup_max", "'draft_model'"]),
+        ({"model": "d", "prompt_lookup_max": 3}, ["prompt_lookup_max", "'auto'"]),
         ({"model": "d", "draft_tensor_parallel_size": 2}, ["draft_tensor_parallel_size=2", "one process"]),
         ({"model": "d", "draft_tensor_parallel_size": True}, ["draft_tensor_parallel_size=True"]),
         ({"model": "d", "quantization": "awq"}, ["quantization='awq'", "file"]),
@@ -146,7 +152,9 @@ def test_refused_by_name_in_one_line(value: Any, words: list[str]) -> None:
     ],
 )
 def test_the_rule_and_its_names(value: dict[str, Any], rule: str, draws: str | None) -> None:
-    assert parse_speculative(value) == DraftModelConfig("d", verification=rule, draft_sample_method=draws)
+    assert parse_speculative(value) == AutoConfig("d", verification=rule, draft_sample_method=draws)
+    fixed = parse_speculative(value | {"method": "draft_model"})
+    assert fixed == DraftModelConfig("d", verification=rule, draft_sample_method=draws)
     if draws is None:
         as_ngram = {k: v for k, v in value.items() if k != "model"} | {"method": "ngram"}
         assert parse_speculative(as_ngram) == NgramConfig(verification=rule)
@@ -192,7 +200,7 @@ def test_anything_is_a_config_or_one_clear_line(value: dict[str, Any]) -> None:
         if isinstance(outcome, str):
             assert "\n" not in outcome
         else:
-            assert isinstance(outcome, NoneConfig | NgramConfig | DraftModelConfig)
+            assert isinstance(outcome, SpeculativeConfig)
 
 
 def test_engine_arguments_that_change_nothing_are_taken() -> None:
@@ -211,7 +219,7 @@ def test_engine_arguments_that_change_nothing_are_taken() -> None:
         num_speculative_tokens=5,
     )
     assert config == EngineConfig(
-        "t.gguf", DraftModelConfig("d.gguf", 5), max_num_seqs=2, max_model_len=128, seed=0
+        "t.gguf", AutoConfig("d.gguf", 5), max_num_seqs=2, max_model_len=128, seed=0
     )
     assert parse_engine("t", max_model_len=-1).max_model_len is None
 

@@ -53,8 +53,19 @@ def test_the_five_lines(target_file: Path, draft_file: Path) -> None:
     assert (sample.finish_reason, sample.stop_reason, sample.index) == ("length", None, 0)
     assert output.finished
     metrics = output.metrics.to_dict()
-    assert metrics["num_draft_tokens"] > 0
     assert metrics["num_accepted_tokens"] == sample.token_kinds.count("accepted")
+    assert metrics["speculation"].startswith("off"), "this draft takes as long as its target"
+
+
+def test_a_fixed_draft(target_file: Path, draft_file: Path) -> None:
+    config = {"method": "draft_model", "model": str(draft_file), "num_speculative_tokens": 5}
+    llm = LLM(model=str(target_file), speculative_config=config)
+    output = llm.generate("the quick brown", SamplingParams(temperature=0.7, max_tokens=25, ignore_eos=True))[
+        0
+    ]
+    metrics = output.metrics.to_dict()
+    assert metrics["num_draft_tokens"] > 0
+    assert metrics["num_accepted_tokens"] == output.outputs[0].token_kinds.count("accepted")
     assert metrics["speculation"].startswith("on")
 
 

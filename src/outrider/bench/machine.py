@@ -6,18 +6,18 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import psutil
 
 import outrider
+from outrider.machine import cpu_name
 
 
 def describe(threads: int | None = None) -> dict[str, object]:
     """The machine in a few words, for a result file. `threads` is None when the engine chose."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "memory_bytes": int(psutil.virtual_memory().total),
         "system": f"{platform.system()} {platform.machine()}",
@@ -25,16 +25,6 @@ def describe(threads: int | None = None) -> dict[str, object]:
         "outrider": outrider.__version__,
         "threads": threads,
     }
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model", "Hardware")):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
 
 
 def probe(seconds: float = 0.15) -> dict[str, float]:

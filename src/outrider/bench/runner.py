@@ -57,8 +57,8 @@ class PrefillClock:
     def max_positions(self) -> int:
         return self._inner.max_positions
 
-    def open(self, prompt: Sequence[int], capacity: int) -> SeqHandle:
-        return self._inner.open(prompt, capacity)
+    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
+        return self._inner.open(prompt, capacity, namespace)
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
         start = time.perf_counter()
@@ -72,8 +72,10 @@ class PrefillClock:
         self.seconds += time.perf_counter() - start
         return rows
 
-    def score(self, batch: Sequence[tuple[SeqHandle, Draft]]) -> list[TargetScores]:
-        return self._inner.score(batch)
+    def score(
+        self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
+    ) -> list[TargetScores]:
+        return self._inner.score(batch, prefill)
 
     def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
         self._inner.commit(seq, verdict)

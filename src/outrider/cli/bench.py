@@ -15,9 +15,16 @@ from outrider.bench import report, workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
 from outrider.cli.parser import Parser, Subparsers, integer
-from outrider.config import METHODS, DraftModelConfig, NoneConfig, SpeculativeConfig, parse_speculative
 from outrider.decoding.params import SamplingParams
 from outrider.errors import ConfigError, nearest
+from outrider.speculative import (
+    METHODS,
+    AutoConfig,
+    DraftModelConfig,
+    NoneConfig,
+    SpeculativeConfig,
+    parse_speculative,
+)
 
 _DESCRIPTION = """\
 Measure drafters against plain decoding on the same prompts, in turns, and check that the tokens are the
@@ -36,7 +43,8 @@ def add_parser(subparsers: Subparsers) -> Parser:
     options.add_models(parser)
     group = parser.add_argument_group("what is measured")
     add = group.add_argument
-    add("--methods", metavar="LIST", help="of none, ngram, draft_model (default: all that the models allow)")
+    what = f"of {', '.join(METHODS)} (default: none, suffix, auto and, with -md, draft_model)"
+    add("--methods", metavar="LIST", help=what)
     add(
         "--workload",
         action="append",
@@ -155,7 +163,7 @@ def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
     if args.draft is not None and args.draft < 1:
         raise ConfigError(f"--draft must be at least 1, not {args.draft}")
     if args.methods is None:
-        names = ["none", "ngram", *(["draft_model"] if args.model_draft else [])]
+        names = ["none", "suffix", *(["draft_model"] if args.model_draft else []), "auto"]
     else:
         names = list(dict.fromkeys(["none", *(n.strip() for n in args.methods.split(","))]))
     found = []
@@ -174,9 +182,11 @@ def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
             if args.model_draft is None:
                 raise ConfigError("the method 'draft_model' needs -md MODEL")
             given["model"] = args.model_draft
+        if name == "auto":
+            given["model"] = args.model_draft
         found.append(parse_speculative(given))
-    if args.model_draft is not None and not any(isinstance(c, DraftModelConfig) for c in found):
-        raise ConfigError("-md is given, but --methods does not have 'draft_model'")
+    if args.model_draft is not None and not any(isinstance(c, DraftModelConfig | AutoConfig) for c in found):
+        raise ConfigError("-md is given, but --methods has neither 'draft_model' nor 'auto'")
     return found
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from outrider.bench import stats, workloads
 from outrider.bench.workloads import Item
 from outrider.cli.parser import Parser, Subparsers, integer
-from outrider.config import DraftModelConfig, EngineConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.config import EngineConfig
 from outrider.decoding.params import SamplingParams
 from outrider.errors import ConfigError
+from outrider.speculative import DraftModelConfig, NgramConfig, NoneConfig, SpeculativeConfig
 
 MODEL = "smollm2"
 PAIR = ("qwen-coder-1.5b", "qwen-coder-0.5b")

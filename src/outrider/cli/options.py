@@ -7,18 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+from outrider.checks import QUANTIZATIONS
 from outrider.cli.parser import integer, number
-from outrider.config import (
-    DEFAULT_DRAFT_TOKENS,
-    QUANTIZATIONS,
-    VERIFICATIONS,
-    EngineConfig,
-    SpeculativeConfig,
-    parse_engine,
-    parse_speculative,
-)
+from outrider.config import EngineConfig, parse_engine
 from outrider.decoding.params import SamplingParams
 from outrider.errors import ConfigError
+from outrider.speculative import (
+    DEFAULT_DRAFT_TOKENS,
+    MOST_NODES,
+    VERIFICATIONS,
+    SpeculativeConfig,
+    parse_speculative,
+)
 
 
 def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -65,7 +65,8 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         *("--spec", "--spec-method"),
         dest="spec",
         metavar="METHOD",
-        help="draft_model, ngram or none (default: draft_model with -md, else none)",
+        help="auto (suffix lookup and the draft, as far as they pay; default), suffix, ngram, draft_model "
+        "(these draft in every step) or none",
     )
     add_draft_length(group)
     group.add_argument(
@@ -88,7 +89,7 @@ def add_draft_length(group: argparse._ArgumentGroup) -> None:
         dest="draft",
         type=integer,
         metavar="N",
-        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS})",
+        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS}; auto and suffix: {MOST_NODES})",
     )
     for end, size in (("max", "longest"), ("min", "shortest")):
         group.add_argument(
@@ -210,8 +211,6 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
         if given:
             raise ConfigError("give either --speculative-config or the single flags of speculation, not both")
         return parse_speculative(args.speculative_config)
-    if args.draft is not None and args.spec is None and args.model_draft is None:
-        raise ConfigError("--draft needs a drafter: -md MODEL or --spec ngram")
     return parse_speculative(given)
 
 

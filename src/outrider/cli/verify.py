@@ -16,17 +16,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from outrider import pipeline
 from outrider.bench import workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
 from outrider.cli.parser import Parser, Subparsers, integer, number
-from outrider.config import VERIFICATIONS, NoneConfig, SpeculativeConfig
 from outrider.engines.base import LanguageModel
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
-from outrider.models.source import ModelSource
 from outrider.pipeline import Pipeline, build_all
+from outrider.speculative import VERIFICATIONS, AutoConfig, NoneConfig, SpeculativeConfig
 from outrider.verify import bits, distribution, enumeration, identity, servers
 from outrider.verify.claims import Claim, Tell, document
 from outrider.verify.endpoint import Endpoint
@@ -129,11 +127,11 @@ def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=BATCH)
     models: list[Remembering] = []
 
-    def load(source: ModelSource, threads: int | None) -> LanguageModel:
-        models.append(Remembering(pipeline.native_loader(config)(source, threads)))
+    def watched(model: LanguageModel) -> LanguageModel:
+        models.append(Remembering(model))
         return models[-1]
 
-    plain, *speculative = build_all(config, [NoneConfig(), *choices], load)
+    plain, *speculative = build_all(config, [NoneConfig(), *choices], wrap=watched)
     llm, raw = LLM.from_pipeline(plain), args.raw or plain.source.chat_template is None
     prompts = {item.id: _prompt(llm, item, raw=raw) for item in items}
 
@@ -153,7 +151,10 @@ def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
         if rule in enumeration.RULES:
             yield enumeration.check(rule, tell)
         if warm:
-            test = partial(distribution.check, made, models, warm, samples, tell)
+            usual = made.speculative
+            assert not isinstance(usual, NoneConfig)
+            fixed = made.fixed(usual.num_speculative_tokens)[-1]  # so that every sample is drafted for
+            test = partial(distribution.check, fixed, models, warm, samples, tell)
             yield from _guarded("distribution", test)
 
 
@@ -185,21 +186,22 @@ def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
         args.prompt_lookup_max, args.prompt_lookup_min = 3, 1  # drafts more often than the usual 5
     given = options.speculation(args)
     if isinstance(given, NoneConfig):
-        raise ConfigError("the method 'none' leaves nothing to verify: give -md MODEL or --spec ngram")
+        raise ConfigError("the method 'none' leaves nothing to verify: give -md MODEL or another --spec")
     if args.verification is not None or args.speculative_config is not None:
         return [given]
     return [replace(given, verification=rule) for rule in VERIFICATIONS]
 
 
 def _variants(made: Pipeline, draft: int | None) -> list[tuple[str, Pipeline]]:
-    """A pipeline with drafts of several lengths, for `identity`."""
+    """The pipeline with fixed drafts of several lengths, and as it is if it chooses them itself, for
+    `identity`."""
     rule, usual = made.verifier.name, made.speculative
     assert not isinstance(usual, NoneConfig)
     lengths = DRAFTS if draft is None and rule == "coupled" else (usual.num_speculative_tokens,)
-    return [
-        (f"{rule}, draft of {k}", replace(made, speculative=replace(usual, num_speculative_tokens=k)))
-        for k in lengths
+    found = [
+        (f"{rule}, {fixed.drafting.names[0]} draft of {k}", fixed) for k in lengths for fixed in made.fixed(k)
     ]
+    return [*found, (f"{rule}, auto", made)] if isinstance(usual, AutoConfig) else found
 
 
 def _items(args: argparse.Namespace) -> list[Item]:

@@ -28,6 +28,8 @@ LOOKUP_START = 0.3  # what is expected of a lookup before anything is known
 FADE = 0.95  # of the evidence for the rate, per step
 NEW_TEXT = 12  # a match this long, after one of a third, is a change of character
 SMOOTH = 0.05  # of a new value in a running mean
+BESIDE = 1.8  # times as long a pass may take when prompt tokens of new requests join it
+LONGEST_BESIDE = 128  # prompt tokens of such a pass
 
 
 class _State:
@@ -87,6 +89,7 @@ class AutoController:
         self._most, self._tree = most, tree
         self._states: dict[str, _State] = {}
         self._width = 1  # sequences in the pass
+        self._base = 1  # tokens in the pass without any draft: theirs, and prompt tokens of others
         self._context = 0  # their mean length
         self._batch: list[StepRecord] = []  # records of the pass so far
         self._curve = self.target.at(0)  # what passes cost at the length of the texts at hand
@@ -98,13 +101,22 @@ class AutoController:
 
     # --- Controller ------------------------------------------------------------------------------
 
-    def choose(self, batch: Sequence[Room]) -> list[int]:
+    def beside(self, sequences: int) -> int:
+        """As many prompt tokens as make the pass take at most BESIDE times as long."""
+        seconds = self.target.at(self._context).seconds
+        most, count = BESIDE * seconds(sequences), 1
+        while count < LONGEST_BESIDE and seconds(sequences + count + 1) <= most:
+            count += 1
+        return count
+
+    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most nodes for each request; 0 where not even looking up is worth its time."""
         self._width = width = max(1, len(batch))
+        self._base = width + prompt_tokens
         self._context = sum([room.context for room in batch]) // width
         self._batch.clear()
         self._curve = self.target.at(self._context)
-        self._plain = self._curve.seconds(width) + self._overhead
+        self._plain = self._curve.seconds(self._base) + self._overhead
         # What decoding reaches now, at least plainly.
         self._rate = max(1.0, self._worth / self._paid) * width / self._plain
         if self.drawing is not None:
@@ -122,9 +134,9 @@ class AutoController:
                 state.sleep -= 1
                 budgets.append(0)
             else:
-                budgets.append(min(room.tokens, self._most))
+                budgets.append(min(room.most, self._most))
         if not any(budgets):
-            self._settle_rate(width, self._curve.seconds(width))
+            self._settle_rate(width, self._curve.seconds(self._base))
         return budgets
 
     def record(self, request_id: str, step: StepRecord) -> None:
@@ -161,7 +173,8 @@ class AutoController:
     def _learn_pass(self) -> None:
         batch = self._batch
         seconds = sum([step.verify_seconds for step in batch])
-        self.target.observe(self._context, sum([1 + step.drafted for step in batch]), seconds)
+        width = max(batch[0].width, sum([1 + step.drafted for step in batch]))
+        self.target.observe(self._context, width, seconds)
         other = sum([step.other_seconds - step.sampling_seconds for step in batch])
         self._overhead += SMOOTH * (min(other, seconds) - self._overhead)
 
@@ -188,7 +201,7 @@ class AutoController:
     def plan(self, asks: Sequence[Ask]) -> list[Choice]:
         """What to draft for each request."""
         rate, seconds = self._rate, self._curve.seconds
-        base = self._width + sum([ask.ahead for ask in asks])
+        base = self._base + sum([ask.ahead for ask in asks])
         choices = [Choice() for _ in asks]
         offers: list[tuple[float, int, int]] = []
         for a, ask in enumerate(asks):
@@ -228,7 +241,7 @@ class AutoController:
                 for ask, choice, chain in zip(asks, choices, chains, strict=True)
             ]
             trees = self._cut(self.drawing, asks, trees, chains)
-        base = self._width + sum([ask.ahead for ask in asks])
+        base = self._base + sum([ask.ahead for ask in asks])
         size = sum([len(tree) for tree in trees])
         if not any(self._states[ask.request_id].probe for ask in asks):
             expected = self._width + sum([node.path for tree in trees for node in tree])
@@ -326,7 +339,7 @@ class AutoController:
             (chain is not None and chain.stated) or self._states[ask.request_id].probe > 0.0
             for ask, chain in zip(asks, chains, strict=True)
         ]
-        base = self._width + sum([ask.ahead for ask in asks])
+        base = self._base + sum([ask.ahead for ask in asks])
         base += sum([len(tree) for tree, all_of_it in zip(trees, fixed, strict=True) if all_of_it])
         order = sorted(
             (-node.path, t, i) for t, tree in enumerate(trees) if not fixed[t] for i, node in enumerate(tree)

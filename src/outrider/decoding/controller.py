@@ -9,6 +9,8 @@ from typing import Protocol
 from outrider.decoding.types import StepRecord
 from outrider.errors import ConfigError
 
+BESIDE = 8  # prompt tokens that join a pass, where nothing is known of what passes cost
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -16,19 +18,30 @@ class Room:
 
     context:     tokens of its text.
     constrained: whether structured output may leave it tokens without a choice.
+    limit:       most draft tokens that the request itself allows in a step, or None.
     """
 
     request_id: str
     tokens: int
     context: int = 0
     constrained: bool = False
+    limit: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Most draft tokens, both limits considered."""
+        return self.tokens if self.limit is None else min(self.tokens, self.limit)
 
 
 class Controller(Protocol):
     """Chooses each step's draft sizes."""
 
-    def choose(self, batch: Sequence[Room]) -> list[int]:
-        """Most draft nodes for each request, 0 .. its room. 0 is plain decoding and costs nothing."""
+    def beside(self, sequences: int) -> int:
+        """How many prompt tokens may join a pass in which so many sequences decode, at least 1."""
+
+    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+        """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
+        `prompt_tokens` of other requests share the pass."""
 
     def record(self, request_id: str, step: StepRecord) -> None:
         """What a step drafted, had accepted and cost."""
@@ -48,8 +61,11 @@ class FixedController:
             raise ConfigError(f"num_speculative_tokens must be at least 0, not {num_speculative_tokens}")
         self.num_speculative_tokens = num_speculative_tokens
 
-    def choose(self, batch: Sequence[Room]) -> list[int]:
-        return [min(self.num_speculative_tokens, room.tokens) for room in batch]
+    def beside(self, sequences: int) -> int:
+        return BESIDE
+
+    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+        return [min(self.num_speculative_tokens, room.most) for room in batch]
 
     def record(self, request_id: str, step: StepRecord) -> None:
         pass

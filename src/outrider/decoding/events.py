@@ -16,6 +16,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 class TokenEvent:
     """One token of the output, with the text that it made certain (often "" or several tokens' worth).
 
+    source:          name of the drafter that proposed the token, or None for the target's own.
     logprobs:        the token's, if `params.logprobs` asks for them.
     prompt_logprobs: those of all prompt tokens but the first, with the first token of output only, if
                      `params.prompt_logprobs` asks for them.
@@ -27,6 +28,7 @@ class TokenEvent:
     kind: TokenKind
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,25 @@ class _Sequence:
     def request_id(self) -> str:
         return self.request.request_id
 
+    def room(self) -> Room:
+        """What it could use of the next step."""
+        return Room(
+            self.request_id,
+            max(0, self.emitter.remaining - 1),
+            len(self.context.tokens),
+            self.request.constraint is not None,
+            self.request.draft_limit,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """A sequence's share of a step's drafting and of its pass, in seconds, and the pass's tokens."""
+
+    draft: float
+    verify: float
+    width: int
+
 
 class StepLoop:
     """Drives a step engine. One thread at a time; a request that fails ends alone, with an error event.
@@ -55,7 +74,8 @@ class StepLoop:
     drafter:       None decodes plainly, through the same code.
     clock:         seconds, for metrics and the controller only; the output never depends on it.
     max_num_seqs:  most sequences in one pass; further requests wait their turn.
-    prefill_chunk: most prompt tokens computed per step, all sequences together.
+    prefill_chunk: most prompt tokens computed per step while nothing decodes, all sequences together; beside
+                   decoding the controller says how many.
     max_context:   most tokens of prompt and output; never more than the engine's own limit.
     rows:          filters and draws for the samplers, see `RowSampler`; None draws in NumPy.
     vocab_size:    ids from here on are padding without a token, and are never drawn.
@@ -152,32 +172,59 @@ class StepLoop:
     def step(self) -> list[Event]:
         """One step of every sequence in work. An exception of the engine closes the loop and is raised."""
         try:
-            ready = self._prefill(list(islice(self._live.values(), self._max_num_seqs)))
+            batch = list(islice(self._live.values(), self._max_num_seqs))
+            for seq in batch:
+                if not seq.opened:
+                    self._open(seq)
+            batch = [seq for seq in batch if seq.opened]
+            ready = [seq for seq in batch if not len(seq.handle.pending)]
+            waiting = [seq for seq in batch if len(seq.handle.pending)]
+            beside = self._beside(ready, waiting) if ready else []
+            if not ready:
+                self._prefill(waiting, self._prefill_chunk)
+                ready = [seq for seq in self._alive(waiting) if not len(seq.handle.pending)]
             if ready:
-                self._decode(ready)
+                self._decode(ready, beside)
         except BaseException:
             self.close()
             raise
         events, self._outbox = self._outbox, []
         return events
 
-    def _prefill(self, batch: list[_Sequence]) -> list[_Sequence]:
-        """Open new sequences and compute a chunk of prompts. Returns those ready to decode."""
-        left = self._prefill_chunk
-        ready = []
-        for seq in batch:
-            with self._guard(seq):
-                if not seq.opened:
-                    if self._drafter is not None:
-                        self._drafter.begin(seq.request)
-                    capacity = len(seq.request.prompt) + seq.emitter.remaining
-                    seq.handle = self._engine.open(seq.request.prompt, capacity)
-                    seq.opened = True
-                if len(seq.handle.pending) and left:
+    def _alive(self, batch: list[_Sequence]) -> list[_Sequence]:
+        """Those of a batch that no error has ended."""
+        return [seq for seq in batch if seq.request_id in self._live]
+
+    def _open(self, seq: _Sequence) -> None:
+        with self._guard(seq):
+            if self._drafter is not None:
+                self._drafter.begin(seq.request)
+            capacity = len(seq.request.prompt) + seq.emitter.remaining
+            seq.handle = self._engine.open(seq.request.prompt, capacity)
+            seq.opened = True
+
+    def _beside(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:
+        """Prompt tokens that join the pass of those that decode, so that no text has to wait for another's
+        prompt: how many of which sequence. Prompts that are to be reported on are computed here and now."""
+        if not waiting:
+            return []
+        left = self._controller.beside(len(ready))
+        joining = []
+        for seq in waiting:
+            take = min(left, len(seq.handle.pending))
+            if take and seq.request.params.prompt_logprobs is not None:
+                self._prefill([seq], take)
+            elif take:
+                joining.append((seq.handle, take))
+            left -= take
+        return joining
+
+    def _prefill(self, waiting: list[_Sequence], left: int) -> None:
+        """Compute up to so many tokens of prompts, in order."""
+        for seq in waiting:
+            if left:
+                with self._guard(seq):
                     left -= self._compute(seq, left)
-                if not len(seq.handle.pending):
-                    ready.append(seq)
-        return ready
 
     def _compute(self, seq: _Sequence, most: int) -> int:
         """Compute at most `most` tokens of a prompt, and what is to be reported of them. Returns how many."""
@@ -191,41 +238,48 @@ class StepLoop:
                 seq.prompt_logprobs.append(token_logprobs(row[: self._vocab_size], token, wanted))
         return waiting - end
 
-    def _decode(self, batch: list[_Sequence]) -> None:
-        """Propose, score, then verify, emit and commit each sequence on its own."""
+    def _decode(self, batch: list[_Sequence], prompts: list[tuple[SeqHandle, int]]) -> None:
+        """Propose, score, then verify, emit and commit each sequence on its own. `prompts` share the pass."""
         began = self._clock()
-        drafts = self._propose(batch)
-        batch = [seq for seq in batch if seq.request_id in self._live]
+        prompt_tokens = sum(count for _, count in prompts)
+        drafts = self._propose(batch, prompt_tokens)
+        batch = self._alive(batch)
         if not batch:
             return
         drafted = self._clock()
         nothing = Draft.empty()
-        scores = self._engine.score([(seq.handle, drafts.get(seq.request_id, nothing)) for seq in batch])
-        draft_seconds = (drafted - began) / max(1, len(drafts))
-        verify_seconds = (self._clock() - drafted) / len(batch)
+        pairs = [(seq.handle, drafts.get(seq.request_id, nothing)) for seq in batch]
+        scores = self._engine.score(pairs, prompts)
+        cost = _Cost(
+            draft=(drafted - began) / max(1, len(drafts)),
+            verify=(self._clock() - drafted) / len(batch),
+            width=prompt_tokens + sum(1 + len(draft) for _, draft in pairs),
+        )
         for seq, rows in zip(batch, scores, strict=True):
-            draft = drafts.get(seq.request_id)
             with self._guard(seq):
-                self._settle(seq, draft or nothing, rows, draft_seconds * (draft is not None), verify_seconds)
+                self._settle(seq, drafts.get(seq.request_id), rows, cost)
 
-    def _propose(self, batch: list[_Sequence]) -> dict[str, Draft]:
+    def _propose(self, batch: list[_Sequence], prompt_tokens: int) -> dict[str, Draft]:
         """Drafts by request, for those that the controller gives a budget: what the constraint leaves no
         choice about, and behind it what the drafter proposes."""
         drafter = self._drafter
         if drafter is None:
             return {}
-        rooms = [Room(seq.request_id, max(0, seq.emitter.remaining - 1)) for seq in batch]
-        budgets = self._controller.choose(rooms)
+        rooms = [seq.room() for seq in batch]
+        budgets = self._controller.choose(rooms, prompt_tokens)
         asked: list[tuple[_Sequence, ProposeJob]] = []
         drafts: dict[str, Draft] = {}
         for seq, room, budget in zip(batch, rooms, budgets, strict=True):
-            most, seq.forced = min(budget, room.tokens), 0
+            most, seq.forced = min(budget, room.most), 0
             if most > 0:
                 with self._guard(seq):
                     ahead = seq.context.along(seq.sampler.forced(seq.context, most)[:most])
                     seq.forced = len(ahead.path)
                     if (left := most - len(ahead.path)) and not seq.sampler.ended(ahead):
-                        asked.append((seq, ProposeJob(seq.request_id, ahead, left, seq.sampler)))
+                        job = ProposeJob(
+                            seq.request_id, ahead, left, seq.sampler, drafters=seq.request.drafters
+                        )
+                        asked.append((seq, job))
                     else:
                         drafts[seq.request_id] = Draft.chain(ahead.path, CONSTRAINT)
         found: list[Draft | None] = [None] * len(asked)
@@ -240,28 +294,30 @@ class StepLoop:
                 mine = draft if draft is not None else drafter.propose([job])[0]
                 tree = self._engine.caps.tree_attention
                 mine = check_draft(mine, self._engine.vocab_size, job.budget, tree=tree)
-                drafts[seq.request_id] = mine.after(job.context.path)
+                drafts[seq.request_id] = mine.after(job.context.path, CONSTRAINT)
         return drafts
 
-    def _settle(
-        self, seq: _Sequence, draft: Draft, scores: TargetScores, draft_seconds: float, verify_seconds: float
-    ) -> None:
+    def _settle(self, seq: _Sequence, drafted: Draft | None, scores: TargetScores, cost: _Cost) -> None:
         """Verify one sequence's draft, emit what survives up to the output's end, and commit the rest."""
+        draft = drafted or Draft.empty()
         began = self._clock()
         verdict = self._verifier.verify(draft, scores, seq.sampler, seq.context)
         sampled = self._clock()
         tokens = [int(draft.tokens[node]) for node in verdict.path] + [verdict.next_token]
         kinds: list[TokenKind] = ["accepted"] * len(verdict.path)
+        sources = [*map(draft.origin, verdict.path), None]
         reports = self._reports(seq, scores, verdict, tokens)
         if self._drafter is not None:
             self._drafter.observe(seq.request_id, draft, verdict)
         emitted, finish = 0, None
-        for token, kind, report in zip(tokens, [*kinds, verdict.next_kind], reports, strict=True):
+        told = zip(tokens, [*kinds, verdict.next_kind], sources, reports, strict=True)
+        for token, kind, source, report in told:
             text, finish = seq.emitter.push(token)
             seq.context.append(token)
             if (finish is None or finish.reason == "length") and seq.sampler.ended(seq.context):
                 text, finish = text + seq.emitter.drain() * (finish is None), Finish("stop")
-            self._emit(seq, token, text, kind, report)
+            prompt = self._prompt_report(seq)
+            self._outbox.append(TokenEvent(seq.request_id, token, text, kind, report, prompt, source))
             emitted += 1
             if finish is not None:
                 break
@@ -273,12 +329,13 @@ class StepLoop:
             drafted=len(draft),
             accepted=len(verdict.path),
             emitted=emitted,
-            draft_seconds=draft_seconds,
-            verify_seconds=verify_seconds,
+            draft_seconds=0.0 if drafted is None else cost.draft,
+            verify_seconds=cost.verify,
             other_seconds=now - began,
             accepted_depths=tuple(range(1, len(verdict.path) + 1)),
             sampling_seconds=sampled - began,
             forced=seq.forced,
+            width=cost.width,
         )
         seq.metrics.record(step, now)
         self._controller.record(seq.request_id, step)
@@ -294,15 +351,13 @@ class StepLoop:
             row = scores.logits[node + 1][: self._vocab_size]
             yield None if wanted is None else token_logprobs(row, token, wanted)
 
-    def _emit(
-        self, seq: _Sequence, token: int, text: str, kind: TokenKind, report: TokenLogprobs | None
-    ) -> None:
-        first = len(seq.context.tokens) == seq.context.prompt_length + 1
-        prompt = None
-        if first and seq.request.params.prompt_logprobs is not None:
-            prompt = tuple(seq.prompt_logprobs)
-            seq.prompt_logprobs.clear()
-        self._outbox.append(TokenEvent(seq.request_id, token, text, kind, report, prompt))
+    def _prompt_report(self, seq: _Sequence) -> tuple[TokenLogprobs, ...] | None:
+        """The prompt's log-probabilities, with the first token of output if they are asked for."""
+        if seq.request.params.prompt_logprobs is None or seq.context.output_length != 1:
+            return None
+        report = tuple(seq.prompt_logprobs)
+        seq.prompt_logprobs.clear()
+        return report
 
     @contextmanager
     def _guard(self, seq: _Sequence) -> Iterator[None]:

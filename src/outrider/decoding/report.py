@@ -102,6 +102,13 @@ class Report:
     def of(self, request_id: str) -> Account:
         return self._accounts.get(request_id, Account())
 
+    def total(self) -> Account:
+        """Of all requests, those under way and those that have ended."""
+        total = Account()
+        for account in (self.ended, *self._accounts.values()):
+            total.merge(account)
+        return total
+
     def explain(self, request_id: str, why_off: str) -> str:
         """One line: on or off, which drafter in how many steps, and what it gave."""
         account = self.of(request_id)

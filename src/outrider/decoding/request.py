@@ -76,6 +76,7 @@ class ProposeJob:
     sampler: the request's own, so that a draft model can draw with the target's noise.
     go_on:   told the drafter's confidence (0..1) in each token as it is drawn, says whether to draw another;
              None for as many as the budget has.
+    drafters: as the request's.
     """
 
     request_id: str
@@ -83,3 +84,8 @@ class ProposeJob:
     budget: int
     sampler: Sampler
     go_on: GoOn | None = None
+    drafters: frozenset[str] | None = None
+
+    def allows(self, drafter: str) -> bool:
+        """Whether the request lets a drafter propose."""
+        return self.drafters is None or drafter in self.drafters

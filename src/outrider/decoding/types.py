@@ -50,6 +50,7 @@ class Draft:
     probs:   for each node the distribution that it was drawn from, or None for a point mass; None for
              all of them (lookup drafters, and every drafter under the `coupled` rule).
     source:  name of the drafter, for metrics.
+    sources: for each node the name of its drafter, where several had a part; None if it is `source` for all.
 
     A stated distribution must be the very one drawn from, given the path to the node, the siblings
     before it (so without them, if they were ruled out) and that the node is there: no node may be
@@ -60,6 +61,11 @@ class Draft:
     parents: IntArray
     probs: Probs | None = None
     source: str = "none"
+    sources: tuple[str, ...] | None = None
+
+    def origin(self, node: int) -> str:
+        """The name of the drafter that proposed a node."""
+        return self.source if self.sources is None else self.sources[node]
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -69,17 +75,19 @@ class Draft:
         stated = None if self.probs is None else self.probs[node]
         return Distribution.point(int(self.tokens[node])) if stated is None else stated
 
-    def after(self, tokens: Sequence[int]) -> Draft:
-        """This draft behind a chain of tokens (point masses), as one draft."""
+    def after(self, tokens: Sequence[int], source: str) -> Draft:
+        """This draft behind a chain of tokens (point masses) from another source, as one draft."""
         if not tokens:
             return self
         count = len(tokens)
-        chain = Draft.chain(tokens, self.source)
+        chain = Draft.chain(tokens, source)
+        own = tuple(self.origin(node) for node in range(len(self)))
         return Draft(
             np.concatenate((chain.tokens, self.tokens)),
             np.concatenate((chain.parents, self.parents + np.int32(count))),
             None if self.probs is None else ((None,) * count + self.probs),
             self.source,
+            (source,) * count + own,
         )
 
     @staticmethod
@@ -131,7 +139,8 @@ class StepRecord:
     emitted counts the tokens kept after stop checks; drafted and accepted are as verified.
     Seconds are this request's share of a batch's wall time; sampling_seconds is the part of
     other_seconds that went into verifying and sampling. `forced` of the drafted tokens, the first ones,
-    are what the request's constraint left no choice about; `source` proposed the others.
+    are what the request's constraint left no choice about; `source` proposed the others. `width` is the
+    number of tokens in the whole pass, all sequences' drafts, anchors and prompt tokens together.
     """
 
     source: str
@@ -144,3 +153,4 @@ class StepRecord:
     accepted_depths: tuple[int, ...] = field(default=())
     sampling_seconds: float = 0.0
     forced: int = 0
+    width: int = 0

@@ -129,7 +129,10 @@ def check_draft(draft: Draft, vocab_size: int, budget: int, *, tree: bool) -> Dr
     if draft.probs is not None and len(draft.probs) == len(tokens):
         stated = zip(draft.probs[:size], tokens[:size].tolist(), strict=True)
         probs = tuple(d if d is not None and _may_be(d, token, vocab_size) else None for d, token in stated)
-    return Draft(tokens[:size].astype(np.int32), parents[:size].astype(np.int32), probs, draft.source)
+    sources = None if draft.sources is None or len(draft.sources) < size else draft.sources[:size]
+    return Draft(
+        tokens[:size].astype(np.int32), parents[:size].astype(np.int32), probs, draft.source, sources
+    )
 
 
 def _may_be(drawn_from: Distribution, token: int, vocab_size: int) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.decoding.auto import AutoController
-from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, path_to
+from outrider.decoding.plan import Ask, Chain, Choice, Node, path_to
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -87,8 +87,11 @@ class MixedDrafter:
 
     def _ask(self, job: ProposeJob) -> Ask:
         context = job.context
-        lookup: Lookup | None = None if self._lookup is None else self._lookup.look(job, job.budget)
-        behind = None if self._model is None else self._model.behind(job)
+        lookup, behind = None, None
+        if self._lookup is not None and job.allows(self._lookup.name):
+            lookup = self._lookup.look(job, job.budget)
+        if self._model is not None and job.allows(self._model.name):
+            behind = self._model.behind(job)
         return Ask(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))
 
     def _draw(
@@ -137,4 +140,7 @@ def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:
     if stated is not None and stated.probs is not None:
         probs = (*[None] * (len(tree) - len(stated)), *stated.probs)
     tokens = np.array([node.token for node in tree], np.int32)
-    return Draft(tokens, np.array([node.parent for node in tree], np.int32), probs, source)
+    sources = None
+    if source == MIXED:
+        sources = tuple(SuffixDrafter.name if n.by_lookup else DraftModelDrafter.name for n in tree)
+    return Draft(tokens, np.array([node.parent for node in tree], np.int32), probs, source, sources)

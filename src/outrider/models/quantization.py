@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from outrider.config import check_quantization
+from outrider import checks
 from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
 
@@ -32,7 +32,7 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
     """
     if name is None:
         return source
-    check_quantization(name)
+    checks.quantization(name)
     stored = Counter(t.type for t in source.tensors.values() if t.type not in FLOATS)
     if stored:
         kinds = ", ".join(kind for kind, _ in stored.most_common())

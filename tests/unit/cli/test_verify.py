@@ -72,8 +72,9 @@ def test_everything_holds_on_sound_parts(verify: Any, draft_file: Path) -> None:
     ]
     identity, bits = document["claims"][:2]
     assert (identity["claim"], bits["claim"]) == ("identity", "bits")
-    # 2 prompts x (2 + 2 + 2 seeds): 12 requests, 4 lengths and 2 batches, and 4 greedy ones under two rules.
-    assert identity["cases"] == 12 * 6 + 4 * 2 * 2
+    # 2 prompts x (2 + 2 + 2 seeds): 12 requests, by 2 drafters x 4 lengths, auto and 2 batches; 4 of them are
+    # greedy: by 2 drafters, auto and a batch, under two more rules.
+    assert identity["cases"] == 12 * (2 * 4 + 1 + 2) + 4 * 2 * 4
     assert "95% power" in document["claims"][2]["detail"]
 
 
@@ -313,7 +314,11 @@ def test_a_difference_is_told_in_full(verify: Any, monkeypatch: Patch) -> None:
     status, out, _ = verify(*GREEDY, "--draft", "3")
     assert status == 1
     line = out.splitlines()[0]
-    for words in ("broken", "fox, temperature 0, seed 0 (coupled, draft of 3) at output token", "instead of"):
+    for words in (
+        "broken",
+        "fox, temperature 0, seed 0 (coupled, ngram draft of 3) at output token",
+        "instead of",
+    ):
         assert words in line
     assert float(line.split("top-2 logit gap there is ")[1].split(";")[0]) > 0
 

@@ -165,7 +165,7 @@ def test_what_was_accepted_reaches_the_controller() -> None:
     (found,) = drafter.propose([job(context.along([12, 13]), 6)])
     assert len(found) >= 2
     assert int(found.tokens[0]) == 14
-    whole = found.after((12, 13))
+    whole = found.after((12, 13), "constraint")
     drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"))
     assert seen == [(0, 1)], "a constraint's own tokens are not the drafters'"
     drafter.propose([job(context.along([12, 13]), 6)])

@@ -1,0 +1,140 @@
+"""From a configuration of drafting to its parts: drafter, controller and acceptance rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from outrider.decoding.auto import AutoController
+from outrider.decoding.controller import Controller, FixedController
+from outrider.decoding.costs import CostModel
+from outrider.decoding.request import Request
+from outrider.decoding.verify import VERIFIERS, Verifier, check_pair
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter, Draws
+from outrider.drafters.mixed import MixedDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engines.base import LanguageModel
+from outrider.speculative import (
+    AutoConfig,
+    DraftModelConfig,
+    NgramConfig,
+    NoneConfig,
+    SpeculativeConfig,
+    SuffixConfig,
+)
+
+Costs: TypeAlias = Callable[[LanguageModel], CostModel]
+
+
+def guessed_costs(model: LanguageModel) -> CostModel:
+    """Costs of an engine that nobody has timed: a guess, which the first steps correct."""
+    return CostModel()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A loaded draft model.
+
+    common_size: how many leading ids of the vocabulary it shares with the target.
+    cost:        measures what its passes cost.
+    """
+
+    model: LanguageModel
+    common_size: int
+    cost: Callable[[], CostModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """One choice of drafter. `controller` is shared by all step loops, so that what it learns is kept.
+
+    parts: the drafters that `drafter` is made of; itself where it is one.
+    """
+
+    drafter: Drafter | None
+    controller: Controller
+    verifier: Verifier
+    parts: tuple[Drafter, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the drafters that may propose."""
+        return tuple(part.name for part in self.parts)
+
+    def fixed(self, count: int) -> list[Drafting]:
+        """For each part, the same with drafts of up to `count` tokens from it alone, whatever they cost."""
+        return [Drafting(part, FixedController(count), self.verifier, (part,)) for part in self.parts]
+
+
+def make_verifier(choice: SpeculativeConfig) -> Verifier:
+    """The acceptance rule of a configuration; without speculation, plain decoding's."""
+    return VERIFIERS["coupled" if isinstance(choice, NoneConfig) else choice.verification]()
+
+
+def make_lookup(choice: SpeculativeConfig) -> SuffixDrafter | None:
+    """The suffix drafter that a configuration asks for, or None. Needs no model, so that a bad value is told
+    before anything is loaded. Raises ConfigError."""
+    if not isinstance(choice, SuffixConfig | AutoConfig):
+        return None
+    return SuffixDrafter(
+        tree=make_verifier(choice).trees,
+        namespace=_namespace,
+        suffix_decoding_max_tree_depth=choice.suffix_decoding_max_tree_depth,
+        suffix_decoding_max_cached_requests=choice.suffix_decoding_max_cached_requests,
+        suffix_decoding_max_spec_factor=choice.suffix_decoding_max_spec_factor,
+        suffix_decoding_min_token_prob=choice.suffix_decoding_min_token_prob,
+    )
+
+
+def make_drafting(
+    choice: SpeculativeConfig,
+    cost: Callable[[], CostModel],
+    draft: DraftModel | None,
+    lookup: SuffixDrafter | None,
+) -> Drafting:
+    """The parts of one choice.
+
+    cost:          measures what the target's passes cost; called if the choice needs to know.
+    draft, lookup: where the choice asks for them.
+    Raises ConfigError when the rule cannot judge what the drafter proposes.
+    """
+    verifier = make_verifier(choice)
+    drafter: Drafter | None = lookup
+    if isinstance(choice, NoneConfig):
+        return Drafting(None, FixedController(0), verifier)
+    controller: Controller = FixedController(choice.num_speculative_tokens)
+    if isinstance(choice, NgramConfig):
+        drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
+    model = None
+    if isinstance(choice, DraftModelConfig | AutoConfig) and draft is not None:
+        drafter = model = DraftModelDrafter(
+            draft.model,
+            common_size=draft.common_size,
+            max_context=choice.max_model_len,
+            draws=_draws(choice, verifier),
+        )
+    if isinstance(choice, AutoConfig):
+        controller = auto = AutoController(
+            cost(),
+            None if draft is None else draft.cost(),
+            most=choice.num_speculative_tokens,
+            tree=verifier.trees,
+        )
+        drafter = MixedDrafter(auto, lookup, model)
+    assert drafter is not None
+    check_pair(verifier, drafter)
+    parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)
+    return Drafting(drafter, controller, verifier, parts or (drafter,))
+
+
+def _draws(choice: DraftModelConfig | AutoConfig, verifier: Verifier) -> Draws:
+    if choice.draft_sample_method == "greedy":
+        return "greedy"
+    return "own" if verifier.draft_probs else "shared"
+
+
+def _namespace(request: Request) -> str | None:
+    return request.namespace

@@ -1,0 +1,122 @@
+"""What a pass over n tokens costs on this machine: measured in about a second, then kept on disk.
+
+A record is found by all that its numbers depend on: the model's file (path, size, time of change), its
+quantization, the processor, kernels and threads, the engine's version. The file that keeps them is written by
+us but believed by nobody: what is not a small table of plausible numbers is measured again. The controller
+corrects a curve with every step anyway, so a bad one costs a few steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import outrider
+from outrider.decoding.costs import CostModel
+from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.engines.native.model import NativeModel
+from outrider.machine import cpu_name
+from outrider.models.download import cache_root, read_json, write_json
+
+logger = logging.getLogger("outrider")
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+CONTEXT = 32  # tokens before those that are measured
+ROUNDS = 12  # at most; the least time of a width counts
+SECONDS = 0.7  # for one model, about
+PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
+FOLDER = "cost-curves"
+
+
+def cost_model(model: NativeModel, folder: Path | None = None) -> CostModel:
+    """What a pass of `model` costs: from the record on disk (`folder`, or one in Outrider's cache), or
+    measured now and recorded. Never raises for the record's sake."""
+    path = (folder or cache_root() / FOLDER) / f"{_digest(model)}.json"
+    curve = _recorded(path)
+    if curve is None:
+        curve = measure(model)
+        _record(path, curve)
+    return CostModel(curve, CONTEXT)
+
+
+def measure(
+    model: LanguageModel, seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter
+) -> dict[int, float]:
+    """Seconds of a pass by its number of tokens, for WIDTHS as far as the model's context reaches: the least
+    of rounds over all widths, which together take about `seconds` but go round at least once."""
+    room = min(CONTEXT, model.max_positions - 1)
+    widths = [n for n in WIDTHS if room + n <= model.max_positions]
+    cache = model.new_cache(room + widths[-1])
+    best = dict.fromkeys(widths, math.inf)
+
+    def timed(n: int) -> float:
+        cache.truncate(room)
+        item = _item(cache, n, model.vocab_size, rows=True)
+        began = clock()
+        model.forward([item])
+        return clock() - began
+
+    try:
+        if room:
+            model.forward([_item(cache, room, model.vocab_size, rows=False)])
+        timed(1)  # brings the weights in
+        end = clock() + seconds
+        for _ in range(ROUNDS):
+            for n in widths:
+                best[n] = min(best[n], timed(n))
+            if clock() >= end:
+                break
+    finally:
+        cache.close()
+    return best
+
+
+def _item(cache: Cache, count: int, vocab_size: int, *, rows: bool) -> ForwardItem:
+    """`count` tokens, a chain; their logits too if `rows`, as verifying needs them."""
+    tokens = ((7919 * np.arange(1, count + 1)) % vocab_size).astype(np.int32)
+    wanted = np.arange(count if rows else 0, dtype=np.int32)
+    return ForwardItem(cache, tokens, np.arange(-1, count - 1, dtype=np.int32), wanted)
+
+
+def _digest(model: NativeModel) -> str:
+    """Names everything that the curve depends on."""
+    source = model.source
+    path = source.path.resolve()
+    stat = path.stat()
+    facts = [
+        *(str(path), stat.st_size, stat.st_mtime_ns, source.quantization),
+        *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _recorded(path: Path) -> dict[int, float] | None:
+    try:
+        return _checked(read_json(path)["seconds"])
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _checked(found: Any) -> dict[int, float]:
+    """The seconds by width. Raises ValueError, TypeError or AttributeError for anything but such a table."""
+    curve = {int(width): float(seconds) for width, seconds in found.items()}
+    least, most = PLAUSIBLE
+    if 1 not in curve or not set(curve) <= set(WIDTHS) or not all(least <= s <= most for s in curve.values()):
+        raise ValueError("its numbers are implausible")
+    return curve
+
+
+def _record(path: Path, curve: Mapping[int, float]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"seconds": {str(n): s for n, s in curve.items()}})
+    except OSError as error:
+        logger.debug("the cost curve could not be kept in %s: %s", path, error)

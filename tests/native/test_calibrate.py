@@ -1,0 +1,73 @@
+"""What passes cost is measured once, kept on disk, and never believed from a damaged file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.engines.native import NativeModel, calibrate
+from outrider.engines.toy import ToyModel
+from outrider.models.open import open_model
+from tests.support.models import tiny_gguf
+
+
+class Clock:
+    """Every reading is a millisecond after the one before."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+def test_every_width_is_measured_as_far_as_the_context_reaches() -> None:
+    curve = calibrate.measure(ToyModel(40, 100, seed=1), clock=Clock())
+    assert curve == {n: pytest.approx(1e-3) for n in calibrate.WIDTHS}
+    assert set(calibrate.measure(ToyModel(40, 7, seed=1), clock=Clock())) == {1}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> NativeModel:
+    return NativeModel.load(open_model(tiny_gguf(tmp_path / "tiny.gguf")), threads=1)
+
+
+def test_it_is_measured_once(model: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = calibrate.cost_model(model, tmp_path)
+    monkeypatch.setattr(calibrate, "measure", None)
+    again = calibrate.cost_model(model, tmp_path)
+    assert [again.at(32).seconds(n) for n in (1, 2, 8)] == [first.at(32).seconds(n) for n in (1, 2, 8)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("", "{", "[]", '{"seconds": 3}', '{"seconds": {}}', '{"seconds": {"1": "x"}}'),
+        *('{"seconds": {"1": -1.0}}', '{"seconds": {"1": NaN}}', '{"seconds": {"1": 1, "77": 1}}'),
+        '{"seconds": {"1": 1e400}}',
+    ],
+)
+def test_a_damaged_record_is_measured_again(
+    model: NativeModel, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate.cost_model(model, tmp_path)
+    (record,) = tmp_path.glob("*.json")
+    record.write_text(damage)
+    monkeypatch.setattr(calibrate, "measure", lambda model: {1: 0.5, 2: 0.75})
+    assert calibrate.cost_model(model, tmp_path).at(32).seconds(1) == pytest.approx(0.5)
+    assert json.loads(record.read_text()) == {"seconds": {"1": 0.5, "2": 0.75}}
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(model: NativeModel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert calibrate.cost_model(model, tmp_path / "file").at(32).seconds(1) > 0
+
+
+def test_another_thread_count_is_another_record(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    for threads in (1, 2):
+        calibrate.cost_model(NativeModel.load(open_model(path), threads=threads), tmp_path / "curves")
+    assert len(list((tmp_path / "curves").glob("*.json"))) == 2
