@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 import outrider
-from outrider.cli import bench, demo, pull, run, verify
+from outrider.cli import bench, demo, pull, run, serve, verify
 from outrider.cli.parser import Parser
 from outrider.errors import OutriderError
 
-COMMANDS = (run, bench, verify, pull, demo)
+COMMANDS = (run, serve, bench, verify, pull, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

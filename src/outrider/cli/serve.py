@@ -1,0 +1,254 @@
+"""`outrider serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+from outrider.cli import foreign, options
+from outrider.cli.parser import Parser, Subparsers, integer, number
+from outrider.config import EngineConfig, parse_engine
+from outrider.errors import ConfigError
+
+_DESCRIPTION = """\
+Serve a model to OpenAI clients: chat and plain completions, streaming, tools, structured output.
+Flags have vLLM's names and llama-server's. Without --api-key anybody who reaches the port may use it."""
+_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+_default = "default: %(default)s"
+
+
+def add_parser(subparsers: Subparsers) -> Parser:
+    """Add the `serve` command; `args.run` is `run`."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model to OpenAI clients",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as -m")
+    options.add_models(parser, required=False)
+    _add_engine(parser)
+    options.add_speculation(parser)
+    _add_address(parser)
+    _add_keys(parser)
+    _add_chat(parser)
+    _add_limits(parser)
+    foreign.add_foreign(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("engine").add_argument
+    add("-np", "--parallel", "--max-num-seqs", dest="max_num_seqs", type=integer, default=8, metavar="N",
+        help=f"most samples that share a pass ({_default})")  # fmt: skip
+    add("--max-waiting", type=integer, default=64, metavar="N",
+        help=f"most samples that wait for a place; more are told to come back ({_default})")  # fmt: skip
+    add("--memory-limit", type=_bytes, metavar="SIZE",
+        help="most memory for weights and caches, such as 6G (default: what is free)")  # fmt: skip
+    add("-s", "--seed", type=integer, metavar="S", help="make the seeds of unseeded requests repeatable")
+    add("--tokenizer", metavar="MODEL", help="take another model's tokenizer")
+    add("--revision", metavar="NAME", help="branch, tag or commit of a hub repository")
+    add("--speculative-max-model-len", type=integer, metavar="N", help=argparse.SUPPRESS)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("address").add_argument
+    add("--host", default="127.0.0.1", metavar="HOST", help=f"{_default}; 0.0.0.0 for every network")
+    add("--port", type=integer, default=8000, metavar="N", help=f"{_default}; 0 takes a free one")
+    add("-a", "--alias", "--served-model-name", dest="served", nargs="+", action="extend", default=[],
+        metavar="NAME", help="names of the model in the API (default: its own)")  # fmt: skip
+    add("--root-path", default="", metavar="PATH", help="prefix that a proxy takes off")
+    add("--ssl-keyfile", "--ssl-key-file", metavar="FILE", help="private key, for https")
+    add("--ssl-certfile", "--ssl-cert-file", metavar="FILE", help="certificate")
+    add("--ssl-ca-certs", metavar="FILE", help="authorities whose clients are let in")
+    add("--ssl-cert-reqs", type=integer, choices=[int(v) for v in ssl.VerifyMode], default=0,
+        help="client certificates: 0 none, 1 optional, 2 required")  # fmt: skip
+    add("--uvicorn-log-level", choices=_LEVELS, default="info", metavar="LEVEL", help=_default)
+    add("--disable-log-requests", "--disable-uvicorn-access-log", dest="quiet", action="store_true",
+        help="no line for each request")  # fmt: skip
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("who may use it").add_argument
+    add("--api-key", nargs="+", action="extend", default=[], metavar="KEY",
+        help="a key that clients must send; may be repeated (also OUTRIDER_API_KEY)")  # fmt: skip
+    add("--api-key-file", metavar="FILE", help="keys, one a line")
+    add("--allowed-hosts", type=_words, metavar="HOSTS",
+        help="names under which the server may be reached: a JSON list or commas (default: this machine's "
+        "own for a loopback address without keys, else any)")  # fmt: skip
+    for name, default in (("origins", "[]"), ("methods", '["*"]'), ("headers", '["*"]')):
+        add(f"--allowed-{name}", type=_words, default=default, metavar="LIST",
+            help=f"of web pages (CORS), a JSON list; {_default}")  # fmt: skip
+    add("--allow-credentials", action="store_true", help="of web pages (CORS)")
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("chat").add_argument
+    add("--chat-template", "--chat-template-file", metavar="FILE|TEXT",
+        help="instead of the model's own")  # fmt: skip
+    add("--trust-request-chat-template", action="store_true",
+        help="let requests bring a chat template; it runs in the sandbox")  # fmt: skip
+    add("--tool-call-parser", choices=("hermes", "llama3_json"), metavar="NAME",
+        help="how the model writes tool calls: %(choices)s (default: as its template says)")  # fmt: skip
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("limits").add_argument
+    add("--max-body-bytes", type=_bytes, default="4M", metavar="SIZE", help=f"of a request ({_default})")
+    add("--max-samples", type=integer, default=128, metavar="N",
+        help=f"of one request, all prompts together ({_default})")  # fmt: skip
+    add("--max-logprobs", type=integer, default=20, metavar="N",
+        help=f"likeliest tokens told at each position; -1 for no limit ({_default})")  # fmt: skip
+    for name, seconds, text in (
+        ("head", 15, "for a request's head to arrive"),
+        ("body", 30, "for its body to arrive"),
+        ("prepare", 30, "for rendering, tokenizing and compiling grammars"),
+        ("stall", 30, "that a client may leave an answer unread"),
+        ("shutdown", 30, "for requests to end after SIGTERM"),
+    ):
+        add(f"--{name}-timeout", type=number, default=seconds, metavar="S",
+            help=f"seconds {text} ({_default})")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Raises OutriderError."""
+    config = engine_config(args)
+    arguments = _settings(args)
+
+    from outrider.pipeline import build
+    from outrider.server.app import create_app
+    from outrider.server.engine import ServerEngine
+    from outrider.server.run import Listening, Server
+    from outrider.server.settings import Settings
+
+    settings = Settings(**arguments)
+    at = Listening(
+        host=args.host,
+        port=_port(args.port),
+        log_level=args.uvicorn_log_level,
+        access_log=not args.quiet,
+        shutdown_seconds=max(0.0, args.shutdown_timeout),
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+    )
+    pipeline = build(config)
+    engine = ServerEngine(pipeline, max_waiting=args.max_waiting, memory_limit=args.memory_limit)
+    server = Server(create_app(pipeline, engine, settings), engine, settings, at)
+    names = " with ".join(name for name in pipeline.models.values() if name)
+    print(f"serving {names}, speculation {pipeline.speculative.method}", file=sys.stderr)
+    server.run()
+    return 0
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine of parsed flags. Raises ConfigError."""
+    model = args.model or args.model_tag
+    if model is None:
+        raise ConfigError("give a model: -m MODEL (see `outrider serve --help`)")
+    if args.model is not None and args.model_tag is not None:
+        raise ConfigError(f"unexpected argument {args.model_tag!r}: the model is given by -m already")
+    if args.ctx_size < -1 or (args.threads is not None and args.threads < 1):
+        raise ConfigError("-c must be at least 0 and -t at least 1")
+    return parse_engine(
+        model,
+        options.speculation(args),
+        max_model_len=args.ctx_size if args.ctx_size > 0 else None,
+        max_num_seqs=args.max_num_seqs,
+        seed=args.seed,
+        threads=args.threads,
+        tokenizer=args.tokenizer,
+        revision=args.revision,
+        quantization=args.quantization,
+        weights_cache=args.weights_cache,
+        **foreign.engine_arguments(args),
+    )
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of Settings. Raises ConfigError."""
+    if args.api_key_file is None and not any(args.api_key):
+        keys = [key for key in os.environ.get("OUTRIDER_API_KEY", "").split(",") if key]
+    else:
+        keys = [*args.api_key, *_lines(args.api_key_file)]
+    return {
+        "served_names": tuple(args.served),
+        "api_keys": tuple(keys),
+        "host": args.host,
+        "max_body_bytes": args.max_body_bytes,
+        "head_seconds": args.head_timeout,
+        "body_seconds": args.body_timeout,
+        "prepare_seconds": args.prepare_timeout,
+        "stall_seconds": args.stall_timeout,
+        "max_samples": args.max_samples,
+        "max_logprobs": args.max_logprobs,
+        "chat_template": _template(args.chat_template),
+        "tool_call_parser": args.tool_call_parser,
+        "trust_request_chat_template": args.trust_request_chat_template,
+        "allowed_hosts": args.allowed_hosts,
+        "allowed_origins": args.allowed_origins,
+        "allowed_methods": args.allowed_methods,
+        "allowed_headers": args.allowed_headers,
+        "allow_credentials": args.allow_credentials,
+        "root_path": args.root_path,
+    }
+
+
+def _lines(name: str | None) -> list[str]:
+    """The keys of a file; blank lines and lines that start with # are left out."""
+    if name is None:
+        return []
+    lines = (line.strip() for line in _read("--api-key-file", name).splitlines())
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise ConfigError(f"--api-key-file: {name!r} has no keys")
+    return found
+
+
+def _template(given: str | None) -> str | None:
+    """A chat template: its text, or a file's."""
+    if given is None or "{%" in given or "{{" in given:
+        return given
+    return _read("--chat-template", given)
+
+
+def _read(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{flag}: {name!r} cannot be read: {reason}") from None
+
+
+def _port(port: int) -> int:
+    if not 0 <= port < 65536:
+        raise ConfigError(f"--port must be from 0 to 65535, not {port}")
+    return port
+
+
+def _bytes(text: str) -> int:
+    """A size for argparse: digits, and K, M or G (powers of 1024) behind them."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"not a size such as 512M or 6G: {text!r}")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """A JSON list of texts for argparse, or texts with commas between them."""
+    import json
+
+    try:
+        found = json.loads(text) if text.lstrip().startswith("[") else [w for w in text.split(",") if w]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a JSON list: {text!r}") from None
+    if not all(isinstance(word, str) for word in found):
+        raise argparse.ArgumentTypeError(f"not a list of texts: {text!r}")
+    return tuple(found)

@@ -1,0 +1,192 @@
+"""The application: paths, and what stands before them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+import outrider
+from outrider.errors import OutriderError
+from outrider.pipeline import Pipeline
+from outrider.server.chat import chat_completions, render
+from outrider.server.completions import completions
+from outrider.server.engine import ServerEngine
+from outrider.server.errors import ApiError, api_error, bad, invalid, json_response
+from outrider.server.guard import OPEN, BodyLimit, Guard, Keys
+from outrider.server.metrics import CONTENT_TYPE
+from outrider.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.service import Service
+from outrider.server.settings import Settings
+from outrider.server.status import status
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | None = None) -> FastAPI:
+    """The application over a pipeline and its engine. The engine is started and stopped by the caller.
+
+    `app.state.service` is the Service. Raises ConfigError.
+    """
+    settings = settings or Settings()
+    service = Service(pipeline, engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Outrider",
+        version=outrider.__version__,
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        root_path=settings.root_path,
+        responses={400: {"description": "The request is at fault."}},
+    )
+    app.state.service = service
+    _errors(app)
+    _models(app, service)
+    _generation(app, service)
+    _about(app, service)
+    pages = _pages(app, settings)
+    # The last one added is asked first.
+    app.add_middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds)
+    app.add_middleware(
+        Guard, keys=Keys(settings.api_keys), hosts=settings.hosts(), is_open=frozenset(OPEN) | pages
+    )
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+        )
+    return app
+
+
+def _errors(app: FastAPI) -> None:
+    """Everything that goes wrong is told in one form."""
+
+    async def told(_: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    async def validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return invalid(error.errors()).response()
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {
+            404: f"there is nothing at {request.url.path[:200]}",
+            405: f"{request.method} is not possible at {request.url.path[:200]}",
+        }.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    app.add_exception_handler(ApiError, told)
+    app.add_exception_handler(OutriderError, told)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, told)
+
+
+def _generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", tags=["generation"], summary="Answer a conversation")
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        return await chat_completions(service, request, body)
+
+    @app.post("/v1/completions", tags=["generation"], summary="Go on with a text")
+    async def complete(request: Request, body: CompletionRequest) -> Response:
+        return await completions(service, request, body)
+
+    @app.post("/tokenize", tags=["tokens"], summary="A text's or a conversation's token ids")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad("give prompt or messages, one of them", "prompt")
+
+        def work() -> list[int]:
+            if body.prompt is not None:
+                return service.encode(body.prompt, add_special=body.add_special_tokens is not False)
+            return service.encode(render(service, body), add_special=bool(body.add_special_tokens))
+
+        ids = await service.prepare(work)
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": service.pipeline.context, "tokens": ids}
+        texts = [service.tokenizer.piece(i) for i in ids] if body.return_token_strs else None
+        return json_response({**found, "token_strs": texts})
+
+    @app.post("/detokenize", tags=["tokens"], summary="Token ids' text")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        service.check_model(body.model)
+        if any(token >= service.vocab_size for token in body.tokens):
+            raise bad(f"token ids must be in 0..{service.vocab_size - 1}", "tokens")
+        text = await service.prepare(lambda: service.tokenizer.decode(body.tokens, skip_special=False))
+        return json_response({"prompt": text})
+
+
+def _models(app: FastAPI, service: Service) -> None:
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "outrider",
+            "root": service.pipeline.source.display_name,
+            "parent": None,
+            "max_model_len": service.pipeline.context,
+        }
+
+    @app.get("/v1/models", tags=["models"], summary="The names of the model")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [card(name) for name in service.names]})
+
+    @app.get("/v1/models/{name:path}", tags=["models"], summary="One of the names")
+    async def model(name: str) -> Response:
+        return json_response(card(service.check_model(name)))
+
+
+def _about(app: FastAPI, service: Service) -> None:
+    async def health() -> Response:
+        if service.engine.healthy:
+            return Response()
+        raise ApiError(503, "the engine has failed; the server must be started again", code="engine_failed")
+
+    app.add_api_route("/health", health, tags=["server"], summary="Whether the engine runs")
+    app.add_api_route("/ping", health, methods=["GET", "POST"], tags=["server"], summary="The same")
+
+    @app.get("/version", tags=["server"], summary="Outrider's version")
+    async def version() -> Response:
+        return json_response({"version": outrider.__version__})
+
+    @app.get("/load", tags=["server"], summary="Samples that run or wait")
+    async def load() -> Response:
+        stats = service.engine.stats
+        return json_response({"server_load": stats.running + stats.waiting})
+
+    @app.get("/metrics", tags=["server"], summary="Metrics for Prometheus")
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE)
+
+    @app.get("/v1/outrider/status", tags=["server"], summary="The engine, its drafters and their use")
+    async def state() -> Response:
+        return json_response(status(service))
+
+
+def _pages(app: FastAPI, settings: Settings) -> frozenset[str]:
+    """Show the web page, if there is one; returns its paths."""
+    folder = settings.static
+    if not (folder / "index.html").is_file():
+        return frozenset()
+    app.mount("/", StaticFiles(directory=folder, html=True), name="page")
+    paths = {"/" + path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return frozenset({"/", *paths})

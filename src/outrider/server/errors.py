@@ -1,0 +1,94 @@
+"""Errors as OpenAI's API tells them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from outrider.errors import ConfigError, OutriderError, PromptError
+
+logger = logging.getLogger(__name__)
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """An answer other than success.
+
+    status:  of HTTP.
+    param:   the field of the request that is at fault.
+    code:    a word for programs, such as "context_length_exceeded".
+    headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def document(self) -> dict[str, Any]:
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return json_response(self.document(), self.status, self.headers)
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """What to tell a client of an exception. One that is not the client's own is logged, and not shown."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ConfigError | PromptError):
+        return bad(str(error))
+    if isinstance(error, OutriderError):
+        logger.error("a request failed: %s", error)
+        return ApiError(500, str(error), code="engine_error")
+    logger.error("a request failed", exc_info=error)
+    return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
+
+
+def json_bytes(document: object) -> bytes:
+    """UTF-8 JSON; half a surrogate pair, which a client can write as an escape, becomes "?"."""
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def json_response(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json_bytes(document), status, dict(headers or {}), "application/json")
+
+
+def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first complaint of pydantic's, in one line."""
+    first: Mapping[str, Any] = errors[0] if errors else {"msg": "the request is not valid", "loc": ()}
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    message, kind, context = str(first["msg"]), first.get("type"), first.get("ctx") or {}
+    if kind == "json_invalid":
+        return bad(f"the body is not JSON: {context.get('error', message)}")
+    if kind == "field":  # protocol.py's own
+        return bad(message, ".".join([*place, context["field"]]))
+    if not place and kind in ("missing", "model_attributes_type", "model_type", "dict_type"):
+        return bad("the body must be a JSON object, sent with the header Content-Type: application/json")
+    param = ".".join(place) or None
+    return bad(f"{param}: {message}", param)

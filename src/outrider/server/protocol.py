@@ -1,0 +1,250 @@
+"""What clients may send: OpenAI's fields, vLLM's beside them, and ours.
+
+A field that nobody knows is refused with the nearest name that is known; one that is known and means
+nothing here is accepted where its value changes nothing, and refused with the reason otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from outrider.errors import nearest
+
+_ANYTHING = object()  # a neutral value of every sort
+_Neutral: TypeAlias = tuple[tuple[object, ...], str]
+
+# Fields that are known and not used: the values that change nothing, and why others are refused.
+NEUTRAL: dict[str, _Neutral] = {
+    "user": ((_ANYTHING,), ""),
+    "metadata": ((_ANYTHING,), ""),
+    "service_tier": ((_ANYTHING,), ""),
+    "safety_identifier": ((_ANYTHING,), ""),
+    "prompt_cache_key": ((_ANYTHING,), ""),
+    "prompt_cache_retention": ((_ANYTHING,), ""),
+    "store": ((False,), "nothing is kept here; leave it out"),
+    "priority": ((0,), "requests are served in the order in which they come"),
+    "modalities": ((["text"],), "this server writes text only"),
+    "audio": ((), "this server writes text only"),
+    "prediction": ((), "use speculative: what the prompt holds is looked up anyway"),
+    "web_search_options": ((), "this server searches nothing"),
+    "verbosity": (("medium",), "say it in the prompt"),
+    "functions": ((), "use tools"),
+    "function_call": ((), "use tool_choice"),
+    "logits_processors": ((), "no code of a request is ever run; use logit_bias or a grammar"),
+    "use_beam_search": ((False,), "there is no beam search; n samples are independent"),
+    "length_penalty": ((1, 1.0), "there is no beam search; n samples are independent"),
+    "early_stopping": ((False,), "there is no beam search; n samples are independent"),
+    "guided_decoding_backend": (("auto", "guidance", "llguidance"), "llguidance is the only one here"),
+    "mm_processor_kwargs": ((), "this server reads text only"),
+    "kv_transfer_params": ((), "there is one server only"),
+    "vllm_xargs": ((), "there are no plug-ins to read them"),
+    "structural_tag": ((), "write it as a grammar"),
+}
+
+
+class Strict(BaseModel):
+    """A model that converts nothing and knows its fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        kept = {}
+        for name, value in data.items():
+            if name in cls.model_fields:
+                kept[name] = value
+            elif name in NEUTRAL:
+                _refuse(name, value)
+            else:
+                hint = nearest(str(name), [*cls.model_fields, *NEUTRAL])
+                raise _complaint(str(name), f"unknown field {str(name)[:80]!r}{hint}")
+        return kept
+
+
+def _refuse(name: str, value: object) -> None:
+    """Raise for a value that would change something."""
+    neutral, reason = NEUTRAL[name]
+    if value is None or _ANYTHING in neutral:
+        return
+    if not any(type(value) is type(n) and value == n for n in neutral):
+        raise _complaint(name, f"{name}={str(value)[:80]!r} is refused: {reason}")
+
+
+def _complaint(field: str, message: str) -> PydanticCustomError:
+    """An error about one field of an object. The message stands in the context: as a template it would be
+    read for braces."""
+    return PydanticCustomError("field", "{message}", {"message": message, "field": field[:80]})
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = Field(None, description="A last chunk with the usage of the whole request.")
+    continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
+    include_outrider: bool | None = Field(None, description="The same as `outrider` of the request.")
+    include_obfuscation: bool | None = Field(None, description="Has no effect: nothing is padded.")
+
+
+class Speculative(Strict):
+    method: str | None = Field(None, description="none, auto, or a drafter that the server has.")
+    num_speculative_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Most draft tokens of a step, below the server's own limit; 0: plain decoding.",
+    )
+
+
+class JsonSchema(Strict):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="The schema is enforced whatever this says.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known(cls, data: Any) -> Any:
+        known = ("name", "description", "schema", "strict")
+        for name in data if isinstance(data, Mapping) else ():
+            if name not in known:
+                raise ValueError(
+                    f"unknown field {str(name)[:80]!r} in json_schema{nearest(str(name), known)}"
+                )
+        return data
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+Scalar: TypeAlias = str | int | float | bool | None
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Sampling(Strict):
+    """What chat and plain completions have in common: `SamplingParams` under vLLM's names, and ours."""
+
+    model: str | None = Field(None, description="One of /v1/models; the first when left out.")
+    n: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1, description="Must equal n: samples are not ranked.")
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0)
+    seed: int | None = Field(None, ge=-1, le=2**64 - 1)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=-1)
+    logit_bias: dict[str, float] | None = Field(None, description="By token id.")
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = Field(None, description="json, regex, choice, grammar, …")
+    guided_decoding: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(None, description="`token_id:N` for texts in logprobs.")
+    return_token_ids: bool | None = None
+    cache_salt: str | None = Field(None, description="Shares cached prefixes with the same salt only.")
+    speculative: bool | Speculative | None = Field(None, description="false: plain decoding.")
+    outrider: bool | None = Field(None, description="Tell how each token came about, and the metrics.")
+
+
+class CompletionRequest(Sampling):
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    echo: bool | None = None
+    suffix: str | None = Field(None, description="Refused: nothing is written between two texts.")
+    logprobs: int | None = Field(None, ge=-1)
+
+
+class FunctionDefinition(Strict):
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Message(BaseModel):
+    """One message; further fields are the chat template's to read."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(Sampling):
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, description="Handed to the chat template, if it reads it.")
+    echo: bool | None = Field(None, description="The last message's content in front, when it is continued.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = Field(None, description="Refused unless the server was told to trust it.")
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(Strict):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: list[TokenId]
