@@ -3,52 +3,376 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from outrider.config import parse_engine
-from outrider.decoding.events import Event, FinishEvent, TokenEvent
-from outrider.decoding.params import SamplingParams
+from outrider.decoding.events import Event
 from outrider.decoding.request import Request
-from outrider.pipeline import Pipeline, build
-from outrider.server.engine import ServerEngine
-from tests.conftest import load_toy
+from outrider.decoding.types import FloatArray
+from outrider.engines.base import ForwardItem
+from outrider.engines.step import CachedStepEngine
+from outrider.engines.toy import ToyModel
+from outrider.errors import ConfigError, InsufficientMemoryError, PromptError
+from outrider.pipeline import Pipeline
+from outrider.server.engine import Draining, EngineFailed, Full, ServerEngine, Stream
+from tests.server.engine_support import (
+    SECONDS,
+    alone,
+    ends,
+    read,
+    reasons,
+    request,
+    serve,
+    tokens,
+    toy_pipeline,
+)
+from tests.support.models import Dims, tiny_gguf
+
+
+class Gated(ToyModel):
+    """Runs while it is open, else as many passes as are allowed; fails on demand."""
+
+    def __init__(self) -> None:
+        super().__init__(320, 256)
+        self._open, self._allowed = True, threading.Semaphore(0)
+        self.error: BaseException | None = None
+
+    def close(self) -> None:
+        self._open = False
+
+    def allow(self, passes: int) -> None:
+        self._allowed.release(passes)
+
+    def open(self) -> None:
+        self._open = True
+        self._allowed.release()  # of the one that waits
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        if not self._open:
+            assert self._allowed.acquire(timeout=SECONDS)
+        if self.error is not None:
+            raise self.error
+        return super().forward(items)
 
 
 @pytest.fixture
 def pipeline(target_file: Path) -> Pipeline:
-    return build(parse_engine(str(target_file), "ngram", max_num_seqs=2), load_toy)
+    return toy_pipeline(target_file)
 
 
-def request(name: str, prompt: Sequence[int] = (1, 2, 3), **arguments: object) -> Request:
-    params = SamplingParams(**{"max_tokens": 6, **arguments})  # type: ignore[arg-type]
-    return Request(name, tuple(prompt), params, seed=5)
-
-
-def tokens(events: list[Event], name: str) -> list[int]:
-    return [e.token_id for e in events if isinstance(e, TokenEvent) and e.request_id == name]
-
-
-def reasons(events: list[Event]) -> dict[str, str]:
-    return {e.request_id: e.finish_reason for e in events if isinstance(e, FinishEvent)}
+def gated(target_file: Path) -> tuple[Pipeline, Gated]:
+    model = Gated()
+    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    return replace(toy_pipeline(target_file, None), engine=engine), model
 
 
 def test_samples_of_a_request_come_through_one_stream(pipeline: Pipeline) -> None:
-    expected = list(pipeline.loop().generate([request("a"), request("b", [4]), request("c", [5])]))
+    asked = [request("a"), request("b", [4]), request("c", [5])]
 
-    async def main() -> list[Event]:
-        engine = ServerEngine(pipeline)
-        engine.start()
-        stream = engine.submit([request("a"), request("b", [4]), request("c", [5])])
-        events = [event async for event in stream]
+    async def client(engine: ServerEngine) -> list[Event]:
+        stream = engine.submit(asked)
+        events = await read(stream)
         assert stream.finished
         assert await stream.batch() == []
-        await engine.drain(10)
+        stream.cancel()  # too late, and no matter
         return events
 
-    events = asyncio.run(main())
-    for name in "abc":
-        assert tokens(events, name) == tokens(expected, name) != []
+    events = serve(ServerEngine(pipeline), client)
+    for sample in asked:
+        assert tokens(events, sample.request_id) == alone(pipeline, sample) != []
     assert reasons(events) == dict.fromkeys("abc", "length")
+    assert [type(event).__name__ for event in events if event.request_id == "b"][-1] == "FinishEvent"
+
+
+def test_streams_are_apart_and_may_be_read_in_batches(pipeline: Pipeline) -> None:
+    async def client(engine: ServerEngine) -> tuple[list[Event], list[Event]]:
+        first, second = engine.submit([request("a")]), engine.submit([request("b", [9])])
+        batches = []
+        while batch := await second.batch():
+            batches += batch
+        return await read(first), batches
+
+    first, second = serve(ServerEngine(pipeline), client)
+    assert tokens(first, "a") == alone(pipeline, request("a"))
+    assert tokens(second, "b") == alone(pipeline, request("b", [9]))
+    assert {e.request_id for e in first} == {"a"}
+    assert {e.request_id for e in second} == {"b"}
+
+
+def test_what_can_never_run_is_refused_at_the_door(pipeline: Pipeline) -> None:
+    async def client(engine: ServerEngine) -> None:
+        with pytest.raises(PromptError, match="256 tokens; a context of 256 has room for 255"):
+            engine.submit([request("a", [1] * 256)])
+        with pytest.raises(PromptError, match="token id 320; the vocabulary ends at 319"):
+            engine.submit([request("a"), request("b", [1, 320])])
+        with pytest.raises(PromptError, match="token id -1"):
+            engine.submit([request("a", [-1])])
+        with pytest.raises(ConfigError, match="logit_bias has the id 320"):
+            engine.submit([request("a", logit_bias={320: 1.0})])
+        with pytest.raises(ConfigError, match="not in use"):
+            engine.submit([request("a"), request("a")])
+        with pytest.raises(ConfigError, match="not in use"):
+            engine.submit([])
+        with pytest.raises(ConfigError, match="holds at most 5"):
+            engine.submit([request(str(i)) for i in range(6)])
+        stream = engine.submit([request("a")])
+        with pytest.raises(ConfigError, match="not in use"):
+            engine.submit([request("a")])
+        assert reasons(await read(stream)) == {"a": "length"}
+        assert reasons(await read(engine.submit([request("a")]))) == {"a": "length"}  # free again
+        assert dict(engine.stats.finished) == {"length": 2, "stop": 0, "abort": 0, "error": 0}
+
+    serve(ServerEngine(pipeline, max_waiting=3), client)
+
+
+def test_a_full_queue_says_when_to_try_again(target_file: Path) -> None:
+    pipeline, model = gated(target_file)
+
+    async def client(engine: ServerEngine) -> None:
+        model.close()
+        first = engine.submit([request("a"), request("b")])
+        second = engine.submit([request("c")])
+        with pytest.raises(Full) as full:
+            engine.submit([request("d"), request("e")])
+        assert 1 <= full.value.retry_after <= 60
+        assert "try again in" in str(full.value)
+        third = engine.submit([request("d")])
+        with pytest.raises(Full):
+            engine.submit([request("e")])
+        model.open()
+        for stream in (first, second, third):
+            assert set(reasons(await read(stream)).values()) == {"length"}
+        assert reasons(await read(engine.submit([request("e")]))) == {"e": "length"}
+        assert (engine.stats.running, engine.stats.waiting) == (0, 0)
+
+    serve(ServerEngine(pipeline, max_waiting=2), client)
+
+
+def limit_for(pipeline: Pipeline, asked: Request) -> int:
+    """The memory limit that leaves exactly what a request may need."""
+    plenty = 10**10
+    engine = ServerEngine(pipeline, memory_limit=plenty, prefix_bytes=0)
+    return plenty - engine.stats.cache_limit + engine._capacity.need(asked)
+
+
+def test_a_request_waits_for_memory(pipeline: Pipeline) -> None:
+    limit = limit_for(pipeline, request("a", max_tokens=None))
+    engine = ServerEngine(pipeline, memory_limit=limit, prefix_bytes=0)
+    places: list[int] = []
+
+    async def client(engine: ServerEngine) -> None:
+        for size, together in ((200, 1), (20, 2)):  # though there are two places each time
+            asked = [request(name, max_tokens=size) for name in "abc"]
+            streams = [engine.submit([sample]) for sample in asked]
+            used = []
+            for sample, stream in zip(asked, streams, strict=True):
+                events = []
+                async for event in stream:
+                    used.append(engine.stats.cache_bytes)
+                    events.append(event)
+                assert tokens(events, sample.request_id) == alone(pipeline, sample)
+            places.append(round(max(used) / engine._capacity.need(asked[0])))
+            assert max(used) <= engine.stats.cache_limit
+            assert places[-1] == together
+        assert engine.stats.cache_bytes == 0
+
+    serve(engine, client)
+    assert places == [1, 2]
+
+
+def test_a_context_that_does_not_fit_is_cut_unless_it_was_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_gguf(tmp_path / "target.gguf", dims=Dims(context=8192))
+    pipeline = toy_pipeline(path)
+    limit = limit_for(pipeline, request("a", [1] * 5000, max_tokens=5))
+    engine = ServerEngine(pipeline, memory_limit=limit, prefix_bytes=0)
+    assert 5005 <= engine.context < 5005 + 16
+    assert "memory is short: a context of 50" in caplog.text
+    assert engine._capacity.need(request("a", max_tokens=None)) <= engine.stats.cache_limit
+
+    async def client(engine: ServerEngine) -> None:
+        with pytest.raises(PromptError, match=r"6000 tokens; a context of 50.. has room"):
+            engine.submit([request("a", [1] * 6000)])
+
+    serve(engine, client)
+    asked_for = toy_pipeline(path, max_model_len=8192)
+    with pytest.raises(InsufficientMemoryError, match="one sequence of 8192 tokens"):
+        ServerEngine(asked_for, memory_limit=limit, prefix_bytes=0)
+    assert ServerEngine(pipeline, memory_limit=10**9).context == 8192
+
+
+def test_no_room_for_anything_is_told_at_the_start(pipeline: Pipeline) -> None:
+    with pytest.raises(InsufficientMemoryError, match="one sequence of 256 tokens"):
+        ServerEngine(pipeline, memory_limit=10**6)
+    with pytest.raises(ConfigError, match="max_waiting"):
+        ServerEngine(pipeline, max_waiting=-1)
+
+
+def test_a_cancelled_request_frees_its_place_with_the_next_step(target_file: Path) -> None:
+    pipeline, model = gated(target_file)
+
+    async def client(engine: ServerEngine) -> None:
+        long = [engine.submit([request(name, max_tokens=200)]) for name in "ab"]
+        waiting, next_one = engine.submit([request("c")]), engine.submit([request("d")])
+        await long[0].batch()
+        model.close()
+        long[0].cancel()
+        long[0].cancel()
+        waiting.cancel()
+        model.allow(2)  # the pass under way, and the one that tells
+        for name, stream in (("c", waiting), ("a", long[0])):
+            assert reasons(await read(stream)) == {name: "abort"}
+        assert (engine.stats.running, engine.stats.waiting) == (2, 0)
+        model.open()
+        assert reasons(await read(next_one)) == {"d": "length"}
+        assert not long[1].finished
+        async with long[1]:
+            pass
+        assert reasons(await read(long[1])) == {"b": "abort"}
+        assert engine.stats.running == 0
+
+    serve(ServerEngine(pipeline), client)
+
+
+def test_an_unread_stream_holds_nobody_up(pipeline: Pipeline) -> None:
+    async def client(engine: ServerEngine) -> None:
+        unread = engine.submit([request("a", max_tokens=200)])
+        for turn in range(5):
+            assert await read(engine.submit([request(f"b{turn}")]))
+        while not unread.finished:
+            await asyncio.sleep(0.01)
+        assert tokens(await unread.batch(), "a") == alone(pipeline, request("a", max_tokens=200))
+
+    serve(ServerEngine(pipeline), client)
+
+
+def test_an_event_loop_that_is_gone_frees_its_places(pipeline: Pipeline) -> None:
+    engine = ServerEngine(pipeline, max_waiting=0)
+
+    async def vanish() -> None:
+        engine.submit([request("a", max_tokens=200), request("b", max_tokens=200)])
+
+    asyncio.run(vanish())
+
+    async def client(engine: ServerEngine) -> None:
+        while True:  # the places of the vanished
+            try:
+                stream = engine.submit([request("c")])
+                break
+            except Full:
+                await asyncio.sleep(0.01)
+        assert reasons(await read(stream)) == {"c": "length"}
+        assert engine.stats.finished["abort"] == 2
+
+    serve(engine, client)
+
+
+@pytest.mark.parametrize("patience", [SECONDS, 0.0])
+def test_draining_lets_run_what_runs_as_long_as_there_is_patience(target_file: Path, patience: float) -> None:
+    pipeline, model = gated(target_file)
+    asked = [request("a", max_tokens=200), request("b", max_tokens=200), request("c", [4])]
+
+    async def client(engine: ServerEngine) -> None:
+        streams = [engine.submit([sample]) for sample in asked]
+        await streams[0].batch()
+        model.close()
+        draining = asyncio.ensure_future(engine.drain(patience))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Draining):
+            engine.submit([request("d")])
+        model.open()
+        await draining
+        expected = "length" if patience else "abort"
+        for sample, stream in zip(asked, streams, strict=True):
+            events = await read(stream)
+            assert reasons(events) == {sample.request_id: expected}
+        assert not any(thread.name == "outrider-engine" for thread in threading.enumerate())
+        assert engine.healthy
+        await engine.drain(1.0)  # again, to no effect
+
+    serve(ServerEngine(pipeline), client)
+
+
+def test_stop_ends_all_at_once(pipeline: Pipeline) -> None:
+    async def client(engine: ServerEngine) -> None:
+        streams = [engine.submit([request(name, max_tokens=200)]) for name in "abcd"]
+        await streams[0].batch()
+        began = time.monotonic()
+        engine.stop()
+        assert time.monotonic() - began < 5
+        ended = [ends(await read(stream)) for stream in streams]
+        assert {e.finish_reason for events in ended for e in events.values()} <= {"abort", "length"}
+        assert all(len(events) == 1 for events in ended)
+        with pytest.raises(Draining, match="stopping"):
+            engine.submit([request("e")])
+
+    serve(ServerEngine(pipeline), client)
+
+
+def test_an_engine_that_never_started_can_be_stopped(pipeline: Pipeline) -> None:
+    async def client() -> None:
+        engine = ServerEngine(pipeline)
+        stream = engine.submit([request("a")])
+        await engine.drain(1.0)
+        assert reasons(await read(stream)) == {"a": "abort"}
+
+    asyncio.run(client())
+
+
+def healthy(engine: ServerEngine) -> bool:
+    return engine.healthy
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the target broke"), SystemExit(3), MemoryError()])
+def test_a_broken_engine_ends_all_with_an_error_and_hangs_nobody(
+    target_file: Path, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline, model = gated(target_file)
+
+    async def client(engine: ServerEngine) -> None:
+        streams: list[Stream] = [engine.submit([request(name, max_tokens=200)]) for name in "abc"]
+        await streams[0].batch()
+        assert healthy(engine)
+        model.error = error
+        for stream in streams:
+            (end,) = ends(await read(stream)).values()
+            assert end.finish_reason == "error"
+            assert isinstance(end.error, EngineFailed)
+            assert type(error).__name__ in str(end.error)
+        assert not healthy(engine)
+        with pytest.raises(Draining, match="failed"):
+            engine.submit([request("d")])
+        assert (engine.stats.running, engine.stats.waiting) == (0, 0)
+        assert engine.stats.finished["error"] == 3
+        await engine.drain(SECONDS)
+
+    serve(ServerEngine(pipeline), client)
+    assert "the engine failed" in caplog.text
+
+
+def test_totals_count_what_was_done(pipeline: Pipeline) -> None:
+    async def client(engine: ServerEngine) -> None:
+        stream = engine.submit([request("a", [7, 8] * 20, max_tokens=100)])
+        await stream.batch()
+        assert engine.stats.running == 1
+        assert engine.stats.target_passes > 0  # while it runs
+        events = await read(stream)
+        metrics, stats = ends(events)["a"].metrics, engine.stats
+        assert stats.drafts == metrics.drafts
+        assert stats.drafts.num_drafts > 0
+        assert stats.by_drafter == metrics.by_drafter
+        assert sum(stats.accepted_per_pos) == metrics.drafts.num_accepted_tokens
+        assert (stats.prompt_tokens, stats.output_tokens) == (40, 100)
+        assert sum(stats.by_kind.values()) == 100
+        assert stats.by_kind.get("accepted", 0) == metrics.drafts.num_accepted_tokens
+        assert 0 < stats.verify_seconds + stats.other_seconds < stats.step_seconds
+        assert stats.steps >= metrics.num_passes == stats.target_passes
+        assert stats.speculation == metrics.speculation != ""
+
+    serve(ServerEngine(pipeline), client)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -149,3 +150,12 @@ class PrefixCache:
         self.nbytes -= node.blocks.nbytes
         if not self._roots[namespace].children:
             del self._roots[namespace]
+
+
+@runtime_checkable
+class SharesPrefixes(Protocol):
+    """What a step engine, or a drafter with a model of its own, may be able to do."""
+
+    def share_prefixes(self, max_bytes: int) -> PrefixCache:
+        """From now on keep what requests with a namespace compute, in at most so many bytes, for later ones
+        that begin in the same way. Raises ConfigError when the model's caches cannot be shared."""

@@ -12,16 +12,18 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from outrider import memory
+from outrider.decoding.auto import AutoController
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.request import Request
 from outrider.decoding.sampler import Sampler
 from outrider.errors import ConfigError, OutriderError, PromptError
 from outrider.pipeline import Pipeline
+from outrider.server.capacity import Capacity
 from outrider.server.scheduler import Scheduler
-from outrider.server.stats import EngineStats, Totals
+from outrider.server.stats import CountingController, EngineStats, Totals
 from outrider.server.stream import Stream
 
 __all__ = ["Draining", "EngineFailed", "EngineStats", "Full", "ServerEngine", "Stream"]
@@ -53,18 +55,34 @@ class ServerEngine:
 
     pipeline:     target and drafter; the engine alone may use them from `start` on.
     max_waiting:  most samples that wait for one of the pipeline's `max_num_seqs` places.
-    memory_limit: bytes that weights, caches and buffers may take together; None for what is available.
+    memory_limit: bytes for weights, caches and buffers together; None for most of what is available.
+    prefix_bytes: of them for the prefix caches; 0 turns these off, None leaves it to `memory.share_out`.
 
-    Raises InsufficientMemoryError when not even one short request would fit.
+    A request runs once all that it may come to hold (prompt and max_tokens, in every model) is reserved.
+    Raises InsufficientMemoryError when a sequence does not fit, and ConfigError for a negative number.
     """
 
-    def __init__(self, pipeline: Pipeline, *, max_waiting: int = 64, memory_limit: int | None = None) -> None:
-        if max_waiting < 0:
-            raise ConfigError(f"max_waiting must be at least 0, not {max_waiting}")
-        self._pipeline = pipeline
-        self._slots, self._max_waiting = pipeline.config.max_num_seqs, max_waiting
-        self._budget = memory.Budget(memory_limit or memory.available_bytes())
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        max_waiting: int = 64,
+        memory_limit: int | None = None,
+        prefix_bytes: int | None = None,
+    ) -> None:
+        for name, value in (("max_waiting", max_waiting), ("prefix_bytes", prefix_bytes or 0)):
+            if value < 0:
+                raise ConfigError(f"{name} must be at least 0, not {value}")
+        self._capacity = Capacity(pipeline, memory_limit, prefix_bytes)
         self._totals = Totals()
+        self._controller = pipeline.drafting.controller
+        counting = CountingController(self._controller, self._totals)
+        self._pipeline = replace(
+            pipeline,
+            drafting=replace(pipeline.drafting, controller=counting),
+            context=self._capacity.context,
+        )
+        self._slots, self._max_waiting = pipeline.config.max_num_seqs, max_waiting
         self._wake = threading.Condition()
         # Under the lock:
         self._open: dict[str, Stream] = {}  # every unfinished sample
@@ -73,7 +91,7 @@ class ServerEngine:
         self._taking = True  # requests
         self._stopping = False
         self._failure: BaseException | None = None
-        self._counts = (0, 0, 0)  # running, waiting (in the scheduler), reserved bytes
+        self._counts = (0, 0)  # running, waiting in the scheduler
         # The engine's thread:
         self._prompt_tokens: dict[str, int] = {}
         self._pace = _Pace()
@@ -89,8 +107,8 @@ class ServerEngine:
         """Queue the samples of one request, all or none. Call from a running event loop's thread.
 
         Raises Full when the queue has no room for them, Draining when none are taken any more, PromptError
-        and ConfigError when they could never run here: a prompt too long, ids outside the vocabulary, more
-        memory than there is for all, more samples than the queue holds, an id in use.
+        and ConfigError when they could never run here: a prompt too long for `context`, ids outside the
+        vocabulary, more samples than the queue holds, an id in use.
         """
         for request in requests:
             self._check(request)
@@ -133,6 +151,11 @@ class ServerEngine:
         self._end_all()
 
     @property
+    def context(self) -> int:
+        """Most positions of a sequence: the pipeline's, or fewer where memory is short."""
+        return self._pipeline.context
+
+    @property
     def healthy(self) -> bool:
         """False after the engine itself failed: nothing runs any more, and nothing will."""
         return self._failure is None
@@ -141,15 +164,14 @@ class ServerEngine:
     def stats(self) -> EngineStats:
         """A snapshot, from any thread."""
         with self._wake:
-            running, waiting, reserved = self._counts
+            running, waiting = self._counts
             waiting += len(self._arrived)
         return self._totals.snapshot(
             running=running,
             waiting=waiting,
             max_running=self._slots,
             max_waiting=self._max_waiting,
-            cache_bytes=reserved,
-            cache_limit=self._budget.limit,
+            **self._capacity.stats(),
         )
 
     def _check(self, request: Request) -> None:
@@ -164,20 +186,6 @@ class ServerEngine:
                 raise PromptError(f"the prompt has the token id {token}; the vocabulary ends at {last}")
         vocab_size = min(self._pipeline.tokenizer.vocab_size, engine.vocab_size)
         Sampler(request.params, vocab_size, request.eos_ids, request.seed, bad_words=request.bad_words)
-        need, limit = self._need(request), self._budget.limit
-        if not self._budget.fits(need):
-            raise PromptError(
-                f"the request may need {memory.size(need)} of memory, more than the {memory.size(limit)} "
-                "that there is for all; ask for fewer tokens (max_tokens)"
-            )
-
-    def _need(self, request: Request) -> int:
-        """Bytes of keys and values that a request may come to hold."""
-        room = self._pipeline.context - len(request.prompt)
-        most = request.params.max_tokens
-        positions = len(request.prompt) + (room if most is None else min(room, most))
-        models = (self._pipeline.source, self._pipeline.draft)
-        return sum(memory.kv_bytes(m.architecture, positions) for m in models if m is not None)
 
     def _cancel(self, stream: Stream) -> None:
         with self._wake:
@@ -189,13 +197,14 @@ class ServerEngine:
     def _work(self) -> None:
         try:
             loop = self._pipeline.loop()
-            scheduler = Scheduler(loop, self._slots, self._budget, self._need, time.perf_counter)
+            scheduler = Scheduler(
+                loop, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
+            )
             try:
                 while self._collect(scheduler):
                     began = time.perf_counter()
                     events = scheduler.step()
-                    self._totals.step(time.perf_counter() - began)
-                    self._tell(events, scheduler)
+                    self._tell(events, scheduler, time.perf_counter() - began)
             finally:
                 loop.close()
             self._end_all()
@@ -226,10 +235,14 @@ class ServerEngine:
         return True
 
     def _note(self, scheduler: Scheduler) -> None:
-        self._counts = (scheduler.running, scheduler.waiting, self._budget.reserved)
+        self._counts = (scheduler.running, scheduler.waiting)
+        if isinstance(self._controller, AutoController):
+            account = self._controller.report.total()
+            self._totals.speedups(account.predicted, account.measured)
 
-    def _tell(self, events: Sequence[Event], scheduler: Scheduler) -> None:
-        """Count events and hand them to their streams."""
+    def _tell(self, events: Sequence[Event], scheduler: Scheduler, seconds: float) -> None:
+        """Count a step's events and hand them to their streams."""
+        self._totals.step(seconds)
         self._totals.add(events, self._prompt_tokens)
         told: defaultdict[Stream, list[Event]] = defaultdict(list)
         with self._wake:
@@ -254,7 +267,7 @@ class ServerEngine:
             left, self._open = self._open, {}
             self._arrived.clear()
             self._cancelled.clear()
-            self._counts = (0, 0, 0)
+            self._counts = (0, 0)
         for request_id, stream in left.items():
             event = FinishEvent(request_id, "error" if error else "abort", None, "", RequestMetrics(), error)
             self._totals.add([event], self._prompt_tokens)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.decoding.events import Event, FinishEvent, TokenEvent
+from outrider.decoding.controller import Controller, Room
+from outrider.decoding.events import Event, TokenEvent
 from outrider.decoding.metrics import DraftCounts, RequestMetrics
+from outrider.decoding.types import StepRecord
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. Seconds and counts are totals since the start; drafting is counted when a request ends.
+    """A snapshot. Seconds and counts are totals since the start.
 
     running, waiting:   requests in the engine, and in the queue before it.
     max_running, max_waiting: most of each.
@@ -27,7 +29,7 @@ class EngineStats:
     prompt_tokens:      tokens of the prompts of finished requests.
     output_tokens:      tokens emitted; `by_kind` splits them into accepted, recovered and bonus.
     steps:              steps of the engine, and `step_seconds` their time.
-    target_passes:      of finished requests: how often one of them was scored.
+    target_passes:      how often a request was scored.
     drafts:             drafts, their tokens, the accepted ones and the time taken to draft them.
     by_drafter:         the same by drafter.
     accepted_per_pos:   accepted tokens by position in the draft, the first first.
@@ -65,72 +67,87 @@ class EngineStats:
 
 
 class Totals:
-    """Adds up events; `snapshot` may be called from any thread."""
+    """Adds up what happens in the engine's thread; `snapshot` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._sum = RequestMetrics()
         self._finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self._kinds: Counter[str] = Counter()
-        self._accepted_at: Counter[int] = Counter()
-        self._drafts = DraftCounts()
-        self._by_drafter: dict[str, DraftCounts] = {}
-        self._tokens = self._steps = self._passes = self._prompt_tokens = 0
-        self._step_seconds = self._verify = self._other = 0.0
+        self._steps = self._prompt_tokens = 0
+        self._seconds = 0.0
         self._speculation = ""
+        self._speedups: tuple[float | None, float | None] = (None, None)
+
+    def record(self, step: StepRecord) -> None:
+        """One request's share of a step."""
+        with self._lock:
+            self._sum.record(step, 0.0)
 
     def step(self, seconds: float) -> None:
         """One step of the engine."""
         with self._lock:
             self._steps += 1
-            self._step_seconds += seconds
+            self._seconds += seconds
 
     def add(self, events: Iterable[Event], prompt_tokens: Mapping[str, int]) -> None:
-        """What a step told. prompt_tokens: lengths of the prompts, by request."""
+        """What the engine told. prompt_tokens: lengths of the prompts, by request."""
         with self._lock:
             for event in events:
                 if isinstance(event, TokenEvent):
-                    self._tokens += 1
                     self._kinds[event.kind] += 1
                 else:
+                    self._finished[event.finish_reason] += 1
                     self._prompt_tokens += prompt_tokens.get(event.request_id, 0)
-                    self._end(event)
+                    self._speculation = event.metrics.speculation or self._speculation
 
-    def _end(self, event: FinishEvent) -> None:
-        self._finished[event.finish_reason] += 1
-        metrics: RequestMetrics = event.metrics
-        self._passes += metrics.num_passes
-        self._verify += metrics.verify_seconds
-        self._other += metrics.other_seconds
-        self._accepted_at.update(metrics.accepted_at)
-        _merge(self._drafts, metrics.drafts)
-        for name, counts in metrics.by_drafter.items():
-            _merge(self._by_drafter.setdefault(name, DraftCounts()), counts)
-        self._speculation = metrics.speculation or self._speculation
+    def speedups(self, predicted: float | None, measured: float | None) -> None:
+        """What the controller reckons so far."""
+        self._speedups = predicted, measured
 
-    def snapshot(self, **now: int | float | None) -> EngineStats:
+    def snapshot(self, **now: int) -> EngineStats:
         """The totals, with what is known of this moment: other fields of EngineStats."""
         with self._lock:
-            deepest = max(self._accepted_at, default=0)
+            total = self._sum
+            deepest = max(total.accepted_at, default=0)
             return EngineStats(
                 finished=dict(self._finished),
                 prompt_tokens=self._prompt_tokens,
-                output_tokens=self._tokens,
+                output_tokens=self._kinds.total(),
                 by_kind=dict(self._kinds),
                 steps=self._steps,
-                step_seconds=self._step_seconds,
-                target_passes=self._passes,
-                drafts=dataclasses.replace(self._drafts),
-                by_drafter={name: dataclasses.replace(c) for name, c in self._by_drafter.items()},
-                accepted_per_pos=tuple(self._accepted_at[depth] for depth in range(1, deepest + 1)),
-                verify_seconds=self._verify,
-                other_seconds=self._other,
+                step_seconds=self._seconds,
+                target_passes=total.num_passes,
+                drafts=dataclasses.replace(total.drafts),
+                by_drafter={name: dataclasses.replace(counts) for name, counts in total.by_drafter.items()},
+                accepted_per_pos=tuple(total.accepted_at[depth] for depth in range(1, deepest + 1)),
+                verify_seconds=total.verify_seconds,
+                other_seconds=total.other_seconds,
                 speculation=self._speculation,
-                **now,  # type: ignore[arg-type]  # each field's own type
+                predicted_speedup=self._speedups[0],
+                measured_speedup=self._speedups[1],
+                **now,
             )
 
 
-def _merge(total: DraftCounts, more: DraftCounts) -> None:
-    total.num_drafts += more.num_drafts
-    total.num_draft_tokens += more.num_draft_tokens
-    total.num_accepted_tokens += more.num_accepted_tokens
-    total.draft_seconds += more.draft_seconds
+class CountingController:
+    """A controller that passes everything on, and what steps did to `totals` too."""
+
+    def __init__(self, inner: Controller, totals: Totals) -> None:
+        self._inner, self._totals = inner, totals
+
+    def beside(self, sequences: int) -> int:
+        return self._inner.beside(sequences)
+
+    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+        return self._inner.choose(batch, prompt_tokens)
+
+    def record(self, request_id: str, step: StepRecord) -> None:
+        self._totals.record(step)
+        self._inner.record(request_id, step)
+
+    def explain(self, request_id: str) -> str:
+        return self._inner.explain(request_id)
+
+    def release(self, request_id: str) -> None:
+        self._inner.release(request_id)
