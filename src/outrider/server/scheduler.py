@@ -30,8 +30,9 @@ class Scheduler:
         clock: Callable[[], float],
     ) -> None:
         self._loop, self._slots, self._budget, self._need, self._clock = loop, slots, budget, need, clock
-        self._waiting: deque[tuple[Request, RequestMetrics]] = deque()
-        self._running: dict[str, RequestMetrics] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: set[str] = set()
+        self._arrived: dict[str, float] = {}  # when, until it is told that the request has ended
         self._outbox: list[Event] = []
 
     @property
@@ -51,16 +52,18 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a request at the end of the queue."""
-        self._waiting.append((request, RequestMetrics(arrived=self._clock())))
+        self._waiting.append(request)
+        self._arrived[request.request_id] = self._clock()
 
     def cancel(self, request_id: str) -> None:
         """End a request now; its FinishEvent comes with the next step. An unknown id is ignored."""
-        for entry in self._waiting:
-            if entry[0].request_id == request_id:
-                self._waiting.remove(entry)
-                self._outbox.append(FinishEvent(request_id, "abort", None, "", entry[1]))
+        for request in self._waiting:
+            if request.request_id == request_id:
+                self._waiting.remove(request)
+                self._outbox.append(FinishEvent(request_id, "abort", None, "", RequestMetrics()))
                 return
         self._loop.abort(request_id)
+        self._leave(request_id)
 
     def step(self) -> list[Event]:
         """Let in whom there is room for, then one step of the loop. An engine's exception goes through."""
@@ -69,22 +72,25 @@ class Scheduler:
         if self._loop.unfinished:
             events += self._loop.step()
         for event in events:
-            if isinstance(event, FinishEvent) and event.request_id in self._running:
-                arrived = self._running.pop(event.request_id).arrived
-                event.metrics.arrived = arrived  # the time in the queue counts
-                self._budget.release(event.request_id)
+            if isinstance(event, FinishEvent):
+                event.metrics.arrived = self._arrived.pop(event.request_id)  # the time in the queue counts
+                self._leave(event.request_id)
         return events
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._slots:
-            request, metrics = self._waiting[0]
+            request = self._waiting[0]
             if not self._budget.reserve(request.request_id, self._need(request)):
                 return  # nobody overtakes: a large request would wait for ever
             self._waiting.popleft()
+            self._running.add(request.request_id)
             try:
                 self._loop.add(request)
             except Exception as error:  # what the check at the door could not see
-                self._budget.release(request.request_id)
-                self._outbox.append(FinishEvent(request.request_id, "error", None, "", metrics, error))
-            else:
-                self._running[request.request_id] = metrics
+                end = FinishEvent(request.request_id, "error", None, "", RequestMetrics(), error)
+                self._outbox.append(end)
+
+    def _leave(self, request_id: str) -> None:
+        """A request holds nothing any more."""
+        self._running.discard(request_id)
+        self._budget.release(request_id)
