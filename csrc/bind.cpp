@@ -1,6 +1,7 @@
 // The Python face of the native engine. Arrays are checked here; everything long runs without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -33,7 +34,7 @@ void check_bytes(const std::string& name, outrider::Kind kind, int rows, int col
                                     std::to_string(rows) + " x " + std::to_string(columns));
 }
 
-Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, Ints>>& work) {
+Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, Ints>>& work, std::optional<Ints> blocks) {
     std::vector<outrider::Item> items;
     size_t rows = 0;
     for (const auto& [cache, tokens, parents, wanted] : work) {
@@ -45,9 +46,11 @@ Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, In
     const size_t vocab = size_t(model.config().vocab);
     float* logits = new float[rows * vocab + 1];
     nb::capsule owner(logits, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    std::vector<int> panels;
+    if (blocks) panels.assign(blocks->data(), blocks->data() + blocks->shape(0));
     {
         nb::gil_scoped_release release;
-        model.forward(items, logits);
+        model.forward(items, logits, blocks ? &panels : nullptr);
     }
     return Logits(logits, {rows, vocab}, owner);
 }
@@ -148,7 +151,7 @@ NB_MODULE(_core, m) {
         .def("new_cache", &Model::new_cache, "capacity"_a)
         .def("keep",
              [](const Model& model, Cache& cache, int base, const std::vector<int>& slots) { model.keep(cache, base, slots); })
-        .def("forward", &forward, "items"_a)
+        .def("forward", &forward, "items"_a, "blocks"_a = nb::none())
         .def("read_gb_per_s", &Model::read_gb_per_s, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("isa", [](const Model& model) { return std::string(model.isa()); })
         .def_prop_ro("threads", &Model::threads)

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace outrider {
@@ -145,8 +146,11 @@ std::unique_ptr<Cache> Model::new_cache(int capacity) const {
                                    capacity);
 }
 
-void Model::check(const std::vector<Item>& items) const {
+void Model::check(const std::vector<Item>& items, const std::vector<int>* panels) const {
     if (layers_.empty()) throw std::invalid_argument("the model is not finished");
+    for (size_t i = 0; panels && i < panels->size(); i++)
+        if ((*panels)[i] < (i ? (*panels)[i - 1] + 1 : 0) || (*panels)[i] >= output_->panels)
+            throw std::invalid_argument("blocks of the vocabulary must be ascending and inside it");
     std::vector<const Cache*> seen;
     for (const Item& item : items) {
         for (int i = 0; i < item.count; i++) {
@@ -342,23 +346,30 @@ void Model::run_layers() {
     }
 }
 
-void Model::run_output(float* logits) {
-    const int hidden = config_.hidden, rows = int(wanted_.size()), size = chunk_size(output_->panels);
+void Model::run_output(float* logits, const std::vector<int>* panels) {
+    const int hidden = config_.hidden, rows = int(wanted_.size());
     if (rows == 0) return;
+    const size_t vocab = size_t(config_.vocab);
     Activations& last = last_.view();
     pool_->phase(rows, [&](int r, int) {
         kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, last_.row(r));
         if (last.q) kernels_.quantize(last, r);
+        if (panels) std::fill_n(logits + size_t(r) * vocab, vocab, -std::numeric_limits<float>::infinity());
     });
-    const size_t vocab = size_t(config_.vocab);
-    pool_->phase((output_->panels + size - 1) / size, [&](int i, int) {
-        kernels_.matmul(*output_, last, i * size, std::min(output_->panels, (i + 1) * size), {logits, vocab, nullptr, false});
+    const int count = panels ? int(panels->size()) : output_->panels, size = chunk_size(count);
+    pool_->phase((count + size - 1) / size, [&](int i, int) {
+        const int stop = std::min(count, (i + 1) * size);
+        for (int at = i * size; at < stop;) {  // runs of neighbours
+            const int first = panels ? (*panels)[size_t(at)] : at, start = at++;
+            while (at < stop && (!panels || (*panels)[size_t(at)] == first + at - start)) at++;
+            kernels_.matmul(*output_, last, first, first + at - start, {logits, vocab, nullptr, false});
+        }
     });
 }
 
-void Model::forward(const std::vector<Item>& items, float* logits) {
+void Model::forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels) {
     std::lock_guard<std::mutex> lock(one_pass_);
-    check(items);
+    check(items, panels);
     place(items);
     const Config& c = config_;
     const int n = int(tokens_.size());
@@ -388,7 +399,7 @@ void Model::forward(const std::vector<Item>& items, float* logits) {
     {
         const auto turn = pool_->turn();
         run_layers();
-        run_output(logits);
+        run_output(logits, panels);
     }
     for (const Item& item : items) item.cache->advance(item.count);
 }

@@ -60,8 +60,10 @@ class Model {
     void keep(Cache& cache, int base, const std::vector<int>& slots) const { cache.keep(base, slots, kernels_); }
 
     // One pass. `logits` is [rows of all items][vocab], in the order of the items. The new tokens stay in the
-    // caches. Throws std::invalid_argument or std::length_error before any cache is changed.
-    void forward(const std::vector<Item>& items, float* logits);
+    // caches. With `panels` (ascending, each at most once) only the logits of these panels' rows, 16 each, are
+    // computed, and all others are -inf. Throws std::invalid_argument or std::length_error before any cache is
+    // changed.
+    void forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels = nullptr);
 
     const Config& config() const { return config_; }
     const char* isa() const { return kernels_.name; }
@@ -88,12 +90,12 @@ class Model {
 
     const Matrix& matrix(const std::string& name, int rows, int columns) const;
     const float* vector(const std::string& name, int size, bool required) const;
-    void check(const std::vector<Item>& items) const;
+    void check(const std::vector<Item>& items, const std::vector<int>* panels) const;
     void place(const std::vector<Item>& items);
     void rotate_and_store(int layer, int t);
     void attend(int layer, int unit, int heads_per_unit, int thread);
     void run_layers();
-    void run_output(float* logits);
+    void run_output(float* logits, const std::vector<int>* panels);
     template <class After>
     void product(int tokens, std::initializer_list<Part> parts, const After& each_token);
     template <class Work, class After>

@@ -10,6 +10,7 @@ from outrider.decoding.auto import AutoController
 from outrider.decoding.controller import Controller, FixedController
 from outrider.decoding.costs import CostModel
 from outrider.decoding.request import Request
+from outrider.decoding.types import IntArray
 from outrider.decoding.verify import VERIFIERS, Verifier, check_pair
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter, Draws
@@ -26,10 +27,11 @@ from outrider.speculative import (
     SuffixConfig,
 )
 
-Costs: TypeAlias = Callable[[LanguageModel], CostModel]
+Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
+"""What a model's passes cost, with the logits of some blocks of its vocabulary (see `BlockModel`) or all."""
 
 
-def guessed_costs(model: LanguageModel) -> CostModel:
+def guessed_costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
     """Costs of an engine that nobody has timed: a guess, which the first steps correct."""
     return CostModel()
 

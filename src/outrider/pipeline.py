@@ -21,7 +21,9 @@ from outrider.config import EngineConfig
 from outrider.decoding.costs import CostModel
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampler import RowSampler
+from outrider.decoding.types import IntArray
 from outrider.decoding.verify import Verifier
+from outrider.drafters.likely import frequent
 from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.step import CachedStepEngine
@@ -69,8 +71,10 @@ def native_costs() -> Costs:
     """What passes of the native engine cost, measured once for each model and machine."""
     from outrider.engines.native import NativeModel, calibrate  # the compiled extension
 
-    def costs(model: LanguageModel) -> CostModel:
-        return calibrate.cost_model(model) if isinstance(model, NativeModel) else guessed_costs(model)
+    def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
+        if isinstance(model, NativeModel):
+            return calibrate.cost_model(model, blocks)
+        return guessed_costs(model, blocks)
 
     return costs
 
@@ -181,8 +185,10 @@ def build_all(
         if choice in drafts:
             described, common = drafts[choice]
             key = _key(described)
-            draft = DraftModel(wrapped[key], common, functools.partial(costs, loaded[key]))
-        drafting = make_drafting(choice, functools.partial(costs, target), draft, lookup)
+            draft = DraftModel(
+                wrapped[key], common, functools.partial(costs, loaded[key], frequent(loaded[key]))
+            )
+        drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup)
         pipelines.append(
             Pipeline(config, choice, source, described, tokenizer, engine, drafting, context, rows)
         )

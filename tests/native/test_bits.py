@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
@@ -141,3 +144,25 @@ def test_only_wanted_rows_come_back(sources: dict[str, ModelSource]) -> None:
     )
     assert same_bits(some, every[[8, 2]])
     assert none.shape == (0, 320)
+
+
+def test_blocks_of_the_vocabulary_have_the_bits_of_the_whole(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf", types="Q8_0")
+    for isa in usable_isas():
+        model = NativeModel.load(open_model(path), threads=2, isa=isa)
+        cache = model.new_cache(8)
+        tokens = np.array([3, 1, 4, 1, 5], np.int32)
+        work = ForwardItem(cache, tokens, np.arange(-1, 4, dtype=np.int32), np.array([0, 4], np.int32))
+        (whole,) = model.forward([work])
+        cache.truncate(0)
+        last = (model.vocab_size - 1) // model.block_size
+        blocks = np.array([0, 1, 4, last], np.int32)
+        (part,) = model.forward_within([work], blocks)
+        inside = np.isin(np.arange(model.vocab_size) // model.block_size, blocks)
+        assert (part[:, inside].view(np.uint32) == whole[:, inside].view(np.uint32)).all()
+        assert np.isneginf(part[:, ~inside]).all()
+        for wrong in ([1, 0], [2, 2], [-1], [last + 1]):
+            cache.truncate(0)
+            with pytest.raises(ValueError, match="ascending"):
+                model.forward_within([work], np.array(wrong, np.int32))
+            assert cache.length == 0

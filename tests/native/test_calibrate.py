@@ -36,9 +36,9 @@ def model(tmp_path: Path) -> NativeModel:
 
 
 def test_it_is_measured_once(model: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = calibrate.cost_model(model, tmp_path)
+    first = calibrate.cost_model(model, None, tmp_path)
     monkeypatch.setattr(calibrate, "measure", None)
-    again = calibrate.cost_model(model, tmp_path)
+    again = calibrate.cost_model(model, None, tmp_path)
     assert [again.at(32).seconds(n) for n in (1, 2, 8)] == [first.at(32).seconds(n) for n in (1, 2, 8)]
 
 
@@ -53,21 +53,21 @@ def test_it_is_measured_once(model: NativeModel, tmp_path: Path, monkeypatch: py
 def test_a_damaged_record_is_measured_again(
     model: NativeModel, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calibrate.cost_model(model, tmp_path)
+    calibrate.cost_model(model, None, tmp_path)
     (record,) = tmp_path.glob("*.json")
     record.write_text(damage)
     monkeypatch.setattr(calibrate, "measure", lambda model: {1: 0.5, 2: 0.75})
-    assert calibrate.cost_model(model, tmp_path).at(32).seconds(1) == pytest.approx(0.5)
+    assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(0.5)
     assert json.loads(record.read_text()) == {"seconds": {"1": 0.5, "2": 0.75}}
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(model: NativeModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert calibrate.cost_model(model, tmp_path / "file").at(32).seconds(1) > 0
+    assert calibrate.cost_model(model, None, tmp_path / "file").at(32).seconds(1) > 0
 
 
 def test_another_thread_count_is_another_record(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf")
     for threads in (1, 2):
-        calibrate.cost_model(NativeModel.load(open_model(path), threads=threads), tmp_path / "curves")
+        calibrate.cost_model(NativeModel.load(open_model(path), threads=threads), None, tmp_path / "curves")
     assert len(list((tmp_path / "curves").glob("*.json"))) == 2

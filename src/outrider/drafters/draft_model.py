@@ -15,7 +15,8 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.rng import GROUP
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
-from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.drafters.likely import LikelyTokens, frequent, together
+from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.errors import ConfigError
 
 Draws: TypeAlias = Literal["shared", "own", "greedy"]
@@ -25,12 +26,14 @@ Draws: TypeAlias = Literal["shared", "own", "greedy"]
 class _Stream:
     """One request in the draft model.
 
+    likely:  the part of the vocabulary that is computed, or None for all.
     checked: leading cache slots known to hold the request's own tokens.
     guessed: tokens in the slots after those, drafted and not compared with the text yet.
     """
 
     cache: Cache
     sampler: Sampler
+    likely: LikelyTokens | None
     checked: int = 0
     guessed: list[int] = field(default_factory=list)
 
@@ -72,6 +75,8 @@ class DraftModelDrafter:
     the part of the vocabulary that both models share. A draft ends early at a stop token or where
     the draft model's context does.
 
+    Of a large vocabulary only the likely part is computed (drafters/likely.py), if the model can.
+
     draws: how a token is drawn from the draft's distribution. "shared": with the target's noise, so
            that both draw the same token as often as may be (the rule `coupled`). "own": with randomness
            of its own; the draft states the distributions (`rejection`, `block`). "greedy": the likeliest.
@@ -95,6 +100,7 @@ class DraftModelDrafter:
         self._max_context = min(model.max_positions, max_context or model.max_positions)
         self._chunk = chunk
         self._draws = draws
+        self._always = frequent(model)
         self._capacity: dict[str, int] = {}
         self._streams: dict[str, _Stream] = {}
 
@@ -143,14 +149,19 @@ class DraftModelDrafter:
             return None
         stream = self._streams.get(job.request_id)
         if stream is None:
-            cache = self._model.new_cache(capacity)
-            stream = self._streams[job.request_id] = _Stream(cache, job.sampler.restricted(self._common_size))
+            stream = self._streams[job.request_id] = self._stream(capacity, job.sampler)
         stream.roll_back(tokens)
         feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
             return None
         chance = Chance(job.sampler.seed, len(tokens))
         return _Turn(stream, job.context, budget, feed, chance, job.go_on)
+
+    def _stream(self, capacity: int, sampler: Sampler) -> _Stream:
+        likely = None
+        if self._always is not None and isinstance(self._model, BlockModel):
+            likely = LikelyTokens(self._model, self._always, sampler.stop_ids)
+        return _Stream(self._model.new_cache(capacity), sampler.restricted(self._common_size), likely)
 
     def _forward(self, turns: Sequence[_Turn]) -> list[FloatArray]:
         """Feed each turn's tokens. Returns, for each, the logits after the last one: float32[1, vocab]."""
@@ -167,13 +178,21 @@ class DraftModelDrafter:
             wanted = [len(tokens) - 1] if len(tokens) == len(turn.feed) else []
             parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
             items.append(ForwardItem(turn.stream.cache, tokens, parents, np.array(wanted, np.int32)))
-        logits = self._model.forward(items)
+            if turn.stream.likely is not None:
+                turn.stream.likely.add(turn.feed[:size])
+        logits = self._logits(items, turns)
         for turn in turns:
             fed, turn.feed = turn.feed[:size], turn.feed[size:]
             written = min(len(fed), len(turn.context.tokens) - turn.stream.checked)
             turn.stream.checked += written
             turn.stream.guessed += fed[written:]
         return logits
+
+    def _logits(self, items: Sequence[ForwardItem], turns: Sequence[_Turn]) -> list[FloatArray]:
+        likely = [turn.stream.likely for turn in turns if turn.stream.likely is not None]
+        if isinstance(self._model, BlockModel) and likely:
+            return self._model.forward_within(items, together(likely))
+        return self._model.forward(items)
 
     def _draw(self, turn: _Turn, row: FloatArray) -> bool:
         """Draw one token; whether the turn goes on."""

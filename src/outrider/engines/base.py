@@ -109,6 +109,23 @@ class SharingModel(Protocol):
     def share_unit(self) -> int: ...
 
 
+@runtime_checkable
+class BlockModel(LanguageModel, Protocol):
+    """A model that can leave out parts of its output matrix, the largest of a small model."""
+
+    @property
+    def block_size(self) -> int:
+        """Ids of a block; block b holds the ids from b * block_size on."""
+
+    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+        """As `forward`, with the logits of these blocks' ids only; all others are -inf. The ones that are
+        computed are those of `forward`, bit for bit.
+
+        blocks: int32[b], ascending.
+        Raises ValueError as `forward` does, and for blocks out of order or range.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCaps:
     """What an engine can do, matched against the drafter's and verifier's needs when built.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.types import FloatArray
+from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import Cache, CacheBlocks, ForwardItem
 
 SHARE_UNIT = 4  # small, so that short texts have several blocks
@@ -118,6 +118,7 @@ class ToyModel:
     """
 
     share_unit = SHARE_UNIT
+    block_size = 4
 
     def __init__(
         self,
@@ -145,6 +146,17 @@ class ToyModel:
         for item in items:
             self._check(item)
         return [self._run(item) for item in items]
+
+    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+        if len(blocks) and (
+            blocks[0] < 0 or blocks[-1] * self.block_size >= self.vocab_size or (np.diff(blocks) < 1).any()
+        ):
+            raise ValueError("blocks of the vocabulary must be ascending and inside it")
+        found = self.forward(items)
+        outside = ~np.isin(np.arange(self.vocab_size) // self.block_size, blocks)
+        for rows in found:
+            rows[:, outside] = -np.inf
+        return found
 
     def _check(self, item: ForwardItem) -> None:
         tokens, parents, cache = item.tokens, item.parents, item.cache

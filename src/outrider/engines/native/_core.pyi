@@ -62,6 +62,7 @@ class Model:
     def forward(
         self,
         items: list[tuple[Cache, npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]],
+        blocks: npt.NDArray[np.int32] | None = None,
     ) -> npt.NDArray[np.float32]: ...
     def read_gb_per_s(self) -> float: ...
     @property

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import numpy as np
 
 import outrider
 from outrider.decoding.costs import CostModel
-from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.decoding.types import FloatArray, IntArray
+from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
 from outrider.models.download import cache_root, read_json, write_json
@@ -36,15 +37,32 @@ PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
 FOLDER = "cost-curves"
 
 
-def cost_model(model: NativeModel, folder: Path | None = None) -> CostModel:
+def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path | None = None) -> CostModel:
     """What a pass of `model` costs: from the record on disk (`folder`, or one in Outrider's cache), or
-    measured now and recorded. Never raises for the record's sake."""
-    path = (folder or cache_root() / FOLDER) / f"{_digest(model)}.json"
+    measured now and recorded. Never raises for the record's sake.
+
+    blocks: of the vocabulary, as a draft model computes them, see `BlockModel`; None for all.
+    """
+    path = (folder or cache_root() / FOLDER) / f"{_digest(model, blocks)}.json"
     curve = _recorded(path)
     if curve is None:
-        curve = measure(model)
+        curve = measure(model if blocks is None else Within(model, blocks))
         _record(path, curve)
     return CostModel(curve, CONTEXT)
+
+
+class Within:
+    """A LanguageModel with the logits of some blocks of its vocabulary only."""
+
+    def __init__(self, model: BlockModel, blocks: IntArray) -> None:
+        self._model, self._blocks = model, blocks
+        self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
+
+    def new_cache(self, capacity: int) -> Cache:
+        return self._model.new_cache(capacity)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        return self._model.forward_within(items, self._blocks)
 
 
 def measure(
@@ -86,7 +104,7 @@ def _item(cache: Cache, count: int, vocab_size: int, *, rows: bool) -> ForwardIt
     return ForwardItem(cache, tokens, np.arange(-1, count - 1, dtype=np.int32), wanted)
 
 
-def _digest(model: NativeModel) -> str:
+def _digest(model: NativeModel, blocks: IntArray | None) -> str:
     """Names everything that the curve depends on."""
     source = model.source
     path = source.path.resolve()
@@ -94,6 +112,7 @@ def _digest(model: NativeModel) -> str:
     facts = [
         *(str(path), stat.st_size, stat.st_mtime_ns, source.quantization),
         *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
+        None if blocks is None else len(blocks),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 

@@ -9,13 +9,15 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.types import FloatArray
+from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import Cache, CacheBlocks, ForwardItem
 from outrider.engines.native import _core
 from outrider.engines.native.loading import add_weights
 from outrider.engines.native.store import store_of
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.source import ModelSource
+
+PANEL = 16  # rows of a weight matrix that lie together (csrc/layout.h)
 
 
 class NativeCache:
@@ -154,14 +156,25 @@ class NativeModel:
     def new_cache(self, capacity: int) -> NativeCache:
         return NativeCache(self._core, capacity)
 
+    @property
+    def block_size(self) -> int:
+        return PANEL
+
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
         """See `LanguageModel.forward`. The GIL is released during the pass."""
+        return self._forward(items, None)
+
+    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+        """See `BlockModel.forward_within`."""
+        return self._forward(items, _ids(blocks))
+
+    def _forward(self, items: Sequence[ForwardItem], blocks: IntArray | None) -> list[FloatArray]:
         work = [
             (_core_cache(item.cache), _ids(item.tokens), _ids(item.parents), _ids(item.rows))
             for item in items
         ]
         try:
-            logits = self._core.forward(work)
+            logits = self._core.forward(work, blocks)
         except IndexError as error:  # nanobind's spelling of std::length_error may differ by version
             raise ValueError(str(error)) from None
         ends = list(accumulate((len(item.rows) for item in items), initial=0))
