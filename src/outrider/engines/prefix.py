@@ -76,6 +76,10 @@ class PrefixCache:
         self.hit_tokens += found
         return found
 
+    def known(self, tokens: Sequence[int] | IntArray, namespace: str | None) -> int:
+        """How many positions of a text could be taken into an empty cache."""
+        return 0 if namespace is None else self._unit * len(self._walk(self._keys(tokens), namespace))
+
     def keep(self, cache: Cache, tokens: Sequence[int] | IntArray, namespace: str | None) -> None:
         """Keep the full blocks of a text, which `cache` holds from its first position on."""
         if namespace is None or not isinstance(cache, SharingCache):

@@ -229,14 +229,14 @@ class Recency(RuleBasedStateMachine):
         held = data.draw(st.integers(0, len(text)))
         cache = self.filled(text[:held])
         found = self.known(namespace, text)
+        assert self.prefixes.known(text, namespace) == len(found) * SHARE_UNIT
+        self.use(namespace, found)
         taken = self.prefixes.take(cache, text, namespace)
         assert taken == max(0, len(found) * SHARE_UNIT - held)
         assert isinstance(cache, ToyCache)
         tokens, positions = cache.slots
         assert tokens[: cache.length].tolist() == text[: cache.length]
         assert positions[: cache.length].tolist() == list(range(cache.length))
-        if held // SHARE_UNIT != len(text) // SHARE_UNIT:
-            self.use(namespace, found)
 
     @invariant()
     def agrees(self) -> None:
