@@ -8,6 +8,7 @@ these are the forced tokens.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +29,7 @@ _MARK = "\x02"
 
 
 class Grammars:
-    """Makes constraints over one tokenizer's tokens.
+    """Makes constraints over one tokenizer's tokens. Safe to share between threads.
 
     vocab_size: ids from here on are never permitted.
     """
@@ -37,23 +38,27 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
         self._ll: LLTokenizer | None = None  # made when first needed: it takes up to a second
+        self._lock, self._making = threading.Lock(), threading.Lock()  # of `_compiled`, of `_ll`
 
     def constraint(self, form: StructuredOutputsParams) -> GrammarConstraint:
         """A constraint for one request. Raises ConfigError when the form cannot be compiled."""
-        matcher = self._compiled.get(form)
+        with self._lock:
+            matcher = self._compiled.get(form)
         if matcher is None:
             matcher = self._compile(form)
-            if len(self._compiled) >= KEPT_FORMS:
+        with self._lock:
+            matcher = self._compiled.setdefault(form, matcher)
+            self._compiled.move_to_end(form)
+            if len(self._compiled) > KEPT_FORMS:
                 self._compiled.popitem(last=False)
-            self._compiled[form] = matcher
-        self._compiled.move_to_end(form)
-        return GrammarConstraint(matcher.deep_copy(), self._vocab_size)
+            return GrammarConstraint(matcher.deep_copy(), self._vocab_size)
 
     def _compile(self, form: StructuredOutputsParams) -> LLMatcher:
         name, grammar = _grammar(form)
-        if self._ll is None:
-            table = _Table(self._tokenizer, self._vocab_size)
-            self._ll = LLTokenizer(TokenizerWrapper(table), eos_token=table.eos_ids)
+        with self._making:
+            if self._ll is None:
+                table = _Table(self._tokenizer, self._vocab_size)
+                self._ll = LLTokenizer(TokenizerWrapper(table), eos_token=table.eos_ids)
         matcher = LLMatcher(self._ll, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if matcher.is_error():
             raise ConfigError(f"{name} cannot be used: {_line(matcher.get_error())}")

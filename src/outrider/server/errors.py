@@ -80,9 +80,12 @@ def json_response(document: object, status: int = 200, headers: Mapping[str, str
 
 
 def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first complaint of pydantic's, in one line."""
-    first: Mapping[str, Any] = errors[0] if errors else {"msg": "the request is not valid", "loc": ()}
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    """A complaint of pydantic's, in one line: of several, about a field that may be one thing or another, the
+    one that went deepest."""
+    first: Mapping[str, Any] = max(
+        errors, key=lambda e: len(e["loc"]), default={"msg": "it is not valid", "loc": ()}
+    )
+    place = [str(p) for p in first["loc"] if p not in ("body", "query", "path") and not _is_label(p)]
     message, kind, context = str(first["msg"]), first.get("type"), first.get("ctx") or {}
     if kind == "json_invalid":
         return bad(f"the body is not JSON: {context.get('error', message)}")
@@ -92,3 +95,10 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return bad("the body must be a JSON object, sent with the header Content-Type: application/json")
     param = ".".join(place) or None
     return bad(f"{param}: {message}", param)
+
+
+def _is_label(part: object) -> bool:
+    """Whether a part of a place is pydantic's name for one of several types, not a field or an index."""
+    if not isinstance(part, str):
+        return False
+    return part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper()

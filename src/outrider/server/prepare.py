@@ -60,6 +60,8 @@ def completion_params(body: CompletionRequest, max_logprobs: int) -> SamplingPar
     most = 16 if body.max_tokens is None else body.max_tokens
     if most == 0 and not body.echo:
         raise bad("max_tokens must be at least 1 (0 is for echo alone)", "max_tokens")
+    if body.echo and body.logprobs is not None and body.stream and (body.n or 1) > 1:
+        raise bad("echo with logprobs is not streamed for several samples", "echo")
     more: dict[str, Any] = {"max_tokens": max(1, most), "logprobs": body.logprobs}
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         more["prompt_logprobs"] = body.logprobs

@@ -7,7 +7,7 @@ nothing here is accepted where its value changes nothing, and refused with the r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -50,6 +50,7 @@ class Strict(BaseModel):
     """A model that converts nothing and knows its fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    unused: ClassVar[Mapping[str, _Neutral]] = {}  # fields that are known and not read
 
     @model_validator(mode="before")
     @classmethod
@@ -60,10 +61,10 @@ class Strict(BaseModel):
         for name, value in data.items():
             if name in cls.model_fields:
                 kept[name] = value
-            elif name in NEUTRAL:
+            elif name in cls.unused:
                 _refuse(name, value)
             else:
-                hint = nearest(str(name), [*cls.model_fields, *NEUTRAL])
+                hint = nearest(str(name), [*cls.model_fields, *cls.unused])
                 raise _complaint(str(name), f"unknown field {str(name)[:80]!r}{hint}")
         return kept
 
@@ -111,9 +112,8 @@ class JsonSchema(Strict):
         known = ("name", "description", "schema", "strict")
         for name in data if isinstance(data, Mapping) else ():
             if name not in known:
-                raise ValueError(
-                    f"unknown field {str(name)[:80]!r} in json_schema{nearest(str(name), known)}"
-                )
+                hint = nearest(str(name), known)
+                raise _complaint(str(name), f"unknown field {str(name)[:80]!r} in json_schema{hint}")
         return data
 
 
@@ -128,6 +128,8 @@ TokenId = Annotated[int, Field(ge=0)]
 
 class Sampling(Strict):
     """What chat and plain completions have in common: `SamplingParams` under vLLM's names, and ours."""
+
+    unused = NEUTRAL
 
     model: str | None = Field(None, description="One of /v1/models; the first when left out.")
     n: int | None = Field(None, ge=1)

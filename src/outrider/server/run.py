@@ -51,7 +51,7 @@ class Listening:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with an engine: the first signal lets requests end in time, the second ends at once."""
+    """uvicorn's server, with an engine: the first signal lets requests end, the second ends at once."""
 
     def __init__(self, app: FastAPI, engine: ServerEngine, settings: Settings, at: Listening) -> None:
         self._engine, self._at = engine, at
