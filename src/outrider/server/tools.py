@@ -195,6 +195,7 @@ class ToolParser:
         self._told = False  # the call under way is among `calls`
         self._closing = False  # behind a call: its closing mark, and blanks, are left out
         self._start = True  # no text but blanks was there yet
+        self._behind = False  # directly behind a call: blanks are left out
 
     def push(self, text: str) -> Parsed:
         """More text."""
@@ -228,14 +229,17 @@ class ToolParser:
         rest = self._held.lstrip()
         if mark.startswith(rest) and rest != mark:
             return False
-        self._held = rest.removeprefix(mark).lstrip() if rest.startswith(mark) else self._held
-        self._closing = False
+        self._held = rest.removeprefix(mark)
+        self._closing, self._behind = False, True
         return True
 
     def _look(self, out: Parsed) -> bool:
         """Look for the start of a call in ordinary text."""
+        if self._behind:
+            self._held = self._held.lstrip()
         if not self._held:
             return False
+        self._behind = False
         if self._family == "llama3_json":
             return self._look_at_start(out)
         at = self._held.find(OPEN)
