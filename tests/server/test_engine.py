@@ -299,6 +299,24 @@ def test_draining_lets_run_what_runs_as_long_as_there_is_patience(target_file: P
     serve(ServerEngine(pipeline), client)
 
 
+def test_draining_that_is_cancelled_ends_all_at_once(target_file: Path) -> None:
+    pipeline, model = gated(target_file)
+
+    async def client(engine: ServerEngine) -> None:
+        stream = engine.submit([request("a", max_tokens=200)])
+        await stream.batch()
+        model.close()
+        draining = asyncio.ensure_future(engine.drain(SECONDS))
+        await asyncio.sleep(0.01)
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        model.open()
+        assert reasons(await read(stream)) == {"a": "abort"}
+
+    serve(ServerEngine(pipeline), client)
+
+
 def test_stop_ends_all_at_once(pipeline: Pipeline) -> None:
     async def client(engine: ServerEngine) -> None:
         streams = [engine.submit([request(name, max_tokens=200)]) for name in "abcd"]

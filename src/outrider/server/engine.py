@@ -133,22 +133,29 @@ class ServerEngine:
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests, let those there are run for at most `seconds`, abort what is left then, and
-        end the thread."""
+        end the thread. Cancelled, it aborts them at once."""
         with self._wake:
             self._taking = False
             self._wake.notify_all()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, max(0.0, seconds))
+        try:
+            if self._thread.is_alive():
+                await asyncio.to_thread(self._thread.join, max(0.0, seconds))
+        finally:
+            self._halt()
         await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
         """Abort everything and end the thread, which takes until its pass is over."""
-        with self._wake:
-            self._taking, self._stopping = False, True
-            self._wake.notify_all()
+        self._halt()
         if self._thread.is_alive():
             self._thread.join()
         self._end_all()
+
+    def _halt(self) -> None:
+        """Tell the thread to end."""
+        with self._wake:
+            self._taking, self._stopping = False, True
+            self._wake.notify_all()
 
     @property
     def context(self) -> int:
