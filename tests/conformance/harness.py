@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from outrider.decoding.auto import AutoController
 from outrider.decoding.chance import siblings
 from outrider.decoding.constraint import Mask
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import FixedController
+from outrider.decoding.costs import CostModel
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.params import SamplingParams
@@ -19,7 +21,9 @@ from outrider.decoding.request import Request
 from outrider.decoding.verify import CoupledVerifier, Verifier
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.mixed import MixedDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.base import StepEngine
 from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter, TreeDrafter
 from tests.conformance.engines import Models
@@ -137,7 +141,7 @@ def run(
         engine,
         drafter,
         verifier or CoupledVerifier(),
-        FixedController(length),
+        drafter.controller if isinstance(drafter, MixedDrafter) else FixedController(length),
         clock=tick(),
         max_num_seqs=max_num_seqs,
         prefill_chunk=prefill_chunk,
@@ -165,18 +169,30 @@ def answers(outputs: dict[str, Output]) -> Answers:
     return {str(i): [*prompt, *outputs[str(i)].tokens] for i, prompt in enumerate(PROMPTS)}
 
 
-DRAFTERS = ["draft_model", "own draft_model", "small draft_model", "ngram", "tree", *SCRIPTS]
+DRAFTERS = [
+    *("draft_model", "own draft_model", "small draft_model", "ngram", "suffix", "mixed", "own mixed", "tree"),
+    *SCRIPTS,
+]
 
 
 def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
-    if name == "draft_model":
-        return DraftModelDrafter(models.draft, chunk=8)
-    if name == "own draft_model":
-        return DraftModelDrafter(models.draft, chunk=8, draws="own")
-    if name == "tree":
-        return TreeDrafter(models.draft, (2, 2), siblings)
-    if name == "small draft_model":  # a smaller vocabulary and a context that ends before the target's
-        return DraftModelDrafter(models.draft, common_size=40, max_context=50)
-    if name == "ngram":
-        return NgramDrafter(3, 1)
-    return ScriptedDrafter(name, SCRIPTS[name], truth, models.target.vocab_size)
+    if name in SCRIPTS:
+        return ScriptedDrafter(name, SCRIPTS[name], truth, models.target.vocab_size)
+    made: dict[str, Callable[[], Drafter]] = {
+        "draft_model": lambda: DraftModelDrafter(models.draft, chunk=8),
+        "own draft_model": lambda: DraftModelDrafter(models.draft, chunk=8, draws="own"),
+        # a smaller vocabulary and a context that ends before the target's
+        "small draft_model": lambda: DraftModelDrafter(models.draft, common_size=40, max_context=50),
+        "tree": lambda: TreeDrafter(models.draft, (2, 2), siblings),
+        "ngram": lambda: NgramDrafter(3, 1),
+        "suffix": SuffixDrafter,
+        "mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8)),
+        "own mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8, draws="own")),
+    }
+    return made[name]()
+
+
+def mixed(model: DraftModelDrafter) -> MixedDrafter:
+    """Under a controller that believes in costs which make drafting worth its while."""
+    controller = AutoController(CostModel({1: 1e-2, 16: 1.1e-2}), CostModel({1: 1e-4, 16: 2e-4}))
+    return MixedDrafter(controller, SuffixDrafter(), model, clock=tick())

@@ -43,7 +43,7 @@ class MixedDrafter:
     ) -> None:
         if lookup is None and model is None:
             raise ConfigError("a mixed drafter needs at least one drafter")
-        self._controller, self._lookup, self._model = controller, lookup, model
+        self.controller, self._lookup, self._model = controller, lookup, model
         self._clock = clock
         self._proposed: dict[str, int] = {}  # nodes that were proposed, of each request
 
@@ -59,25 +59,25 @@ class MixedDrafter:
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
         began = self._clock()
         asks = [self._ask(job) for job in jobs]
-        choices = self._controller.plan(asks)
+        choices = self.controller.plan(asks)
         planned = drawn = self._clock()
         chains: list[Chain | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
         if self._model is not None and any(choice.draft for choice in choices):
             chains, stated = self._draw(self._model, jobs, asks, choices)
             drawn = self._clock()
-        trees = self._controller.finish(asks, choices, chains, drawn - planned)
+        trees = self.controller.finish(asks, choices, chains, drawn - planned)
         drafts = [_draft(tree, source) for tree, source in zip(trees, stated, strict=True)]
         for job, tree in zip(jobs, trees, strict=True):
             self._proposed[job.request_id] = len(tree)
-        self._controller.looked(planned - began + self._clock() - drawn)
+        self.controller.looked(planned - began + self._clock() - drawn)
         return drafts
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
         path = verdict.path
         if len(path) >= ahead >= 0 and path[:ahead] == tuple(range(ahead)):
-            self._controller.observe(request_id, [node - ahead for node in path[ahead:]])
+            self.controller.observe(request_id, [node - ahead for node in path[ahead:]])
 
     def end(self, request_id: str) -> None:
         self._proposed.pop(request_id, None)
