@@ -1,8 +1,9 @@
 """The tokens that a draft is likely to need: a draft model leaves out the rest of its output matrix.
 
-The idea of FR-Spec (Zhao et al. 2025): of a vocabulary of 150,000 tokens a quarter makes up nearly all text,
-and a token that the draft cannot propose costs acceptance only. Vocabularies made by merging (BPE) are ordered
-by frequency already, so the frequent tokens are the first ids; the others are those of the request's own text.
+The idea of FR-Spec (Zhao et al. 2025): of a vocabulary of 150,000 tokens a quarter makes up nearly all
+text, and a token that the draft cannot propose costs acceptance only. Vocabularies made by merging (BPE) are
+ordered by frequency already, so the frequent tokens are the first ids; the others are those of the
+request's own text.
 """
 
 from __future__ import annotations
