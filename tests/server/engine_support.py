@@ -12,12 +12,21 @@ from outrider.config import parse_engine
 from outrider.decoding.events import Event, FinishEvent, TokenEvent
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
+from outrider.engines.base import SeqHandle
+from outrider.engines.step import CachedStepEngine
 from outrider.pipeline import Pipeline, build
 from outrider.server.engine import ServerEngine, Stream
 from tests.conftest import load_toy
 
 T = TypeVar("T")
 SECONDS = 30.0  # after which a test has failed
+
+
+class Shared(CachedStepEngine):
+    """All its sequences share prefixes."""
+
+    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
+        return super().open(prompt, capacity, namespace or "everybody")
 
 
 def toy_pipeline(

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from outrider.decoding.events import Event
 from outrider.decoding.request import Request
 from outrider.decoding.types import IntArray
-from outrider.engines.base import Cache, SeqHandle
+from outrider.engines.base import Cache
 from outrider.engines.prefix import PrefixCache
-from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyModel
 from outrider.memory import Budget
 from outrider.pipeline import Pipeline
 from outrider.server.scheduler import Scheduler
-from tests.server.engine_support import alone, ends, request, tokens, toy_pipeline
+from tests.server.engine_support import Shared, alone, ends, request, tokens, toy_pipeline
 
 SLOTS = 3
 BUDGET = 100  # of a unit for each token that a request may come to have
@@ -57,13 +56,6 @@ class Watched(ToyModel):
 
         self.caches = [cache for cache in self.caches if is_open(cache)]
         return len(self.caches)
-
-
-class Shared(CachedStepEngine):
-    """All its sequences share prefixes."""
-
-    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
-        return super().open(prompt, capacity, namespace or "everybody")
 
 
 @dataclass

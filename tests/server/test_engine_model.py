@@ -13,24 +13,16 @@ import pytest
 from outrider.config import parse_engine
 from outrider.decoding.events import Event
 from outrider.decoding.types import Draft, FloatArray, IntArray, Verdict
-from outrider.engines.base import SeqHandle
 from outrider.engines.native import NativeModel
 from outrider.engines.prefix import PrefixCache
 from outrider.engines.step import CachedStepEngine
 from outrider.models.open import open_model
 from outrider.pipeline import Pipeline, build
 from outrider.server.engine import ServerEngine
-from tests.server.engine_support import alone, ends, read, request, serve, tokens
+from tests.server.engine_support import Shared, alone, ends, read, request, serve, tokens
 
 pytestmark = pytest.mark.model
 SYSTEM = "You are a careful assistant. Answer in one short sentence, and name the source of each fact. "
-
-
-class Shared(CachedStepEngine):
-    """All its sequences share prefixes."""
-
-    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
-        return super().open(prompt, capacity, namespace or "everybody")
 
 
 @pytest.fixture(scope="module")
