@@ -100,8 +100,9 @@ def running(
     key, certificate = ssl_files or (None, None)
     at = Listening(
         port=0,
-        log_level="critical",
+        log_level="error",
         access_log=False,
+        set_up_logs=False,
         shutdown_seconds=shutdown_seconds,
         ssl_keyfile=None if key is None else str(key),
         ssl_certfile=None if certificate is None else str(certificate),

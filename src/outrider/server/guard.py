@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
+import re
 from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.errors import ApiError
+from outrider.server.errors import ApiError, bad
 
 ANONYMOUS = "anonymous"  # the namespace of every client of a server without keys
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 OPEN = ("/health", "/ping")
 
 
@@ -94,7 +97,8 @@ class Guard:
 
 
 class BodyLimit:
-    """Reads a request's whole body before the application is asked, within a size and a time."""
+    """Reads a request's whole body before the application is asked, within a size and a time. A body whose
+    JSON writes text that is no Unicode is refused."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self._app, self._most, self._seconds = app, most, seconds
@@ -105,6 +109,8 @@ class BodyLimit:
             return
         try:
             body = await self._read(Headers(scope=scope), receive)
+            if body is not None and _SURROGATE.search(body):
+                _check_unicode(body)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -149,3 +155,13 @@ class BodyLimit:
             code="body_too_large",
             headers={"Connection": "close"},
         )
+
+
+def _check_unicode(body: bytes) -> None:
+    """Raise ApiError for JSON with half of a surrogate pair in it; it may stand for a pair's halves."""
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise bad("the body holds half of a surrogate pair: its text is not Unicode") from None
+    except (ValueError, RecursionError):  # it is not JSON, which is told where it is read
+        return

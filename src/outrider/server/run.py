@@ -36,6 +36,7 @@ class Listening:
     """Where and how to listen.
 
     shutdown_seconds: for requests under way to end, after the first signal.
+    set_up_logs: send the logs of the whole process to stderr.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +45,7 @@ class Listening:
     access_log: bool = True
     keep_alive_seconds: int = 5
     shutdown_seconds: float = 30.0
+    set_up_logs: bool = True
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
@@ -65,7 +67,7 @@ class Server(uvicorn.Server):
             loop="asyncio",
             lifespan="on",
             log_level=at.log_level,
-            log_config=_logs(),
+            log_config=_logs() if at.set_up_logs else None,
             access_log=at.access_log,
             server_header=False,
             proxy_headers=False,
