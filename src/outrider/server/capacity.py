@@ -8,12 +8,42 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from outrider import memory
+from outrider.config import EngineConfig
 from outrider.decoding.request import Request
 from outrider.engines.prefix import PrefixCache, SharesPrefixes
 from outrider.errors import InsufficientMemoryError
+from outrider.models.source import ModelSource
 from outrider.pipeline import PLANNED_POSITIONS, Pipeline
 
 logger = logging.getLogger(__name__)
+
+
+def divide(
+    config: EngineConfig,
+    context: int,
+    sources: Sequence[ModelSource],
+    limit: int,
+    prefix_bytes: int | None = None,
+) -> tuple[memory.Shares, int]:
+    """The parts of `limit` bytes, and the most positions of a sequence: `context`, or as many as fit where
+    the user did not say how many there must be (max_model_len). Needs no weights, so that it may be asked
+    before they are loaded. Raises InsufficientMemoryError when it is not enough, not even for PLANNED_POSITIONS."""
+    shared = functools.partial(
+        memory.share_out,
+        sources,
+        limit=limit,
+        rows=config.max_num_seqs * (1 + getattr(config.speculative, "num_speculative_tokens", 0)),
+        prefixes=prefix_bytes,
+    )
+    try:
+        return shared(positions=context), context
+    except InsufficientMemoryError:
+        if config.max_model_len is not None or context <= PLANNED_POSITIONS:
+            raise
+    shares = shared(positions=PLANNED_POSITIONS)
+    size = functools.partial(memory.sequence_bytes, [source.architecture for source in sources])
+    fits = range(PLANNED_POSITIONS, context + 1)
+    return shares, fits[bisect_right(fits, shares.sequences, key=size) - 1]
 
 
 class Capacity:
@@ -23,34 +53,20 @@ class Capacity:
     prefix_bytes: of them for prefix caches; 0 turns these off, None leaves it to `memory.share_out`.
 
     budget:   for what the requests that run may come to hold.
-    context:  most positions of a sequence: the pipeline's, or as many as fit where the user did not say how
-              many there must be (max_model_len).
+    context:  most positions of a sequence, see `divide`.
     prefixes: the prefix caches in use, the target's first.
-    Raises InsufficientMemoryError when max_model_len positions do not fit, or not even PLANNED_POSITIONS.
+    Raises InsufficientMemoryError.
     """
 
     def __init__(self, pipeline: Pipeline, limit: int | None, prefix_bytes: int | None) -> None:
-        self.context = pipeline.context
         sources = [source for source in (pipeline.source, pipeline.draft) if source is not None]
         self._archs = [source.architecture for source in sources]
         if limit is None:
             limit = memory.usable_bytes(sum(memory.estimate(source, 0).weights for source in sources))
-        drafted = getattr(pipeline.speculative, "num_speculative_tokens", 0)
-        shared = functools.partial(
-            memory.share_out,
-            sources,
-            limit=limit,
-            rows=pipeline.config.max_num_seqs * (1 + drafted),
-            prefixes=prefix_bytes if isinstance(pipeline.engine, SharesPrefixes) else 0,
-        )
-        try:
-            shares = shared(positions=self.context)
-        except InsufficientMemoryError:
-            if pipeline.config.max_model_len is not None or self.context <= PLANNED_POSITIONS:
-                raise
-            shares = shared(positions=PLANNED_POSITIONS)
-            fits = range(PLANNED_POSITIONS, self.context + 1)
-            self.context = fits[bisect_right(fits, shares.sequences, key=self._bytes) - 1]
+        if not isinstance(pipeline.engine, SharesPrefixes):
+            prefix_bytes = 0
+        shares, self.context = divide(pipeline.config, pipeline.context, sources, limit, prefix_bytes)
+        if self.context < pipeline.context:
             logger.warning("memory is short: a context of %d tokens, not %d", self.context, pipeline.context)
         self.budget = memory.Budget(shares.sequences)
         self.prefixes: list[PrefixCache] = []
@@ -60,13 +76,11 @@ class Capacity:
             if size:
                 self.prefixes.append(part.share_prefixes(size))
 
-    def _bytes(self, positions: int) -> int:
-        return memory.sequence_bytes(self._archs, positions)
-
     def need(self, request: Request) -> int:
         """Bytes that a request may come to hold, prompt and output in every model; never over the budget."""
         room, most = self.context - len(request.prompt), request.params.max_tokens
-        return self._bytes(len(request.prompt) + (room if most is None else min(room, most)))
+        positions = len(request.prompt) + (room if most is None else min(room, most))
+        return memory.sequence_bytes(self._archs, positions)
 
     def stats(self) -> dict[str, int]:
         """Fields of EngineStats."""
