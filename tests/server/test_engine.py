@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.config import parse_engine
 from outrider.decoding.events import Event
 from outrider.decoding.request import Request
 from outrider.decoding.types import FloatArray
@@ -19,6 +20,7 @@ from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyModel
 from outrider.errors import ConfigError, InsufficientMemoryError, PromptError
 from outrider.pipeline import Pipeline
+from outrider.server.capacity import before_loading
 from outrider.server.engine import Draining, EngineFailed, Full, ServerEngine, Stream
 from tests.server.engine_support import (
     SECONDS,
@@ -394,3 +396,12 @@ def test_totals_count_what_was_done(pipeline: Pipeline) -> None:
         assert stats.speculation == metrics.speculation != ""
 
     serve(ServerEngine(pipeline), client)
+
+
+def test_memory_is_divided_before_a_weight_is_loaded(pipeline: Pipeline) -> None:
+    """For one sequence at least, however many may run at a time."""
+    config = parse_engine("target.gguf", "ngram", max_num_seqs=8)
+    before_loading(10**7)(config, 256, [pipeline.source])
+    before_loading(None)(config, 256, [pipeline.source])
+    with pytest.raises(InsufficientMemoryError, match="one sequence of 256 tokens"):
+        before_loading(10**6)(config, 256, [pipeline.source])

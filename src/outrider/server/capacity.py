@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from outrider import memory
 from outrider.config import EngineConfig
@@ -14,6 +15,8 @@ from outrider.engines.prefix import PrefixCache, SharesPrefixes
 from outrider.errors import InsufficientMemoryError
 from outrider.models.source import ModelSource
 from outrider.pipeline import PLANNED_POSITIONS, Pipeline
+
+MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,8 @@ def divide(
 ) -> tuple[memory.Shares, int]:
     """The parts of `limit` bytes, and the most positions of a sequence: `context`, or as many as fit where
     the user did not say how many there must be (max_model_len). Needs no weights, so that it may be asked
-    before they are loaded. Raises InsufficientMemoryError when it is not enough, not even for PLANNED_POSITIONS."""
+    before they are loaded. Raises InsufficientMemoryError when it is not enough, not even for
+    PLANNED_POSITIONS."""
     shared = functools.partial(
         memory.share_out,
         sources,
@@ -44,6 +48,16 @@ def divide(
     size = functools.partial(memory.sequence_bytes, [source.architecture for source in sources])
     fits = range(PLANNED_POSITIONS, context + 1)
     return shares, fits[bisect_right(fits, shares.sequences, key=size) - 1]
+
+
+def before_loading(limit: int | None) -> MemoryCheck:
+    """For `pipeline.build`: checks that a server fits in `limit` bytes (None: what is wise to use). One sequence
+    must; how many more can run at a time follows from what is left."""
+
+    def check(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
+        divide(config, context, sources, memory.usable_bytes() if limit is None else limit)
+
+    return check
 
 
 class Capacity:
