@@ -51,8 +51,8 @@ def divide(
 
 
 def before_loading(limit: int | None) -> MemoryCheck:
-    """For `pipeline.build`: checks that a server fits in `limit` bytes (None: what is wise to use). One sequence
-    must; how many more can run at a time follows from what is left."""
+    """For `pipeline.build`: checks that a server fits in `limit` bytes (None: what is wise to use). One
+    sequence must; how many more can run at a time follows from what is left."""
 
     def check(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
         divide(config, context, sources, memory.usable_bytes() if limit is None else limit)
