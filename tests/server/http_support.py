@@ -91,6 +91,7 @@ def running(
     max_waiting: int = 64,
     shutdown_seconds: float = 5.0,
     ssl_files: tuple[Path, Path] | None = None,
+    send_buffer: int | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve a pipeline on a free port."""
@@ -109,6 +110,8 @@ def running(
     )
     server = Server(create_app(pipeline, engine, made), engine, made, at)
     place = bind("127.0.0.1", 0)
+    if send_buffer is not None:  # connections inherit it
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = place.getsockname()[1]
     thread = threading.Thread(target=server.run, args=([place],), daemon=True)
     thread.start()

@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     from outrider.pipeline import build
     from outrider.server.app import create_app
     from outrider.server.engine import ServerEngine
-    from outrider.server.run import Listening, Server
+    from outrider.server.run import Listening, Server, bind
     from outrider.server.settings import Settings
 
     settings = Settings(**arguments)
@@ -139,12 +139,13 @@ def run(args: argparse.Namespace) -> int:
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
     )
+    place = bind(at.host, at.port)  # before anything is loaded
     pipeline = build(config)
     engine = ServerEngine(pipeline, max_waiting=args.max_waiting, memory_limit=args.memory_limit)
     server = Server(create_app(pipeline, engine, settings), engine, settings, at)
     names = " with ".join(name for name in pipeline.models.values() if name)
     print(f"serving {names}, speculation {pipeline.speculative.method}", file=sys.stderr)
-    server.run()
+    server.run([place])
     return 0
 
 

@@ -53,7 +53,10 @@ class Listening:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with an engine: the first signal lets requests end, the second ends at once."""
+    """uvicorn's server, with an engine: the first signal lets requests end, the second ends at once.
+
+    Raises ConfigError when a certificate or a key cannot be used.
+    """
 
     def __init__(self, app: FastAPI, engine: ServerEngine, settings: Settings, at: Listening) -> None:
         self._engine, self._at = engine, at
@@ -78,14 +81,14 @@ class Server(uvicorn.Server):
             ssl_ca_certs=at.ssl_ca_certs,
             ssl_cert_reqs=at.ssl_cert_reqs,
         )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise ConfigError(f"the server cannot start: {error}") from None
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until told to stop. Raises ConfigError when the place is taken or a certificate is bad."""
-        try:
-            self.config.load()
-        except (OSError, ssl.SSLError, ValueError) as error:
-            raise ConfigError(f"the server cannot start: {error}") from None
+        """Serve until told to stop. sockets: see `bind`."""
         sockets = sockets or [bind(self._at.host, self._at.port)]
         self._engine.start()
         try:
