@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from outrider.decoding.allowance import Allowance
 from outrider.decoding.controller import Room
-from outrider.decoding.costs import CostModel
+from outrider.decoding.costs import WIDEST, CostModel
 from outrider.decoding.drawing import Drawing, Prices
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, best_count, chosen, subtree
@@ -155,6 +155,10 @@ class AutoController:
     def explain(self, request_id: str) -> str:
         """Which drafter ran how often, why, and what it gave."""
         return self.report.explain(request_id, self._why_off())
+
+    def pass_seconds(self, most: int = WIDEST) -> tuple[int, tuple[float, ...]]:
+        """(length of the texts at hand, seconds of a pass over 1 .. most tokens for them)."""
+        return self._context, tuple(self._curve.seconds(n) for n in range(1, most + 1))
 
     def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)

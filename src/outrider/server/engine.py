@@ -30,6 +30,8 @@ __all__ = ["Draining", "EngineFailed", "EngineStats", "Full", "ServerEngine", "S
 
 logger = logging.getLogger(__name__)
 
+CURVE_SECONDS = 0.25  # between looks at the cost curve
+
 
 class Full(OutriderError):  # noqa: N818
     """The queue is full (HTTP 429).
@@ -95,6 +97,7 @@ class ServerEngine:
         # The engine's thread:
         self._prompt_tokens: dict[str, int] = {}
         self._pace = _Pace()
+        self._curve_due = 0.0
         self._thread = threading.Thread(target=self._work, name="outrider-engine", daemon=True)
 
     # --- The event loop's side -------------------------------------------------------------------
@@ -246,6 +249,9 @@ class ServerEngine:
         if isinstance(self._controller, AutoController):
             account = self._controller.report.total()
             self._totals.speedups(account.predicted, account.measured)
+            if (now := time.monotonic()) >= self._curve_due:
+                self._curve_due = now + CURVE_SECONDS
+                self._totals.curve(*self._controller.pass_seconds())
 
     def _tell(self, events: Sequence[Event], scheduler: Scheduler, seconds: float) -> None:
         """Count a step's events and hand them to their streams."""

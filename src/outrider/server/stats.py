@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from outrider.decoding.metrics import DraftCounts, RequestMetrics
 from outrider.decoding.types import StepRecord
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+RECENT = 64  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ class EngineStats:
     speculation:        why speculation was on or off for the request that ended last; "" before that.
     predicted_speedup, measured_speedup: over plain decoding, as the controller reckons it;
                         None if it does not.
+    recent:             (drafted, accepted) of requests' shares of the last RECENT steps, the last one last.
+    pass_seconds:       the controller's cost curve, seconds of a pass over 1, 2, … tokens for texts of about
+                        `pass_context` tokens; () if it has none.
     """
 
     running: int = 0
@@ -64,6 +68,9 @@ class EngineStats:
     speculation: str = ""
     predicted_speedup: float | None = None
     measured_speedup: float | None = None
+    recent: tuple[tuple[int, int], ...] = ()
+    pass_seconds: tuple[float, ...] = ()
+    pass_context: int = 0
 
 
 class Totals:
@@ -78,11 +85,14 @@ class Totals:
         self._seconds = 0.0
         self._speculation = ""
         self._speedups: tuple[float | None, float | None] = (None, None)
+        self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
+        self._curve: tuple[int, tuple[float, ...]] = (0, ())
 
     def record(self, step: StepRecord) -> None:
         """One request's share of a step."""
         with self._lock:
             self._sum.record(step, 0.0)
+            self._recent.append((step.drafted, step.accepted))
 
     def step(self, seconds: float) -> None:
         """One step of the engine."""
@@ -105,6 +115,10 @@ class Totals:
         """What the controller reckons so far."""
         self._speedups = predicted, measured
 
+    def curve(self, context: int, seconds: tuple[float, ...]) -> None:
+        """What passes cost now."""
+        self._curve = context, seconds
+
     def snapshot(self, **now: int) -> EngineStats:
         """The totals, with what is known of this moment: other fields of EngineStats."""
         with self._lock:
@@ -126,6 +140,9 @@ class Totals:
                 speculation=self._speculation,
                 predicted_speedup=self._speedups[0],
                 measured_speedup=self._speedups[1],
+                recent=tuple(self._recent),
+                pass_context=self._curve[0],
+                pass_seconds=self._curve[1],
                 **now,
             )
 
