@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
 import outrider
@@ -19,6 +19,18 @@ from outrider.errors import OutriderError
 from outrider.pipeline import Pipeline
 from outrider.server.chat import chat_completions, render
 from outrider.server.completions import completions
+from outrider.server.described import (
+    ChatCompletion,
+    Completion,
+    Load,
+    ModelCard,
+    ModelList,
+    Text,
+    Tokens,
+    Version,
+    answers,
+    describe,
+)
 from outrider.server.engine import ServerEngine
 from outrider.server.errors import ApiError, api_error, bad, invalid, json_response
 from outrider.server.guard import OPEN, BodyLimit, Guard, Keys
@@ -51,13 +63,14 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         root_path=settings.root_path,
-        responses={400: {"description": "The request is at fault."}},
+        description="OpenAI's API, with vLLM's fields, over speculative decoding that changes no text.",
     )
     app.state.service = service
     _errors(app)
     _models(app, service)
     _generation(app, service)
     _about(app, service)
+    app.openapi = lambda: describe(app, keys=bool(settings.api_keys))  # type: ignore[method-assign]
     pages = _pages(app, settings)
     # The last one added is asked first.
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds)
@@ -101,15 +114,25 @@ def _errors(app: FastAPI) -> None:
 
 
 def _generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", tags=["generation"], summary="Answer a conversation")
+    @app.post(
+        "/v1/chat/completions",
+        tags=["generation"],
+        summary="Answer a conversation",
+        responses=answers(ChatCompletion, "text/event-stream"),
+    )
     async def chat(request: Request, body: ChatRequest) -> Response:
         return await chat_completions(service, request, body)
 
-    @app.post("/v1/completions", tags=["generation"], summary="Go on with a text")
+    @app.post(
+        "/v1/completions",
+        tags=["generation"],
+        summary="Go on with a text",
+        responses=answers(Completion, "text/event-stream"),
+    )
     async def complete(request: Request, body: CompletionRequest) -> Response:
         return await completions(service, request, body)
 
-    @app.post("/tokenize", tags=["tokens"], summary="A text's or a conversation's token ids")
+    @app.post("/tokenize", tags=["tokens"], summary="A text's token ids", responses=answers(Tokens))
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -125,7 +148,7 @@ def _generation(app: FastAPI, service: Service) -> None:
         texts = [service.tokenizer.piece(i) for i in ids] if body.return_token_strs else None
         return json_response({**found, "token_strs": texts})
 
-    @app.post("/detokenize", tags=["tokens"], summary="Token ids' text")
+    @app.post("/detokenize", tags=["tokens"], summary="Token ids' text", responses=answers(Text))
     async def detokenize(body: DetokenizeRequest) -> Response:
         service.check_model(body.model)
         if any(token >= service.vocab_size for token in body.tokens):
@@ -146,11 +169,13 @@ def _models(app: FastAPI, service: Service) -> None:
             "max_model_len": service.pipeline.context,
         }
 
-    @app.get("/v1/models", tags=["models"], summary="The names of the model")
+    @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))
     async def models() -> Response:
         return json_response({"object": "list", "data": [card(name) for name in service.names]})
 
-    @app.get("/v1/models/{name:path}", tags=["models"], summary="One of the names")
+    @app.get(
+        "/v1/models/{name:path}", tags=["models"], summary="One of the names", responses=answers(ModelCard)
+    )
     async def model(name: str) -> Response:
         return json_response(card(service.check_model(name)))
 
@@ -158,22 +183,35 @@ def _models(app: FastAPI, service: Service) -> None:
 def _about(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         if service.engine.healthy:
-            return Response()
+            return PlainTextResponse()
         raise ApiError(503, "the engine has failed; the server must be started again", code="engine_failed")
 
-    app.add_api_route("/health", health, tags=["server"], summary="Whether the engine runs")
-    app.add_api_route("/ping", health, methods=["GET", "POST"], tags=["server"], summary="The same")
+    for path, method in (("/health", "GET"), ("/ping", "GET"), ("/ping", "POST")):
+        app.add_api_route(
+            path,
+            health,
+            methods=[method],
+            tags=["server"],
+            summary="Whether the engine runs",
+            operation_id=f"{path[1:]}_{method.lower()}",
+            response_class=PlainTextResponse,
+        )
 
-    @app.get("/version", tags=["server"], summary="Outrider's version")
+    @app.get("/version", tags=["server"], summary="Outrider's version", responses=answers(Version))
     async def version() -> Response:
         return json_response({"version": outrider.__version__})
 
-    @app.get("/load", tags=["server"], summary="Samples that run or wait")
+    @app.get("/load", tags=["server"], summary="Samples that run or wait", responses=answers(Load))
     async def load() -> Response:
         stats = service.engine.stats
         return json_response({"server_load": stats.running + stats.waiting})
 
-    @app.get("/metrics", tags=["server"], summary="Metrics for Prometheus")
+    @app.get(
+        "/metrics",
+        tags=["server"],
+        summary="Metrics for Prometheus",
+        response_class=PlainTextResponse,
+    )
     async def metrics() -> Response:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE)
 

@@ -1,0 +1,184 @@
+"""The server's answers, as its OpenAPI document describes them. The answers themselves are made by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+STATUSES = {
+    400: "The request is at fault.",
+    401: "An API key is needed.",
+    403: "The Host header names another machine.",
+    404: "There is no such model or path.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "Too many requests wait; Retry-After says when to come back.",
+    500: "The server made a mistake, or its engine failed.",
+    503: "The server is stopping.",
+}
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    error: ErrorDetail
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class Call(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[Call] | None = None
+
+
+class ChatLogprobs(BaseModel):
+    content: list[dict[str, Any]]
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(BaseModel):
+    prompt: str
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Load(BaseModel):
+    server_load: int
+
+
+Responses: TypeAlias = dict[int | str, dict[str, Any]]
+
+
+def answers(model: type[BaseModel], media: str = "application/json") -> Responses:
+    """FastAPI's `responses` of a path that answers with a model's documents."""
+    content: dict[str, Any] = {} if media == "application/json" else {"content": {media: {}}}
+    return {200: {"description": "Done.", "model": model, **content}}
+
+
+def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
+    """The OpenAPI document: FastAPI's, with our statuses in place of its 422, and keys if they are needed."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    made = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        tags=app.openapi_tags,
+    )
+    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    detail = ErrorDetail.model_json_schema()
+    schemas["ErrorDetail"] = detail
+    error = Error.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas["Error"] = {key: value for key, value in error.items() if key != "$defs"}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)
+            for status, text in STATUSES.items():
+                responses[str(status)] = {"description": text, "content": content}
+    if keys:
+        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"key": []}]
+    app.openapi_schema = made
+    return made

@@ -1,0 +1,80 @@
+"""Requests made from the server's own OpenAPI document: none may be answered by a mistake of ours, and none
+that breaks the document may be taken for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.server.http_support import Running, running, toy_pipeline
+
+CHECKS = [
+    not_a_server_error,
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+]
+OPERATIONS = [
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
+    *("GET /v1/models", "GET /v1/models/{name}", "GET /health", "GET /ping", "POST /ping", "GET /version"),
+    *("GET /load", "GET /metrics", "GET /v1/outrider/status"),
+]
+
+
+@pytest.fixture(scope="module")
+def small(target_file: Path) -> Iterator[Running]:
+    with running(toy_pipeline(target_file), max_samples=3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def operations(small: Running) -> dict[str, Any]:
+    schema = schemathesis.openapi.from_url(small.url + "/openapi.json")
+    results: list[Any] = list(schema.get_all_operations())
+    found = [result.ok() for result in results]
+    return {f"{operation.method.upper()} {operation.path}": operation for operation in found}
+
+
+def test_every_path_is_described(operations: dict[str, Any]) -> None:
+    assert sorted(operations) == sorted(OPERATIONS)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["good", "bad"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_generated_requests(
+    operations: dict[str, Any], name: str, mode: GenerationMode, small: Running
+) -> None:
+    operation = operations[name]
+    has_input = operation.body or operation.path_parameters
+    if mode is GenerationMode.NEGATIVE and not operation.body:
+        pytest.skip("there is nothing to get wrong")
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=12 if has_input else 1,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    def ask(case: Any) -> None:
+        answer = case.call(timeout=20)
+        case.validate_response(answer, checks=CHECKS)
+
+    ask()
+    assert small.engine.healthy
