@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prefill", type=int, metavar="N", help="a prompt of N tokens as well, up to 1024")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--widths", type=lambda s: [int(n) for n in s.split(",")], default=list(WIDTHS))
     parser.add_argument(
@@ -148,6 +149,7 @@ def main() -> None:
     ]
     before = probe()
     curves = measure(workers, args.widths, args.rounds, args.rest)
+    prefill = measure(workers, [-args.prefill], 3, args.rest) if args.prefill else {}
     after = probe()
     for worker in workers:
         worker.close()
@@ -161,6 +163,8 @@ def main() -> None:
         "isa": info["isa"],
         "widths": args.widths,
         "cost_curve_ms": {name: {str(n): t for n, t in curve.items()} for name, curve in curves.items()},
+        "prefill_tokens": args.prefill,
+        "prefill_ms": {name: times[-args.prefill] for name, times in prefill.items()},
         "weights_bytes": info["weights_bytes"],
         "macs_per_token": info["macs_per_token"],
         "read_gb_per_s": bandwidth,
@@ -170,6 +174,9 @@ def main() -> None:
         "probe": [before, after],
     }
     print(table(result))
+    if prefill:
+        each = ", ".join(f"{name} {ms:.0f}" for name, ms in result["prefill_ms"].items())
+        print(f"prefill of {args.prefill} tokens, ms: {each}")
     print(f"machine drift during the run: {drift(before, after):.0%}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")

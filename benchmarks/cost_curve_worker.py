@@ -1,7 +1,8 @@
 """One engine of cost_curve.py, in a process of its own. Arguments: name, model, context, threads.
 
 Prints one JSON line when ready, then for every width read from stdin the milliseconds of one pass over
-that many tokens at the given context, logits of all of them included.
+that many tokens at the given context, logits of all of them included; for a number below 0, of the prefill of a
+prompt of so many tokens, with the last one's logits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 Pass = Callable[[int], float]
 WIDEST = 64
+LONGEST = 1024  # tokens of a prompt to prefill
 FIRST_ID = 1000  # any ids do: the work does not depend on them
 
 
@@ -32,7 +34,11 @@ def outrider(model: Path, context: int, threads: int) -> tuple[dict[str, Any], P
         "isa": native.isa,
         "read_gb_per_s": native.read_gb_per_s(),
     }
-    return info, passes.milliseconds
+
+    def run(n: int) -> float:
+        return passes.milliseconds(n) if n > 0 else passes.prefill_milliseconds(-n)
+
+    return info, run
 
 
 def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
@@ -42,26 +48,27 @@ def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], 
     lib.llama_backend_init()
     loaded = lib.llama_model_load_from_file(str(model).encode(), lib.llama_model_default_params())
     options = lib.llama_context_default_params()
-    options.n_ctx = context + WIDEST
-    options.n_batch = options.n_ubatch = max(512, context)
+    options.n_ctx = max(context + WIDEST, LONGEST)
+    options.n_batch = options.n_ubatch = max(LONGEST, context)
     options.n_threads = options.n_threads_batch = threads
     session = lib.llama_init_from_model(loaded, options)
-    batch = lib.llama_batch_init(max(WIDEST, context), 0, 1)
+    batch = lib.llama_batch_init(max(LONGEST, context), 0, 1)
     memory = lib.llama_get_memory(session)
 
-    def decode(n: int, start: int, logits: bool) -> float:
+    def decode(n: int, start: int, logits: str) -> float:
         fill(batch, n, start, logits)
         began = time.perf_counter()
         assert lib.llama_decode(session, batch) == 0
         lib.llama_synchronize(session)
         return (time.perf_counter() - began) * 1e3
 
-    def run(n: int) -> float:
-        elapsed = decode(n, context, True)
-        lib.llama_memory_seq_rm(memory, 0, context, -1)
-        return elapsed
+    def forget(start: int) -> None:
+        lib.llama_memory_seq_rm(memory, 0, start, -1)
 
-    decode(context, 0, False)
+    def run(n: int) -> float:
+        return one_pass(decode, forget, n, context)
+
+    decode(context, 0, "none")
     return {"package": "llama-cpp-py-sync"}, run
 
 
@@ -74,39 +81,55 @@ def ik_llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any
     weights.use_mmap = False
     loaded = lib.llama_model_load_from_file(str(model).encode(), weights)
     options = lib.llama_context_default_params()
-    options.n_ctx = context + WIDEST
-    options.n_batch = options.n_ubatch = max(512, context)
+    options.n_ctx = max(context + WIDEST, LONGEST)
+    options.n_batch = options.n_ubatch = max(LONGEST, context)
     options.n_threads = options.n_threads_batch = threads
     options.flash_attn = False  # its flash attention needs instructions that many processors lack
     session = lib.llama_init_from_model(loaded, options)
-    batch = lib.llama_batch_init(max(WIDEST, context), 0, 1)
+    batch = lib.llama_batch_init(max(LONGEST, context), 0, 1)
     remove = lib._lib.llama_kv_cache_seq_rm  # the package does not wrap it
     remove.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
 
-    def decode(n: int, start: int, logits: bool) -> float:
+    def decode(n: int, start: int, logits: str) -> float:
         fill(batch, n, start, logits)
         began = time.perf_counter()
         assert lib.llama_decode(session, batch) == 0
         return (time.perf_counter() - began) * 1e3
 
-    def run(n: int) -> float:
-        elapsed = decode(n, context, True)
-        remove(ctypes.c_void_p(session), 0, context, -1)
-        return elapsed
+    def forget(start: int) -> None:
+        remove(ctypes.c_void_p(session), 0, start, -1)
 
-    decode(context, 0, False)
+    def run(n: int) -> float:
+        return one_pass(decode, forget, n, context)
+
+    decode(context, 0, "none")
     return {"package": "ik-llama-cpp-python"}, run
 
 
-def fill(batch: Any, n: int, start: int, logits: bool) -> None:
-    """n consecutive tokens of sequence 0 into a llama_batch."""
+def one_pass(
+    decode: Callable[[int, int, str], float], forget: Callable[[int], None], n: int, context: int
+) -> float:
+    """Milliseconds of a pass or, for n below 0, of a prefill, after which the context is read again."""
+    if n > 0:
+        elapsed = decode(n, context, "all")
+        forget(context)
+    else:
+        forget(0)
+        elapsed = decode(-n, 0, "last")
+        forget(0)
+        decode(context, 0, "none")
+    return elapsed
+
+
+def fill(batch: Any, n: int, start: int, logits: str) -> None:
+    """n consecutive tokens of sequence 0 into a llama_batch; logits of "all", the "last" or "none"."""
     batch.n_tokens = n
     for i in range(n):
         batch.token[i] = FIRST_ID + i
         batch.pos[i] = start + i
         batch.n_seq_id[i] = 1
         batch.seq_id[i][0] = 0
-        batch.logits[i] = logits
+        batch.logits[i] = logits == "all" or (logits == "last" and i == n - 1)
 
 
 ENGINES = {"outrider": outrider, "llama.cpp": llama_cpp, "ik_llama.cpp": ik_llama_cpp}
