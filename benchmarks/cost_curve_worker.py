@@ -1,8 +1,8 @@
 """One engine of cost_curve.py, in a process of its own. Arguments: name, model, context, threads.
 
 Prints one JSON line when ready, then for every width read from stdin the milliseconds of one pass over
-that many tokens at the given context, logits of all of them included; for a number below 0, of the prefill of a
-prompt of so many tokens, with the last one's logits.
+that many tokens at the given context, logits of all of them included; for a number below 0, of the prefill
+of a prompt of so many tokens, with the last one's logits.
 """
 
 from __future__ import annotations

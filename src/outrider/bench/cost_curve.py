@@ -41,7 +41,7 @@ class Passes:
         self._model.forward([ForwardItem(self._cache, ids, parents, np.arange(rows, dtype=np.int32))])
 
     def prefill_milliseconds(self, n: int) -> float:
-        """Of a prompt of n tokens in a cache of its own, in chunks of PREFILL, the last one's logits included."""
+        """Of a prompt of n tokens in a cache of its own, in chunks of PREFILL, with the last one's logits."""
         cache = self._model.new_cache(n)
         ids = np.arange(n, dtype=np.int32) % self._model.vocab_size
         start = time.perf_counter()
