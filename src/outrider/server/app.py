@@ -62,7 +62,6 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
-        root_path=settings.root_path,
         description="OpenAI's API, with vLLM's fields, over speculative decoding that changes no text.",
     )
     app.state.service = service

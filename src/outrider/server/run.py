@@ -67,6 +67,7 @@ class Server(uvicorn.Server):
             port=at.port,
             http=connection(settings),
             ws="none",
+            root_path=settings.root_path,
             loop="asyncio",
             lifespan="on",
             log_level=at.log_level,
