@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+BASELINE = "none"
+UNSTEADY = 0.1  # a probe that moved by more than this casts doubt on what lies between
 HEADER = (
     "workload",
     "method",
@@ -18,6 +20,19 @@ HEADER = (
 )
 
 
+def temperatures(document: dict[str, Any]) -> list[float]:
+    """Those that were measured; documents of one may lack the list."""
+    settings = document["settings"]
+    found: list[float] = settings.get("temperatures") or [settings["temperature"]]
+    return found
+
+
+def name_of(document: dict[str, Any], workload: dict[str, Any]) -> str:
+    """A workload's name, with its temperature where several were measured."""
+    name: str = workload["workload"]
+    return f"{name}, T {workload['temperature']:g}" if len(temperatures(document)) > 1 else name
+
+
 def rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """One row for each workload and method, as text, without the header."""
     found: list[tuple[str, ...]] = []
@@ -26,7 +41,7 @@ def rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
             low, high = m["speedup_ci"]
             found.append(
                 (
-                    workload["workload"],
+                    name_of(document, workload),
                     method,
                     f"{m['tokens_per_s']:.1f}",
                     f"×{m['speedup']:.2f}",
@@ -42,35 +57,60 @@ def rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def text(document: dict[str, Any]) -> str:
     """The table, what it was measured on, and the geometric means."""
-    return "\n".join([*_about(document), "", *_aligned([HEADER, *rows(document)]), "", _means(document)])
+    return "\n".join([*about(document), "", *_aligned([HEADER, *rows(document)]), "", *_ending(document)])
 
 
 def markdown(document: dict[str, Any]) -> str:
     """The same for a document in Markdown."""
     table = [f"| {' | '.join(row)} |" for row in [HEADER, ("---",) * len(HEADER), *rows(document)]]
     return "\n\n".join(
-        ["\n".join(f"- {line}" for line in _about(document)), "\n".join(table), _means(document)]
+        ["\n".join(f"- {line}" for line in about(document)), "\n".join(table), means(document)]
     )
 
 
-def _about(document: dict[str, Any]) -> list[str]:
-    about, models, settings = document["machine"], document["models"], document["settings"]
-    probe = about["probe"]
+def about(document: dict[str, Any]) -> list[str]:
+    """What the numbers were measured on, in lines."""
+    on, models, settings = document["machine"], document["models"], document["settings"]
+    probe = on["probe"]
     steady = "steady" if probe["steady"] else f"moved by {probe['drift']:.0%}: other load, measure again"
     before, after = probe["before"], probe["after"]
+    several = temperatures(document)
+    warmth = f"temperature{'s' if len(several) > 1 else ''} {', '.join(f'{t:g}' for t in several)}"
     return [
-        f"machine: {about['cpu']}, {about['cores']} cores",
+        f"machine: {on['cpu']}, {on['cores']} cores",
         f"probe: {before['read_gb_per_s']:.1f} → {after['read_gb_per_s']:.1f} GB/s read, "
         f"{before['gflop_per_s']:.1f} → {after['gflop_per_s']:.1f} Gflop/s on one thread ({steady})",
         *(f"{role}: {name}" for role, name in models.items()),
-        f"{settings['max_tokens']} tokens, temperature {settings['temperature']:g}, seed {settings['seed']}, "
+        f"{settings['max_tokens']} tokens, {warmth}, seed {settings['seed']}, "
         f"draft of up to {settings['num_speculative_tokens']}, {settings['runs']} interleaved runs",
     ]
 
 
-def _means(document: dict[str, Any]) -> str:
-    means = ", ".join(f"{method} ×{value:.2f}" for method, value in document["geomean"].items())
-    return f"Geometric mean over workloads: {means}. Decoding only, without the prompt's prefill."
+def unsteady(document: dict[str, Any]) -> list[str]:
+    """Workloads during which the machine's speed moved, in words."""
+    return [
+        f"{name_of(document, w)} ({w['drift']:.0%})"
+        for w in document["workloads"]
+        if w.get("drift", 0.0) > UNSTEADY
+    ]
+
+
+def means(document: dict[str, Any]) -> str:
+    """The geometric means, in a sentence."""
+    values = ", ".join(f"{method} ×{value:.2f}" for method, value in document["geomean"].items())
+    return f"Geometric mean over workloads: {values}. Decoding only, without the prompt's prefill."
+
+
+def _ending(document: dict[str, Any]) -> list[str]:
+    lines = [means(document)]
+    if len(temperatures(document)) > 1:
+        for warmth, by_method in document["geomean_by_temperature"].items():
+            lines.append(
+                f"At temperature {warmth}: " + ", ".join(f"{m} ×{v:.2f}" for m, v in by_method.items())
+            )
+    if moved := unsteady(document):
+        lines.append(f"The probe moved during {', '.join(moved)}: other load, measure those again.")
+    return lines
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

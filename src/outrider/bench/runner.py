@@ -1,41 +1,31 @@
 """Measure what drafters gain over plain decoding, and check that the tokens stay the same meanwhile.
 
-The methods take turns on each prompt (A B C, then B C A, …), so that other load on the machine falls on
-all of them. Seconds are those of decoding: from the end of the prompt's prefill, which is the same for
-every method, to the last token.
+Each run of a method has a plain run directly before or after it, and its speed-up is the ratio of the two, so
+that other load on the machine falls on both; every second turn goes backwards, so that a steady drift cancels
+out. Seconds are those of decoding: from the end of the prompt's prefill, which is the same for every method,
+to the last token.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from outrider.bench import machine, stats
+from outrider.bench.report import BASELINE, UNSTEADY
+from outrider.bench.summary import Pairs, Run, summary
 from outrider.bench.workloads import Item
+from outrider.decoding.auto import AutoController
 from outrider.decoding.params import SamplingParams
+from outrider.decoding.report import Account, Report
 from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.engines.base import EngineCaps, SeqHandle, StepEngine
 from outrider.llm import LLM
-from outrider.outputs import RequestOutput, merge
 from outrider.pipeline import Pipeline
 
-BASELINE = "none"
-UNSTEADY = 0.1  # a probe that moved by more than this casts doubt on what lies between
-WARM_UP_TOKENS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One generation: its output and the seconds that decoding took."""
-
-    output: RequestOutput
-    seconds: float
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.output.outputs[0].token_ids
+WARM_UP_TOKENS = 24
 
 
 class PrefillClock:
@@ -89,6 +79,7 @@ class Contestant:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._clock = PrefillClock(pipeline.engine)
+        self._controller = pipeline.drafting.controller
         self.llm = LLM.from_pipeline(replace(pipeline, engine=self._clock))
 
     def run(self, prompt: Any, params: SamplingParams) -> Run:
@@ -96,6 +87,13 @@ class Contestant:
         start = time.perf_counter()
         (output,) = self.llm.generate(prompt, params)
         return Run(output, time.perf_counter() - start - self._clock.seconds)
+
+    def account(self) -> Account | None:
+        """What the controller did since the last call, by its own account; None if it keeps none."""
+        if not isinstance(self._controller, AutoController):
+            return None
+        report, self._controller.report = self._controller.report, Report()
+        return report.total()
 
 
 def prompt_of(pipeline: Pipeline, text: str, raw: bool) -> Any:
@@ -110,75 +108,81 @@ def measure(
     items: Sequence[Item],
     params: SamplingParams,
     *,
+    temperatures: Sequence[float] | None = None,
     runs: int = 3,
     raw: bool = False,
     on_run: Callable[[str, Item], object] = lambda method, item: None,
 ) -> dict[str, Any]:
-    """The document of `outrider bench --json` but for `settings`, see the README of the results.
+    """The document of `outrider bench --json` but for `settings`, see docs/bench.md.
 
-    pipelines: by method; one is "none", the baseline, and all share the target.
-    params:    with a seed; prompt i of the whole list uses seed + i.
+    pipelines:    by a name; one is "none", the baseline, and all share the target.
+    params:       with a seed; prompt i of the whole list uses seed + i.
+    temperatures: measured one after the other on each workload; None means that of `params`.
+    on_run:       called before each run, `total_runs` times.
     """
     base = pipelines[BASELINE]
     contestants = {name: Contestant(p) for name, p in pipelines.items()}
-    seeded = {item.id: replace(params, seed=(params.seed or 0) + i) for i, item in enumerate(items)}
     prompts = {item.id: prompt_of(base, item.prompt, raw) for item in items}
     for contestant in contestants.values():  # pages in the weights, fills the tokenizer's caches
         contestant.run(prompts[items[0].id], replace(params, max_tokens=WARM_UP_TOKENS))
+        contestant.account()
 
-    before = machine.probe()
-    found: list[dict[str, Any]] = []
-    for name in dict.fromkeys(item.workload for item in items):
-        mine = [item for item in items if item.workload == name]
-        results: dict[str, dict[str, list[Run]]] = {i.id: {m: [] for m in contestants} for i in mine}
+    def entry(workload: str, temperature: float) -> dict[str, Any]:
+        """One workload at one temperature."""
+        chosen = [(n, item) for n, item in enumerate(items) if item.workload == workload]
+        pairs: dict[str, dict[str, Pairs]] = {m: {item.id: [] for _, item in chosen} for m in contestants}
         for turn in range(runs):
-            for item in mine:
-                for method in rotated(list(contestants), turn):
-                    on_run(method, item)
-                    results[item.id][method].append(
-                        contestants[method].run(prompts[item.id], seeded[item.id])
-                    )
-        found.append({"workload": name, "prompts": len(mine), "methods": _methods(list(results.values()))})
-    after = machine.probe()
-    drift = machine.drift(before, after)
+            for n, item in chosen:
+                seeded = replace(params, temperature=temperature, seed=(params.seed or 0) + n)
+                for group in groups(list(contestants), turn):
+                    taken: dict[str, Run] = {}
+                    for method in group:
+                        on_run(method, item)
+                        taken[method] = contestants[method].run(prompts[item.id], seeded)
+                    for method, run in taken.items():
+                        pairs[method][item.id].append((taken[BASELINE], run))
+        methods = {m: summary(pairs[m], pairs[BASELINE], contestants[m].account()) for m in contestants}
+        return {
+            "workload": workload, "temperature": temperature, "prompts": len(chosen), "methods": methods,
+        }  # fmt: skip
+
+    probes = [machine.probe()]
+    found = []
+    for workload in dict.fromkeys(item.workload for item in items):
+        for temperature in [params.temperature] if temperatures is None else temperatures:
+            found.append(entry(workload, temperature))
+            probes.append(machine.probe())
+            found[-1]["drift"] = machine.drift(probes[-2], probes[-1])
+    drift = max(machine.drift(probes[0], probe) for probe in probes[1:])
     return {
         "machine": {
             **machine.describe(base.config.threads),
-            "probe": {"before": before, "after": after, "drift": drift, "steady": drift <= UNSTEADY},
+            "probe": {
+                "before": probes[0], "after": probes[-1], "drift": drift, "steady": drift <= UNSTEADY,
+            },
         },
         "models": {k: v for p in pipelines.values() for k, v in p.models.items() if v is not None},
         "workloads": found,
-        "geomean": {
-            method: stats.geomean(w["methods"][method]["speedup"] for w in found) for method in contestants
+        "geomean": _means(found),
+        "geomean_by_temperature": {
+            f"{t:g}": _means([w for w in found if w["temperature"] == t])
+            for t in dict.fromkeys(w["temperature"] for w in found)
         },
-    }
+    }  # fmt: skip
 
 
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """`names` beginning with another one each turn."""
-    at = turn % len(names)
-    return [*names[at:], *names[:at]]
+def groups(methods: Sequence[str], turn: int) -> list[list[str]]:
+    """The runs of one turn: each method directly beside a plain run, which two methods may share."""
+    others = [m for m in methods if m != BASELINE]
+    found = [[others[i], BASELINE, *others[i + 1 : i + 2]] for i in range(0, len(others), 2)]
+    found = found or [[BASELINE]]
+    return [group[::-1] for group in reversed(found)] if turn % 2 else found
 
 
-def _methods(by_prompt: Sequence[Mapping[str, Sequence[Run]]]) -> dict[str, dict[str, Any]]:
-    return {method: _summary(by_prompt, method) for method in by_prompt[0]}
+def total_runs(prompts: int, methods: Sequence[str], runs: int, temperatures: int = 1) -> int:
+    """How many runs `measure` takes, without those that warm up."""
+    return prompts * runs * temperatures * sum(len(group) for group in groups(methods, 0))
 
 
-def _summary(by_prompt: Sequence[Mapping[str, Sequence[Run]]], method: str) -> dict[str, Any]:
-    """One method on one workload; every prompt has as many runs of it as of the baseline."""
-    pairs = [list(zip(p[BASELINE], p[method], strict=True)) for p in by_prompt]
-    runs = [run for p in pairs for _, run in p]
-    speedup, interval = stats.speedup([[plain.seconds / run.seconds for plain, run in p] for p in pairs])
-    total = merge([run.output.outputs[0].metrics for run in runs]).to_dict()
-    each = [run.output.outputs[0].metrics.to_dict() for run in runs]
-    return {
-        "speedup": speedup,
-        "speedup_ci": list(interval),
-        "tokens_per_s": stats.median(len(run.token_ids) / run.seconds for run in runs),
-        "ttft_ms": stats.median(m["ttft_ms"] for m in each),
-        "tpot_ms": stats.median(1e3 * run.seconds / len(run.token_ids) for run in runs),
-        "acceptance_rate": total["acceptance_rate"],
-        "mean_acceptance_length": total["mean_acceptance_length"],
-        "block_efficiency": total["block_efficiency"],
-        "identical": all(run.token_ids == p[0][0].token_ids for p in pairs for _, run in p),
-    }
+def _means(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {m: stats.geomean(w["methods"][m]["speedup"] for w in entries) for m in entries[0]["methods"]}

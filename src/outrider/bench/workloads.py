@@ -12,7 +12,8 @@ from pathlib import Path
 
 from outrider.errors import ConfigError, nearest
 
-BUILT_IN = ("chat", "code", "edit")  # questions, programming, and edits that copy most of the prompt
+# Questions, sums in words, programming, edits that copy most of the prompt, summaries, text into JSON.
+BUILT_IN = ("chat", "reasoning", "code", "edit", "summary", "extract")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def parse(text: str, where: str) -> list[Item]:
         for key in ("id", "workload", "prompt"):
             if not isinstance(value.get(key), str) or not value[key]:
                 raise ConfigError(f"{where}, line {number}: {key!r} must be text and not empty")
+            if any("\ud800" <= char <= "\udfff" for char in value[key]):
+                raise ConfigError(f"{where}, line {number}: {key!r} has half of a surrogate pair")
         if any(value["id"] == item.id for item in items):
             raise ConfigError(f"{where}, line {number}: the id {value['id']!r} occurs twice")
         items.append(Item(value["id"], value["workload"], value["prompt"]))

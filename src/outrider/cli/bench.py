@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -16,6 +18,7 @@ from outrider.bench.workloads import Item
 from outrider.cli import options
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.decoding.params import SamplingParams
+from outrider.engines.base import LanguageModel
 from outrider.errors import ConfigError, nearest
 from outrider.speculative import (
     METHODS,
@@ -26,9 +29,12 @@ from outrider.speculative import (
     parse_speculative,
 )
 
+TEMPERATURE = 0.0
+PLOT_ROUNDS = 5  # of the cost curve
+
 _DESCRIPTION = """\
-Measure drafters against plain decoding on the same prompts, in turns, and check that the tokens are the
-same. Speed-ups are of decoding: the prompt's prefill, which is the same for all, is left out.
+Measure drafters against plain decoding on the same prompts, each run beside a plain one, and check that
+the tokens are the same. Speed-ups are of decoding: the prompt's prefill, the same for all, is left out.
 Or, with --cost-curve, measure what a pass of the target over n tokens costs."""
 
 
@@ -49,8 +55,9 @@ def add_parser(subparsers: Subparsers) -> Parser:
         "--workload",
         action="append",
         metavar="NAME|FILE",
-        help=f"{', '.join(workloads.BUILT_IN)}, or a JSON-lines file; may be repeated (default: all three)",
+        help=f"{', '.join(workloads.BUILT_IN)}, or a JSON-lines file; may be repeated (default: all six)",
     )
+    add("--temps", metavar="LIST", help="several temperatures in one run, such as 0,0.7")
     add(
         "--cost-curve",
         action="store_true",
@@ -64,7 +71,13 @@ def add_parser(subparsers: Subparsers) -> Parser:
     )
     options.add_draft_length(group)
     add("--json", action="store_true", help="print one JSON document instead of a table")
-    options.add_sampling(parser, temperature=0.0)
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.html",
+        help="also write a page with plots, the cost curve among them (needs the extra 'plots')",
+    )
+    options.add_sampling(parser, temperature=TEMPERATURE)
     parser.set_defaults(run=run)
     return parser
 
@@ -79,23 +92,36 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (("--runs", args.runs), ("--limit", 1 if args.limit is None else args.limit)):
         if value < 1:
             raise ConfigError(f"{flag} must be at least 1, not {value}")
+    temperatures = _temperatures(args)
     choices = _choices(args)
     items = _items(args.workload or workloads.BUILT_IN, args.limit)
     config = options.engine(args, NoneConfig())
+    if args.plot is not None:
+        _check_plot(args.plot)
 
-    from outrider.bench.runner import measure
+    from outrider.bench.runner import measure, total_runs
     from outrider.pipeline import build_all
 
-    pipelines = {p.speculative.method: p for p in build_all(config, choices)}
-    total = len(items) * len(pipelines) * args.runs
+    models: list[LanguageModel] = []  # the target first
+
+    def watch(model: LanguageModel) -> LanguageModel:
+        models.append(model)
+        return model
+
+    pipelines = {p.speculative.method: p for p in build_all(config, choices, wrap=watch)}
+    total = total_runs(len(items), list(pipelines), args.runs, len(temperatures))
     with tqdm(total=total, unit="run", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def show(method: str, item: Item) -> None:
             bar.set_description(f"{item.id} {method}")
             bar.update()
 
-        document = measure(pipelines, items, params, runs=args.runs, raw=args.raw, on_run=show)
-    document["settings"] = settings(params, choices, runs=args.runs, raw=args.raw)
+        document = measure(
+            pipelines, items, params, temperatures=temperatures, runs=args.runs, raw=args.raw, on_run=show
+        )
+    document["settings"] = settings(params, choices, runs=args.runs, raw=args.raw, temperatures=temperatures)
+    if args.plot is not None:
+        _plot(document, models[0], config.threads, args.plot)
     print(
         json.dumps(document, ensure_ascii=False, allow_nan=False) if args.json else report.text(document),
         flush=True,
@@ -104,11 +130,36 @@ def run(args: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
+def _check_plot(path: Path) -> None:
+    """Refuse before anything is measured what could not be written in the end."""
+    from outrider.bench import page
+
+    page.check_available()
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--plot: {str(path)!r} cannot be written")
+
+
+def _plot(document: dict[str, Any], target: LanguageModel, threads: int | None, path: Path) -> None:
+    """Add the target's cost curve to the document and write the page."""
+    from outrider.bench import cost_curve as curve
+    from outrider.bench import page
+    from outrider.engines.native import NativeModel
+
+    if isinstance(target, NativeModel) and target.max_positions > max(curve.WIDTHS):
+        context = min(curve.CONTEXT, target.max_positions - max(curve.WIDTHS))
+        document["cost_curve"] = curve.measure(target, threads=threads, context=context, rounds=PLOT_ROUNDS)
+    try:
+        path.write_text(page.html(document), "utf-8")
+    except OSError as e:
+        raise ConfigError(f"--plot: {str(path)!r} cannot be written: {e.strerror}") from None
+
+
 def cost_curve(args: argparse.Namespace) -> int:
     """`--cost-curve`: T(n) of the target alone, as a table or as JSON."""
     for flag, value in (
         *(("-md", args.model_draft), ("--methods", args.methods), ("--workload", args.workload)),
         *(("--limit", args.limit), ("--raw", args.raw or None), ("--draft", args.draft)),
+        *(("--temps", args.temps), ("--plot", args.plot)),
     ):
         if value is not None:
             raise ConfigError(f"{flag} has no meaning with --cost-curve, which times the target alone")
@@ -139,13 +190,21 @@ def cost_curve(args: argparse.Namespace) -> int:
 
 
 def settings(
-    params: SamplingParams, choices: Sequence[SpeculativeConfig], *, runs: int, raw: bool
+    params: SamplingParams,
+    choices: Sequence[SpeculativeConfig],
+    *,
+    runs: int,
+    raw: bool,
+    temperatures: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """What the numbers depend on besides machine and models."""
+    """What the numbers depend on besides machine and models. With several temperatures, `temperature` is the
+    first."""
     drafts = [c.num_speculative_tokens for c in choices if not isinstance(c, NoneConfig)]
+    temperatures = temperatures or [params.temperature]
     return {
         "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
+        "temperature": temperatures[0],
+        "temperatures": list(temperatures),
         "top_k": params.top_k,
         "top_p": params.top_p,
         "min_p": params.min_p,
@@ -156,6 +215,24 @@ def settings(
         "raw": raw,
         "seconds": "decoding, from the end of prefill to the last token",
     }
+
+
+def _temperatures(args: argparse.Namespace) -> list[float]:
+    if args.temps is None:
+        return [args.temp]
+    if args.temp != TEMPERATURE:
+        raise ConfigError("give either --temp or --temps, not both")
+    found = list(dict.fromkeys(_number("--temps", text) for text in args.temps.split(",")))
+    for temperature in found:
+        SamplingParams(temperature=temperature)  # refuses what is out of range
+    return found
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{flag} must be numbers separated by commas, not {text.strip()!r}") from None
 
 
 def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:

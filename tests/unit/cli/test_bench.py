@@ -44,22 +44,33 @@ def test_the_document(bench: Any, draft_file: Path) -> None:
     status, out, _ = bench("-md", str(draft_file), "--runs", "2", "--json")
     assert status == 0
     document = json.loads(out)
-    assert document.keys() == {"machine", "models", "settings", "workloads", "geomean"}
+    assert document.keys() == {
+        *("machine", "models", "settings", "workloads", "geomean", "geomean_by_temperature"),
+    }
     assert [(w["workload"], w["prompts"]) for w in document["workloads"]] == [("one", 2), ("two", 1)]
     for workload in document["workloads"]:
-        assert list(workload["methods"]) == ["none", "ngram", "draft_model"]
+        assert list(workload["methods"]) == ["none", "suffix", "draft_model", "auto"]
+        assert workload["temperature"] == 0.0
         for method, m in workload["methods"].items():
-            assert m.keys() == {
+            assert m.keys() >= {
                 *("speedup", "speedup_ci", "tokens_per_s", "ttft_ms", "tpot_ms", "acceptance_rate"),
-                *("mean_acceptance_length", "block_efficiency", "identical"),
+                *("mean_acceptance_length", "block_efficiency", "identical", "accepted_per_pos", "seconds"),
             }
+            parts = m["seconds"]
+            assert sum(v for k, v in parts.items() if k != "total") == pytest.approx(parts["total"], rel=0.05)
+            assert m["tokens"] == 12 * m["runs"]
+            assert len(m["ratios"]) == len(m["speculation"]) == workload["prompts"]
+            assert all(m["speculation"].values())
+            assert (m.keys() >= {"predicted_speedup", "measured_speedup", "steps"}) == (method == "auto")
             assert m["identical"] is True
             assert m["speedup_ci"][0] <= m["speedup"] * 1.0001
             assert (m["speedup"], m["speedup_ci"]) == (1.0, [1.0, 1.0]) or method != "none"
         assert workload["methods"]["draft_model"]["acceptance_rate"] is not None
         assert workload["methods"]["none"]["acceptance_rate"] is None
     assert document["geomean"]["none"] == 1.0
-    assert document["settings"]["num_speculative_tokens"] == 5
+    assert document["geomean_by_temperature"] == {"0": document["geomean"]}
+    assert document["settings"]["num_speculative_tokens"] == 16
+    assert document["settings"]["temperatures"] == [0.0]
     assert set(document["models"]) == {"target", "draft"}
     assert document["machine"]["probe"]["before"]["read_gb_per_s"] > 0
 
@@ -81,7 +92,7 @@ def test_markdown_has_the_same_rows(bench: Any) -> None:
     document = json.loads(out)
     text = report.markdown(document)
     assert text.count("\n| ") == 2 + len(report.rows(document))
-    assert len(report.rows(document)) == 4
+    assert len(report.rows(document)) == 6
 
 
 def test_a_changed_token_is_seen_and_is_status_1(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +112,59 @@ def test_a_changed_token_is_seen_and_is_status_1(bench: Any, monkeypatch: pytest
     assert not all(m["ngram"]["identical"] for m in methods)
 
 
-def test_methods_take_turns() -> None:
-    assert runner.rotated(["a", "b", "c"], 0) == ["a", "b", "c"]
-    assert runner.rotated(["a", "b", "c"], 4) == ["b", "c", "a"]
+def test_what_the_controller_did_is_of_this_workload_alone(bench: Any) -> None:
+    _, out, _ = bench("--methods", "auto", "--runs", "2", "--json")
+    for workload in json.loads(out)["workloads"]:
+        auto = workload["methods"]["auto"]
+        assert sum(auto["steps"].values()) <= auto["tokens"]
+        assert sum(auto["steps"].values()) * auto["block_efficiency"] == pytest.approx(auto["tokens"])
+
+
+def test_several_temperatures(bench: Any) -> None:
+    status, out, _ = bench("--methods", "ngram", "--temps", "0, 0.9,0", "--runs", "1", "--json")
+    assert status == 0
+    document = json.loads(out)
+    assert [(w["workload"], w["temperature"]) for w in document["workloads"]] == [
+        *(("one", 0.0), ("one", 0.9), ("two", 0.0), ("two", 0.9)),
+    ]
+    assert document["settings"]["temperatures"] == [0.0, 0.9]
+    assert set(document["geomean_by_temperature"]) == {"0", "0.9"}
+    text = report.text(document)
+    for words in (
+        "one, T 0 ",
+        "two, T 0.9",
+        "temperatures 0, 0.9",
+        "At temperature 0.9: none ×1.00, ngram",
+    ):
+        assert words in text
+
+
+def test_workloads_during_which_the_machine_changed_are_named(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = iter([8.0, 8.1, 4.0])  # GB/s before, between and after the two workloads
+    monkeypatch.setattr(machine, "probe", lambda: {"read_gb_per_s": next(speeds), "gflop_per_s": 2.0})
+    _, out, _ = bench("--methods", "ngram", "--runs", "1", "--json")
+    document = json.loads(out)
+    assert report.unsteady(document) == ["two (51%)"]
+    assert document["machine"]["probe"]["steady"] is False
+    assert "moved during two (51%)" in report.text(document)
+
+
+@pytest.mark.parametrize("others", range(6))
+def test_every_run_is_beside_a_plain_one_and_the_order_turns_back(others: int) -> None:
+    names = ["none", *"abcdef"[:others]]
+    forth, back, again = (runner.groups(names, turn) for turn in range(3))
+    for group in (*forth, *back):
+        at = group.index("none")
+        assert group.count("none") == 1
+        assert all(abs(i - at) <= 1 for i in range(len(group)))
+    flat = [m for group in forth for m in group]
+    assert sorted({*flat}) == sorted(names)
+    assert [m for m in flat if m != "none"] == names[1:]
+    assert [m for group in back for m in group] == flat[::-1]
+    assert again == forth
+    assert runner.total_runs(4, names, runs=3, temperatures=2) == 24 * len(flat)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +178,13 @@ def test_methods_take_turns() -> None:
         (["--draft", "0"], ["--draft", "0"]),
         (["-n", "0"], ["-n", "0"]),
         (["--temp", "nan"], ["temperature"]),
-        (["--workload", "no-such"], ["'no-such'", "chat, code, edit"]),
+        (["--workload", "no-such"], ["'no-such'", "chat, reasoning, code, edit, summary, extract"]),
+        (["--temps", "0,warm"], ["--temps", "'warm'"]),
+        (["--temps", ""], ["--temps", "''"]),
+        (["--temps", "0,-1"], ["temperature"]),
+        (["--temps", "0,0.7", "--temp", "0.7"], ["--temp", "--temps"]),
+        (["--plot", "."], ["--plot", "'.'"]),
+        (["--plot", "no/such/folder.html"], ["--plot", "'no/such/folder.html'"]),
         (["-md", "absent.gguf"], ["absent.gguf"]),
     ],
 )
@@ -127,6 +194,14 @@ def test_bad_input(bench: Any, args: list[str], words: list[str]) -> None:
     assert err.count("\n") == 1
     for word in words:
         assert word in err
+
+
+@pytest.mark.parametrize("flag", ["--plot", "--temps"])
+def test_flags_without_a_meaning_beside_a_cost_curve(
+    flag: str, target_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "-m", str(target_file), "--cost-curve", flag, "0"]) == 2
+    assert flag in capsys.readouterr().err
 
 
 def test_two_prompts_with_one_id_are_refused(bench: Any, workload: Path) -> None:

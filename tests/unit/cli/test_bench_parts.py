@@ -68,6 +68,7 @@ def test_a_workload_file(tmp_path: Path) -> None:
         ("{", "line 1: not JSON"),
         ("[]", "line 1: not an object"),
         ('\n{"id": "a", "workload": "w"}', "line 2: 'prompt'"),
+        ('{"id": "a", "workload": "w", "prompt": "\\ud800"}', "line 1: 'prompt' has half"),
         ('{"id": 1, "workload": "w", "prompt": "p"}', "line 1: 'id'"),
         ('{"id": "a", "workload": "w", "prompt": "p"}\n' * 2, "line 2: the id 'a' occurs twice"),
     ],

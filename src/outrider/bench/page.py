@@ -1,0 +1,147 @@
+"""A bench document as one HTML page that needs nothing else: plots, tables, what was measured and on what.
+
+Names of models and workloads come from files of others; everything that is not ours is escaped, and the page
+forbids scripts and anything from outside.
+"""
+
+from __future__ import annotations
+
+import html as markup
+import importlib.util
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from outrider.bench import plots, report
+from outrider.bench.cost_curve import HEADER, floor_line, rows
+from outrider.errors import ConfigError
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def check_available() -> None:
+    """Raises ConfigError where matplotlib, which draws the plots, is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'outrider[plots]'")
+
+
+def html(document: dict[str, Any]) -> str:
+    """The page of a bench document; `cost_curve`, if there, is that of `outrider bench --cost-curve`."""
+    several = report.temperatures(document)
+    models = document["models"]
+    title = "outrider bench: " + " with ".join(models.values())
+    parts = [
+        f"<h1>{_text(title)}</h1>",
+        *_warnings(document),
+        '<ul class="means">',
+        *(
+            f"<li><b>×{value:.2f}</b>{_text(method)}</li>"
+            for method, value in document["geomean"].items()
+            if method != report.BASELINE
+        ),
+        "</ul>",
+        _note("Speed-up over plain decoding, geometric mean over workloads; of decoding, without prefill."),
+        "<h2>Speed-up by workload</h2>",
+        *(_figure(plots.speedups(document, t), f"Temperature {t:g}.") for t in several),
+        _table("Every workload and method.", report.HEADER, report.rows(document)),
+        "<h2>Where time goes</h2>",
+        *(_figure(plots.phases(document, t), f"Temperature {t:g}, milliseconds a token.") for t in several),
+        "<h2>Acceptance by position</h2>",
+        *_acceptance(document),
+        "<h2>What a pass costs</h2>",
+        *_cost_curve(document),
+        *_controller(document),
+        "<h2>Measured on</h2>",
+        "<ul>",
+        *(f"<li>{_text(line)}</li>" for line in report.about(document)),
+        "</ul>",
+    ]
+    style = resources.files("outrider.bench").joinpath("page.css").read_text("utf-8")
+    return "\n".join(
+        (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width">',
+            f"<title>{_text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>",
+            *parts,
+            "</main>\n</body>\n</html>\n",
+        )
+    )
+
+
+def _text(text: str) -> str:
+    """Text of others, fit for a page."""
+    return markup.escape(plots.printable(text))
+
+
+def _note(text: str, kind: str = "note") -> str:
+    return f'<p class="{kind}">{_text(text)}</p>'
+
+
+def _figure(svg: str, caption: str) -> str:
+    return f"<figure>{svg}<figcaption>{_text(caption)}</figcaption></figure>"
+
+
+def _table(caption: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{_text(c)}</td>" for c in line) + "</tr>\n" for line in lines)
+    return (
+        f'<div class="wide" tabindex="0"><table><caption>{_text(caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _warnings(document: dict[str, Any]) -> list[str]:
+    found = []
+    changed = [
+        f"{method} on {report.name_of(document, w)}"
+        for w in document["workloads"]
+        for method, m in w["methods"].items()
+        if not m["identical"]
+    ]
+    if changed:
+        found.append(_note(f"The tokens were not plain decoding's: {', '.join(changed)}.", "bad"))
+    if moved := report.unsteady(document):
+        found.append(_note(f"Other load: the machine's speed moved during {', '.join(moved)}.", "bad"))
+    return found
+
+
+def _acceptance(document: dict[str, Any]) -> list[str]:
+    picture = plots.acceptance(document)
+    if picture is None:
+        return [_note("Nothing was drafted.")]
+    return [_figure(picture, "Share of a method's drafts that were accepted at least up to a position.")]
+
+
+def _cost_curve(document: dict[str, Any]) -> list[str]:
+    curve = document.get("cost_curve")
+    if curve is None:
+        return [_note("Not measured: only the native engine's passes can be timed alone.")]
+    lines = rows(curve["cost_curve_ms"], curve["weights_bytes"], curve["macs_per_token"])
+    return [
+        _figure(plots.cost_curve(curve), f"{curve['model']}, context {curve['context']} tokens."),
+        _note(floor_line(curve, curve["cost_curve_ms"].get("1")) + "."),
+        _table("T(n): the flatter, the more a draft may be wrong and still pay.", HEADER, lines),
+    ]
+
+
+def _controller(document: dict[str, Any]) -> list[str]:
+    """What the controller did, by its own account, where a method has one."""
+    lines = []
+    for w in document["workloads"]:
+        for method, m in w["methods"].items():
+            if "steps" not in m:
+                continue
+            steps = sum(m["steps"].values())
+            used = ", ".join(f"{name} {count / steps:.0%}" for name, count in m["steps"].items())
+            expected = m["predicted_speedup"]
+            lines.append(
+                (
+                    report.name_of(document, w), method,
+                    "–" if expected is None else f"×{expected:.2f}", f"×{m['speedup']:.2f}", used,
+                )
+            )  # fmt: skip
+    if not lines:
+        return []
+    header = ("workload", "method", "predicted", "measured", "steps by drafter (none: plain)")
+    return ["<h2>What the controller chose</h2>", _table("Of all steps.", header, lines)]

@@ -1,0 +1,280 @@
+"""The pictures of a bench document, as SVG elements that take their colours from the page around them."""
+
+from __future__ import annotations
+
+import html
+import io
+import itertools
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outrider.bench.report import BASELINE, temperatures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Drawn in these colours, which stand for the page's variables: --ink, --grid and --c0 to --c5.
+INK, GRID = "#010203", "#040506"
+SERIES = tuple(f"#0a0b{i:02x}" for i in range(6))
+VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"} | {c: f"var(--c{i})" for i, c in enumerate(SERIES)}
+MARKERS = ("o", "s", "^", "D", "v", "P")
+PHASES = ("verify", "draft", "sampling", "other")
+LONGEST_LABEL = 40
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # words stay words: they can be searched and read aloud
+    "text.parse_math": False,
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+}
+
+
+def printable(text: str) -> str:
+    """Text without what would end a line, turn it round, or is no character at all."""
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def label(text: str) -> str:
+    """A name as matplotlib may have it: short, printable, and not taken for a hidden one."""
+    shown = printable(text)
+    shown = shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
+    return f"\u200b{shown}" if shown.startswith("_") else shown
+
+
+def svg(
+    name: str, title: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]
+) -> str:
+    """An <svg> element for an HTML page.
+
+    name: letters and digits; unique in the page, it begins all its ids.
+    title, description: plain text for those who do not see the picture.
+    size: width and height in inches; on the page it fits the column.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters that no font here has: the reader's may have them
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _for_page(out.getvalue(), name, title, description)
+
+
+def _for_page(source: str, name: str, title: str, description: str) -> str:
+    """matplotlib's document as one element of an HTML page."""
+    root = ET.fromstring(source)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith(("}metadata", "}style")):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]  # an HTML parser knows what is inside <svg>
+        found = dict(element.attrib)
+        element.attrib.clear()
+        for key, value in found.items():
+            element.set(*_attribute(key, value, name))
+    box = root.attrib["viewBox"]
+    inside = "".join(ET.tostring(child, encoding="unicode") for child in root)
+    return (
+        f'<svg viewBox="{box}" role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{html.escape(printable(title))}</title>'
+        f'<desc id="{name}-desc">{html.escape(printable(description))}</desc>{inside}</svg>'
+    )
+
+
+def _attribute(key: str, value: str, name: str) -> tuple[str, str]:
+    """An attribute with colours as variables and ids, and what refers to them, beginning with `name`."""
+    for colour, variable in VARIABLES.items():
+        value = value.replace(colour, variable)
+    value = value.replace("url(#", f"url(#{name}-")
+    if key == "id":
+        return key, f"{name}-{value}"
+    if key.endswith("href"):
+        return "href", value.replace("#", f"#{name}-", 1)
+    return key, value
+
+
+def methods(document: dict[str, Any]) -> list[str]:
+    """All but the baseline."""
+    return [m for m in document["geomean"] if m != BASELINE]
+
+
+def speedups(document: dict[str, Any], temperature: float) -> str:
+    """Speed-up over plain decoding by workload and method, with intervals."""
+    entries = _at(document, temperature)
+    names = methods(document)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for i, method in enumerate(names):
+            colour = SERIES[i % len(SERIES)]
+            for row, entry in enumerate(entries):
+                m = entry["methods"][method]
+                y = row + (i + 1) / (len(names) + 1) - 0.5
+                low, high = m["speedup_ci"]
+                axes.plot([low, high], [y, y], color=colour, linewidth=2, solid_capstyle="round")
+                axes.plot(
+                    m["speedup"], y, MARKERS[i % len(MARKERS)], color=colour, markersize=6,
+                    label=method if row == 0 else None,
+                )  # fmt: skip
+        axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
+        axes.set_xlabel("speed-up over plain decoding (×), 95% interval")
+        _rows(axes, [entry["workload"] for entry in entries])
+        _legend(figure, axes)
+
+    words = "; ".join(
+        f"{e['workload']}: " + ", ".join(f"{m} ×{e['methods'][m]['speedup']:.2f}" for m in names)
+        for e in entries
+    )
+    height = 1.2 + len(entries) * (0.25 + 0.16 * len(names))
+    return svg(
+        f"speedup{_code(temperature)}", f"Speed-up by workload at temperature {temperature:g}",
+        f"Points with 95% intervals. {words}.", (7.5, height), draw,
+    )  # fmt: skip
+
+
+def phases(document: dict[str, Any], temperature: float) -> str:
+    """Milliseconds of a token by phase: the target's pass, drafting, sampling, the rest."""
+    entries = _at(document, temperature)
+    bars = [
+        (f"{label(e['workload'])}  {method}", [1e3 * m["seconds"][p] / m["tokens"] for p in PHASES])
+        for e in entries
+        for method, m in e["methods"].items()
+    ]
+    per_group = len(document["geomean"])
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        places = [i + 0.6 * (i // per_group) for i in range(len(bars))]
+        left = [0.0] * len(bars)
+        for k, phase in enumerate(PHASES):
+            values = [parts[k] for _, parts in bars]
+            axes.barh(places, values, left=left, height=0.8, color=SERIES[k], label=phase)
+            left = [a + b for a, b in zip(left, values, strict=True)]
+        axes.set_yticks(places, [label(name) for name, _ in bars])
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x")
+        axes.set_xlabel("ms a token")
+        _legend(figure, axes)
+
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{p} {v:.1f}" for p, v in zip(PHASES, parts, strict=True))
+        for name, parts in bars
+    )
+    return svg(
+        f"phases{_code(temperature)}", f"Where time goes at temperature {temperature:g}",
+        f"Stacked bars, milliseconds a token. {words}.",
+        (7.5, 1.2 + 0.2 * len(bars) + 0.12 * len(entries)), draw,
+    )  # fmt: skip
+
+
+def acceptance_by_position(entries: Sequence[Mapping[str, Any]], method: str) -> dict[str, list[float]]:
+    """By workload, the share of drafts that had a token accepted at depth 1, 2, …; all temperatures together.
+
+    Only workloads in which the method drafted.
+    """
+    found = {}
+    for workload in dict.fromkeys(e["workload"] for e in entries):
+        mine = [e["methods"][method] for e in entries if e["workload"] == workload]
+        drafts = sum(m["num_drafts"] for m in mine)
+        if drafts:
+            columns = itertools.zip_longest(*(m["accepted_per_pos"] for m in mine), fillvalue=0)
+            found[workload] = [sum(column) / drafts for column in columns]
+    return found
+
+
+def acceptance(document: dict[str, Any]) -> str | None:
+    """Acceptance by position, a panel for each method; None when nothing was drafted."""
+    by_method = {m: acceptance_by_position(document["workloads"], m) for m in methods(document)}
+    by_method = {m: lines for m, lines in by_method.items() if lines}
+    if not by_method:
+        return None
+    workloads = list(dict.fromkeys(e["workload"] for e in document["workloads"]))
+
+    def draw(figure: Figure) -> None:
+        columns = min(2, len(by_method))
+        panels = figure.subplots(-(-len(by_method) // columns), columns, sharey=True, squeeze=False)
+        used: dict[str, Any] = {}
+        for axes in panels.flat[len(by_method) :]:
+            axes.set_axis_off()
+        for axes, (method, lines) in zip(panels.flat, by_method.items(), strict=False):
+            for workload, shares in lines.items():
+                i = workloads.index(workload)
+                (used[workload],) = axes.plot(
+                    range(1, len(shares) + 1), [100 * s for s in shares], color=SERIES[i % len(SERIES)],
+                    marker=MARKERS[i % len(MARKERS)], markersize=4, linewidth=1.5,
+                )  # fmt: skip
+            axes.set_title(method, fontsize=10)
+            axes.set(xlabel="position in the draft", ylabel="% of drafts", ylim=(0, 105))
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.grid()
+        figure.legend(list(used.values()), [label(w) for w in used], loc="outside upper center", ncols=6)
+
+    words = "; ".join(
+        f"{m}, {w}: " + ", ".join(f"{s:.0%}" for s in shares[:8])
+        for m, lines in by_method.items()
+        for w, shares in lines.items()
+    )
+    return svg(
+        "acceptance", "Acceptance by position", f"Share of drafts accepted up to each position. {words}.",
+        (7.5, 0.8 + 2.4 * -(-len(by_method) // 2)), draw,
+    )  # fmt: skip
+
+
+def cost_curve(curve: Mapping[str, Any]) -> str:
+    """Milliseconds of a pass over n tokens, and the time to read the weights once."""
+    times = {int(n): ms for n, ms in curve["cost_curve_ms"].items()}
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.plot(list(times), list(times.values()), color=SERIES[0], marker="o", label="T(n)")
+        axes.axhline(curve["floor_ms"], color=SERIES[1], linestyle="--", label="floor: weights read once")
+        axes.set(xlabel="n, tokens in a pass", ylabel="ms", xlim=(0, None), ylim=(0, None))
+        axes.grid()
+        _legend(figure, axes)
+
+    words = ", ".join(f"{n}: {ms:.1f}" for n, ms in times.items())
+    return svg(
+        "cost", "Cost curve", f"Milliseconds by tokens in a pass: {words}. Floor {curve['floor_ms']:.1f}.",
+        (7.5, 3.4), draw,
+    )  # fmt: skip
+
+
+def _at(document: dict[str, Any], temperature: float) -> list[Mapping[str, Any]]:
+    first = temperatures(document)[0]
+    return [e for e in document["workloads"] if e.get("temperature", first) == temperature]
+
+
+def _code(temperature: float) -> str:
+    """A temperature in letters and digits."""
+    return f"{temperature:g}".replace(".", "p").replace("-", "m").replace("+", "")
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows from the top down, with a line between them."""
+    axes.set_yticks(range(len(names)), [label(n) for n in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    for row in range(1, len(names)):
+        axes.axhline(row - 0.5, color=GRID, linewidth=0.6)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=6)

@@ -1,0 +1,220 @@
+"""`outrider bench --plot`: the page says what was measured, and names of others stay text in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.bench import machine, page, plots
+from outrider.cli.main import main
+
+pytest.importorskip("matplotlib")
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "$\\frac{1$ {0} %s",
+    "_hidden",
+    "nul\x00 and bell\x07",
+    "言葉 \u202e desrever",
+    "]]></style></svg><iframe>",
+    "x" * 300,
+]
+
+
+class _Reader(HTMLParser):
+    """What a browser would find: elements, ids, references, text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.handlers: list[str] = []
+        self.words = ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for key, value in attrs:
+            if key == "id":
+                self.ids.append(value or "")
+            if key in ("href", "src", "xlink:href", "action"):
+                self.references.append(value or "")
+            if key.startswith("on"):
+                self.handlers.append(key)
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def _method(speedup: float, **more: Any) -> dict[str, Any]:
+    return {
+        "speedup": speedup,
+        "speedup_ci": [speedup * 0.9, speedup * 1.1],
+        "tokens_per_s": 20.0 * speedup,
+        "acceptance_rate": 0.5,
+        "mean_acceptance_length": 2.0,
+        "block_efficiency": 1.5,
+        "identical": True,
+        "tokens": 100,
+        "seconds": {"draft": 0.5, "verify": 4.0, "sampling": 0.1, "other": 0.4, "total": 5.0},
+        "num_drafts": 40,
+        "accepted_per_pos": [30, 20, 5],
+    } | more
+
+
+def _document(names: list[str], *, temperatures: tuple[float, ...] = (0.0, 0.7)) -> dict[str, Any]:
+    methods = {
+        "none": _method(1.0, num_drafts=0, accepted_per_pos=[]),
+        "suffix": _method(2.5),
+        "auto": _method(3.0, predicted_speedup=2.9, measured_speedup=3.1, steps={"none": 10, "suffix": 30}),
+    }
+    probe = {"read_gb_per_s": 9.0, "gflop_per_s": 2.0}
+    return {
+        "machine": {
+            "cpu": names[0],
+            "cores": 2,
+            "probe": {"before": probe, "after": probe, "drift": 0.0, "steady": True},
+        },
+        "models": {"target": names[0], "draft": names[-1]},
+        "settings": {
+            **{"max_tokens": 9, "temperatures": list(temperatures), "temperature": temperatures[0]},
+            **{"seed": 0, "num_speculative_tokens": 5, "runs": 3},
+        },
+        "workloads": [
+            {"workload": name, "temperature": t, "prompts": 1, "methods": methods, "drift": 0.02}
+            for name in names
+            for t in temperatures
+        ],
+        "geomean": {"none": 1.0, "suffix": 2.5, "auto": 3.0},
+        "geomean_by_temperature": {f"{t:g}": {"none": 1.0, "suffix": 2.5, "auto": 3.0} for t in temperatures},
+        "cost_curve": {
+            **{"model": names[0], "context": 256, "cost_curve_ms": {"1": 10.0, "2": 11.0, "4": 14.0}},
+            **{"weights_bytes": 10**8, "macs_per_token": 10**8, "read_gb_per_s": 15.0, "floor_ms": 6.7},
+        },
+    }
+
+
+def _harmless(source: str) -> bool:
+    found = _Reader(source)
+    return (
+        not found.handlers
+        and not found.tags.keys() & {"script", "img", "iframe", "object", "link", "base", "form"}
+        and all(r.startswith("#") for r in found.references)
+    )
+
+
+def test_the_page_shows_everything() -> None:
+    source = page.html(_document(["chat", "edit"]))
+    found = _Reader(source)
+    for words in ("×2.50", "×3.00", "edit, T 0.7", "floor 6.7 ms", "none 25%, suffix 75%", "×2.90", "T(n)"):
+        assert words in found.words
+    assert found.tags["svg"] == found.tags["desc"] == 6  # two temperatures twice, acceptance, cost
+    assert found.tags["title"] == 1 + 6
+    assert "Other load" not in found.words
+    assert "not plain" not in found.words
+    assert "chat: suffix ×2.50, auto ×3.00; edit: " in found.words  # for those who do not see the picture
+    assert "verify 40.0, draft 5.0, sampling 1.0, other 4.0" in found.words
+    assert "http" not in source.replace("http-equiv", "")
+
+
+def test_ids_are_unique_and_lead_somewhere() -> None:
+    found = _Reader(page.html(_document(["chat", "edit"])))
+    assert len(found.ids) == len(set(found.ids)) > 20
+    assert {r.removeprefix("#") for r in found.references} <= set(found.ids)
+
+
+def test_colours_are_the_pages_own() -> None:
+    source = page.html(_document(["a", "b", "c", "d", "e", "f"]))
+    assert not any(colour in source for colour in plots.VARIABLES)
+    style = source[source.index("<style>") : source.index("</style>")]
+    for variable in plots.VARIABLES.values():
+        assert style.count(f"{variable.removeprefix('var(').removesuffix(')')}:") == 2  # light and dark
+        assert variable in source
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_of_others_stay_text() -> None:
+    source = page.html(_document(HOSTILE))
+    assert _harmless(source)
+    assert _Reader(source).tags["svg"] == 6
+    assert "&lt;script&gt;alert(1)" in source
+    assert "\x00" not in source
+    assert "\u202e" not in source
+    source.encode("utf-8")
+
+
+def test_a_page_that_does_not_escape_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_text", str)
+    assert not _harmless(page.html(_document(HOSTILE)))
+
+
+def test_broken_identity_and_other_load_are_told_first() -> None:
+    document = _document(["chat"], temperatures=(0.0,))
+    entry = document["workloads"][0]
+    entry["methods"]["auto"] = entry["methods"]["auto"] | {"identical": False}
+    entry["drift"] = 0.4
+    found = _Reader(page.html(document)).words
+    assert "The tokens were not plain decoding's: auto on chat." in found
+    assert "moved during chat (40%)" in found
+
+
+def test_nothing_drafted_and_no_cost_curve() -> None:
+    document = _document(["chat"], temperatures=(0.0,))
+    del document["cost_curve"]
+    for m in document["workloads"][0]["methods"].values():
+        m |= {"num_drafts": 0, "accepted_per_pos": []}
+    found = _Reader(page.html(document))
+    assert "Nothing was drafted." in found.words
+    assert "Not measured" in found.words
+    assert found.tags["svg"] == 2
+
+
+def test_acceptance_by_position_is_a_share_of_the_drafts() -> None:
+    entries = [
+        {"workload": "a", "methods": {"m": {"num_drafts": 4, "accepted_per_pos": [4, 2]}}},
+        {"workload": "a", "methods": {"m": {"num_drafts": 4, "accepted_per_pos": [2, 1, 1]}}},
+        {"workload": "b", "methods": {"m": {"num_drafts": 0, "accepted_per_pos": []}}},
+    ]
+    assert plots.acceptance_by_position(entries, "m") == {"a": [0.75, 0.375, 0.125]}
+
+
+def test_the_command_writes_it(
+    target_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    toy_engine: object,
+) -> None:  # fmt: skip
+    probe = machine.probe
+    monkeypatch.setattr(machine, "probe", lambda: probe(0.005))
+    workload, place = tmp_path / "w.jsonl", tmp_path / "page.html"
+    workload.write_text(json.dumps({"id": "a", "workload": "<b>one", "prompt": "the quick brown"}), "utf-8")
+    args = ["bench", "-m", str(target_file), "--workload", str(workload), "-n", "8", "--runs", "1"]
+    assert main([*args, "--plot", str(place)]) == 0
+    assert "speed-up" in capsys.readouterr().out
+    source = place.read_text("utf-8")
+    assert _harmless(source)
+    assert "&lt;b&gt;one" in source
+    assert "<b>one" not in source
+
+
+def test_without_matplotlib_it_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    place = tmp_path / "page.html"
+    assert main(["bench", "-m", "absent.gguf", "--plot", str(place)]) == 2
+    err = capsys.readouterr().err
+    assert "matplotlib" in err
+    assert "outrider[plots]" in err
+    assert err.count("\n") == 1
+    assert not place.exists()
