@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -198,3 +198,4 @@ class Reservations(RuleBasedStateMachine):
 
 
 TestReservations = Reservations.TestCase
+TestReservations.settings = settings(max_examples=30, stateful_step_count=30)
