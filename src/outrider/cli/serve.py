@@ -139,13 +139,13 @@ def run(args: argparse.Namespace) -> int:
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
     )
-    place = bind(at.host, at.port)  # before anything is loaded
-    pipeline = build(config)
-    engine = ServerEngine(pipeline, max_waiting=args.max_waiting, memory_limit=args.memory_limit)
-    server = Server(create_app(pipeline, engine, settings), engine, settings, at)
-    names = " with ".join(name for name in pipeline.models.values() if name)
-    print(f"serving {names}, speculation {pipeline.speculative.method}", file=sys.stderr)
-    server.run([place])
+    with bind(at.host, at.port) as place:  # before anything is loaded
+        pipeline = build(config)
+        engine = ServerEngine(pipeline, max_waiting=args.max_waiting, memory_limit=args.memory_limit)
+        server = Server(create_app(pipeline, engine, settings), engine, settings, at)
+        names = " with ".join(name for name in pipeline.models.values() if name)
+        print(f"serving {names}, speculation {pipeline.speculative.method}", file=sys.stderr)
+        server.run([place])
     return 0
 
 

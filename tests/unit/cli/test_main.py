@@ -23,7 +23,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"outrider {outrider.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["", "run", "bench", "pull", "demo"])
+@pytest.mark.parametrize("command", ["", "run", "serve", "bench", "pull", "demo"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])

@@ -1,0 +1,200 @@
+"""`outrider serve`: its flags in vLLM's and llama-server's spellings, and what becomes of them."""
+
+from __future__ import annotations
+
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.main import main, parser
+from outrider.cli.serve import engine_config
+from outrider.errors import ConfigError
+from outrider.server.app import create_app
+from outrider.server.run import Server
+from outrider.server.settings import Settings
+
+Started = list[dict[str, Any]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, toy_engine: object) -> Started:
+    """What servers were started with; none of them serves."""
+    found: Started = []
+    real = create_app
+
+    def noted(pipeline: Any, engine: Any, settings: Settings) -> Any:
+        found.append({"pipeline": pipeline, "engine": engine, "settings": settings})
+        return real(pipeline, engine, settings)
+
+    def run(self: Server, sockets: Any = None) -> None:
+        found[-1]["config"] = self.config
+        found[-1]["address"] = sockets[0].getsockname()
+        sockets[0].close()
+
+    monkeypatch.setattr("outrider.server.app.create_app", noted)
+    monkeypatch.setattr(Server, "run", run)
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
+    return found
+
+
+def serve(line: str) -> int:
+    return main(["serve", "--port", "0", *shlex.split(line)])
+
+
+def config(line: str) -> Any:
+    return engine_config(parser().parse_args(["serve", *shlex.split(line)]))
+
+
+def test_without_flags(started: Started, target_file: Path) -> None:
+    assert serve(f"-m {target_file}") == 0
+    (one,) = started
+    assert one["address"][0] == "127.0.0.1"
+    assert one["settings"] == Settings()
+    assert one["pipeline"].config.max_num_seqs == 8
+    assert one["pipeline"].speculative.method == "auto"
+    assert one["config"].ssl_certfile is None
+
+
+def test_the_spelling_that_vllms_users_type(started: Started, target_file: Path, draft_file: Path) -> None:
+    line = (
+        f"--model {target_file} --speculative-model {draft_file} --num-speculative-tokens 5 "
+        "--speculative-draft-tensor-parallel-size 1 --served-model-name a b --max-model-len 128 "
+        "--max-num-seqs 3 "
+        "--api-key k1 k2 --api-key k3 --seed 4 --dtype auto --tensor-parallel-size 1 -tp 1 --enforce-eager "
+        "--gpu-memory-utilization 0.9 --allowed-origins '[\"https://a\"]' --no-trust-remote-code"
+    )
+    assert serve(line) == 0
+    (one,) = started
+    pipeline, settings = one["pipeline"], one["settings"]
+    assert pipeline.speculative.method == "auto"
+    assert pipeline.drafting.names == ("suffix", "draft_model")
+    assert pipeline.speculative.num_speculative_tokens == 5
+    assert (pipeline.context, pipeline.config.max_num_seqs, pipeline.config.seed) == (128, 3, 4)
+    assert settings.served_names == ("a", "b")
+    assert settings.api_keys == ("k1", "k2", "k3")
+    assert settings.allowed_origins == ("https://a",)
+
+
+def test_speculation_in_every_spelling() -> None:
+    as_json = config(
+        '-m x --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\''
+    ).speculative
+    assert config("-m x --spec-method ngram --spec-tokens 3").speculative == as_json
+    assert config("-m x --spec ngram --draft-max 3").speculative == as_json
+    assert config("x --spec ngram --draft 3").speculative == as_json
+    assert config("-m x --spec none").speculative.method == "none"
+    assert config("-m x -md y").speculative.model == "y"
+
+
+def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> None:
+    line = f"-m {target_file} -c 100 -np 2 -t 1 --host 127.0.0.1 -a name -ngl 0 -cb --jinja -fa on --metrics"
+    assert serve(line) == 0
+    (one,) = started
+    assert (one["pipeline"].context, one["pipeline"].config.max_num_seqs) == (100, 2)
+    assert one["settings"].served_names == ("name",)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", ["give a model"]),
+        ("a -m b", ["'a'", "-m already"]),
+        ("-m x --tensor-parallel-size 2", ["tensor_parallel_size=2", "one process"]),
+        ("-m x -tp 2", ["tensor_parallel_size=2"]),
+        (
+            "-m x --speculative-draft-tensor-parallel-size 2",
+            ["--speculative-draft-tensor-parallel-size", "one process"],
+        ),
+        ("-m x --dtype float16", ["dtype='float16'", "model file"]),
+        ("-m x --trust-remote-code", ["trust_remote_code", "no code"]),
+        ("-m x --enable-lora", ["enable_lora", "merge"]),
+        ("-m x --lora-modules a=b", ["--lora-modules", "merge"]),
+        ("-m x --uds /tmp/s", ["--uds", "--host and --port"]),
+        ("-m x --reasoning-parser deepseek_r1", ["--reasoning-parser"]),
+        ("-m x -ngl 99", ["-ngl", "CPU"]),
+        ("-m x --draft-min 2", ["--draft-min", "--draft N"]),
+        ("-m x -hf a/b", ["-hf", "hf:ORG/REPO"]),
+        ("-m x --temp 0", ["--temp", "each request"]),
+        ("-m x -n 10", ["-n", "max_tokens"]),
+        ("-m x --embeddings", ["--embeddings", "generates text only"]),
+        ("-m x -nocb", ["-nocb", "-np 1"]),
+        ("-m x --mlock", ["--mlock"]),
+        ("-m x --max-model-length 5", ["unknown flag", "did you mean '--max-model-len'"]),
+        ("-m x --api-kee a", ["did you mean '--api-key"]),
+        ("-m x -c -2", ["-c"]),
+        ("-m x --max-num-seqs 0", ["max_num_seqs"]),
+        ("-m x --port 70000", ["--port", "65535"]),
+        ("-m x --api-key ä", ["API key", "ASCII"]),
+        ("-m x --api-key-file /no/such/file", ["--api-key-file", "No such file"]),
+        ("-m x --chat-template /no/such/file", ["--chat-template", "No such file"]),
+        ("-m x --max-body-bytes 5X", ["--max-body-bytes", "'5X'"]),
+        ("-m x --max-body-bytes 0", ["max_body_bytes"]),
+        ("-m x --stall-timeout 0", ["stall_seconds"]),
+        ("-m x --allowed-origins '[1]'", ["--allowed-origins"]),
+        ("-m x --allowed-origins '['", ["--allowed-origins"]),
+        ("-m x --uvicorn-log-level loud", ["loud"]),
+        ("-m x --tool-call-parser pythonic", ["pythonic"]),
+        ("-m x --memory-limit much", ["--memory-limit"]),
+        ("-m x --host no.such.host.invalid", ["cannot listen", "no.such.host.invalid"]),
+    ],
+)
+def test_what_is_refused(
+    started: Started, line: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = shlex.split(line)
+    assert main(["serve", *(given if "--port" in given else ["--port", "0", *given])]) == 2
+    assert not started
+    err = capsys.readouterr().err
+    assert err.startswith("outrider: error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_a_bad_certificate_is_one_line(
+    started: Started, target_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(f"-m {target_file} --ssl-certfile {target_file} --ssl-keyfile {target_file}") == 2
+    assert "the server cannot start" in capsys.readouterr().err
+
+
+def test_keys_from_a_file_and_the_environment(
+    started: Started, target_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\none\n\n two \n")
+    monkeypatch.setenv("OUTRIDER_API_KEY", "three,four")
+    assert serve(f"-m {target_file} --api-key-file {keys} --api-key zero") == 0
+    assert serve(f"-m {target_file}") == 0
+    assert [s["settings"].api_keys for s in started] == [("zero", "one", "two"), ("three", "four")]
+    keys.write_text("\n")
+    assert serve(f"-m {target_file} --api-key-file {keys}") == 2
+
+
+def test_sizes_and_templates(started: Started, target_file: Path, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    assert serve(f"-m {target_file} --chat-template {template} --max-body-bytes 1.5K --memory-limit 2G") == 0
+    assert serve(f"-m {target_file} --chat-template '{{{{ messages[0] }}}}' --allowed-hosts a,b") == 0
+    first, second = (s["settings"] for s in started)
+    assert (first.chat_template, first.max_body_bytes) == ("{{ messages }}", 1536)
+    assert (second.chat_template, second.allowed_hosts) == ("{{ messages[0] }}", ("a", "b"))
+
+
+def test_as_a_module_of_vllms_name(
+    started: Started, target_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["api_server", "--model", str(target_file), "--port", "0"])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("outrider.entrypoints.openai.api_server", run_name="__main__")
+    assert caught.value.code == 0
+    assert len(started) == 1
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="max_samples"):
+        Settings(max_samples=0)
