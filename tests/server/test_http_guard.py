@@ -184,7 +184,6 @@ def test_malformed_bodies(server: Running, content: bytes, message: str | None) 
 def test_other_paths_and_methods(server: Running) -> None:
     with server.http() as http:
         for path in (
-            "/",
             "/v1",
             "/v1/nothing",
             "/docs",

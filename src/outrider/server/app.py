@@ -12,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
-from starlette.staticfiles import StaticFiles
 
 import outrider
 from outrider.errors import OutriderError
@@ -35,6 +34,7 @@ from outrider.server.engine import ServerEngine
 from outrider.server.errors import ApiError, api_error, bad, invalid, json_response
 from outrider.server.guard import OPEN, BodyLimit, Guard, Keys
 from outrider.server.metrics import CONTENT_TYPE
+from outrider.server.page import add_page
 from outrider.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from outrider.server.service import Service
 from outrider.server.settings import Settings
@@ -70,7 +70,7 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
     _generation(app, service)
     _about(app, service)
     app.openapi = lambda: describe(app, keys=bool(settings.api_keys))  # type: ignore[method-assign]
-    pages = _pages(app, settings)
+    pages = add_page(app, settings.static)
     # The last one added is asked first.
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds)
     app.add_middleware(
@@ -217,13 +217,3 @@ def _about(app: FastAPI, service: Service) -> None:
     @app.get("/v1/outrider/status", tags=["server"], summary="The engine, its drafters and their use")
     async def state() -> Response:
         return json_response(status(service))
-
-
-def _pages(app: FastAPI, settings: Settings) -> frozenset[str]:
-    """Show the web page, if there is one; returns its paths."""
-    folder = settings.static
-    if not (folder / "index.html").is_file():
-        return frozenset()
-    app.mount("/", StaticFiles(directory=folder, html=True), name="page")
-    paths = {"/" + path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    return frozenset({"/", *paths})
