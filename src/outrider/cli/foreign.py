@@ -18,7 +18,7 @@ ENGINE = (
 ENGINE_SHORT = {"tensor-parallel-size": "-tp", "pipeline-parallel-size": "-pp", "compilation-config": "-O"}
 ENGINE_SWITCHES = (
     *("trust-remote-code", "skip-tokenizer-init", "enforce-eager", "disable-log-stats"),
-    *("disable-custom-all-reduce", "enable-chunked-prefill", "enable-prefix-caching", "enable-lora"),
+    *("disable-custom-all-reduce", "enable-chunked-prefill", "enable-lora"),
 )
 
 _REQUEST = "say it in each request"

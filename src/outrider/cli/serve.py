@@ -51,6 +51,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help=f"most samples that wait for a place; more are told to come back ({_default})")  # fmt: skip
     add("--memory-limit", type=_bytes, metavar="SIZE",
         help="most memory for weights and caches, such as 6G (default: what is free)")  # fmt: skip
+    add("--prefix-cache", type=_bytes, metavar="SIZE",
+        help="of that, for prompts that begin alike; 0 turns it off (default: a part of it)")  # fmt: skip
+    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     add("-s", "--seed", type=integer, metavar="S", help="make the seeds of unseeded requests repeatable")
     add("--tokenizer", metavar="MODEL", help="take another model's tokenizer")
     add("--revision", metavar="NAME", help="branch, tag or commit of a hub repository")
@@ -141,7 +144,12 @@ def run(args: argparse.Namespace) -> int:
     )
     with bind(at.host, at.port) as place:  # before anything is loaded
         pipeline = build(config)
-        engine = ServerEngine(pipeline, max_waiting=args.max_waiting, memory_limit=args.memory_limit)
+        engine = ServerEngine(
+            pipeline,
+            max_waiting=args.max_waiting,
+            memory_limit=args.memory_limit,
+            prefix_bytes=0 if args.enable_prefix_caching is False else args.prefix_cache,
+        )
         server = Server(create_app(pipeline, engine, settings), engine, settings, at)
         names = " with ".join(name for name in pipeline.models.values() if name)
         print(f"serving {names}, speculation {pipeline.speculative.method}", file=sys.stderr)

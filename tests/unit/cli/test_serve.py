@@ -185,6 +185,19 @@ def test_sizes_and_templates(started: Started, target_file: Path, tmp_path: Path
     assert (second.chat_template, second.allowed_hosts) == ("{{ messages[0] }}", ("a", "b"))
 
 
+def test_the_prefix_caches_share(started: Started, target_file: Path) -> None:
+    for flags in (
+        "",
+        "--prefix-cache 1M",
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+        "--prefix-cache 0",
+    ):
+        assert serve(f"-m {target_file} {flags}") == 0
+    limits = [s["engine"].stats.prefix_limit for s in started]
+    assert limits[0] == limits[2] > limits[1] > limits[3] == limits[4] == 0
+
+
 def test_as_a_module_of_vllms_name(
     started: Started, target_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
