@@ -6,18 +6,27 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.cli.main import main, parser
+from outrider.config import parse_engine
 from outrider.models.catalog import CATALOG
 from outrider.models.download import cache_root
 from outrider.models.pypi import catalog_path
+from outrider.pipeline import build
+from outrider.server import run
+from tests.server.http_support import running
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SERVER = "http://localhost:8000"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
@@ -41,6 +50,15 @@ def _only_default_model(text: str) -> bool:
     return not re.search(r"\.gguf|qwen|-md", text)
 
 
+def _serves(line: str) -> bool:
+    return line.startswith(("outrider serve", "python -m outrider.entrypoints"))
+
+
+def _asks(text: str) -> bool:
+    """Whether it is for a server that runs already."""
+    return SERVER in text
+
+
 @pytest.fixture
 def cache(default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that holds the default model, and nothing can be fetched."""
@@ -59,11 +77,15 @@ def test_there_is_something_to_run() -> None:
 @pytest.mark.parametrize("line", _lines())
 def test_console_lines_can_be_read(line: str) -> None:
     words = shlex.split(line)
+    if words[:3] == ["python", "-m", "outrider.entrypoints.openai.api_server"]:
+        words = ["outrider", "serve", *words[3:]]
     if words[0] == "outrider":
         assert callable(parser().parse_args(words[1:]).run)
     elif words[0] == "make":
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
         assert set(words[1:]) <= set(targets)
+    elif words[0] == "curl":
+        assert words[1].startswith(SERVER + "/")
     else:
         assert words[:2] == ["pip", "install"]
 
@@ -75,11 +97,59 @@ def test_console_lines_can_be_read(line: str) -> None:
     [
         p
         for p in _lines()
-        if str(p.values[0]).startswith("outrider") and _only_default_model(str(p.values[0]))
+        if str(p.values[0]).startswith("outrider")
+        and _only_default_model(str(p.values[0]))
+        and not _serves(str(p.values[0]))
     ],
 )
 def test_console_lines_run(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    "line", [p for p in _lines() if _serves(str(p.values[0])) and _only_default_model(str(p.values[0]))]
+)
+def test_servers_start(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another port than the document's, which may be taken; and they end when they have started."""
+    seen: list[str] = []
+    real_bind, real_startup = run.bind, run.Server.startup
+
+    async def startup(self: run.Server, sockets: list[socket.socket] | None = None) -> None:
+        await real_startup(self, sockets)
+        seen.append("started")
+        self.should_exit = True
+
+    monkeypatch.setattr(run, "bind", lambda host, _: real_bind(host, 0))
+    monkeypatch.setattr(run, "_logs", lambda: None)  # they are the whole process's
+    monkeypatch.setattr(run.Server, "startup", startup)
+    assert main(shlex.split(line)[1:]) == 0
+    assert seen == ["started"]
+
+
+@pytest.fixture(scope="module")
+def address(default_model: Path) -> Iterator[str]:
+    pipeline = build(parse_engine(str(default_model), max_num_seqs=2, max_model_len=512))
+    with running(pipeline, served_names=("smollm2",)) as server:
+        yield server.url
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("line", [p for p in _lines() if str(p.values[0]).startswith("curl")])
+def test_what_curl_gets(line: str, address: str) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    words = shlex.split(line.replace(SERVER, address))
+    done = subprocess.run([*words, "--fail", "--silent"], capture_output=True, check=True)
+    assert json.loads(done.stdout)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("code", [p for p in _blocks("python") if _asks(str(p.values[0]))])
+def test_python_blocks_that_ask_a_server(code: str, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code.replace(SERVER, address), "document", "exec"), {"__name__": "__document__"})
     assert capsys.readouterr().out.strip()
 
 
@@ -90,7 +160,10 @@ def test_python_blocks_compile(code: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("code", [p for p in _blocks("python") if _only_default_model(str(p.values[0]))])
+@pytest.mark.parametrize(
+    "code",
+    [p for p in _blocks("python") if _only_default_model(str(p.values[0])) and not _asks(str(p.values[0]))],
+)
 def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code, "document", "exec"), {"__name__": "__document__"})
     assert capsys.readouterr().out.strip()
