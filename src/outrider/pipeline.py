@@ -36,6 +36,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import ensure_compatible
 from outrider.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 
+MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
 
 PLANNED_POSITIONS = 4096  # counted before loading when the user does not say how long a context will get
@@ -141,9 +142,16 @@ class Pipeline:
         }
 
 
-def build(config: EngineConfig, loader: ModelLoader | None = None, *, progress: bool = True) -> Pipeline:
+def build(
+    config: EngineConfig,
+    loader: ModelLoader | None = None,
+    *,
+    memory_check: MemoryCheck | None = None,
+    progress: bool = True,
+) -> Pipeline:
     """Put one pipeline together. Raises OutriderError; see `build_all`."""
-    return build_all(config, [config.speculative], loader, progress=progress)[0]
+    choices = [config.speculative]
+    return build_all(config, choices, loader, memory_check=memory_check, progress=progress)[0]
 
 
 def build_all(
@@ -152,6 +160,7 @@ def build_all(
     loader: ModelLoader | None = None,
     *,
     wrap: Callable[[LanguageModel], LanguageModel] = lambda model: model,
+    memory_check: MemoryCheck | None = None,
     progress: bool = True,
 ) -> list[Pipeline]:
     """One pipeline for each choice of drafter, all on the same loaded weights (`config.speculative` is
@@ -159,6 +168,8 @@ def build_all(
 
     loader:   puts the weights into an engine; None means the native one.
     wrap:     put around each loaded model, to watch it.
+    memory_check: raises when the models and their caches would not fit; None takes the usual one, which wants
+              room for max_num_seqs sequences.
     progress: a bar on stderr while a model is fetched.
     Raises ModelError (not found, damaged, unsupported, vocabularies differ, too little memory) and
     ConfigError.
@@ -171,7 +182,7 @@ def build_all(
     context = min(
         source.architecture.max_positions, config.max_model_len or source.architecture.max_positions
     )
-    _check_memory(config, context, [source, *_distinct(drafts)])
+    (memory_check or _check_memory)(config, context, [source, *_distinct(drafts)])
 
     rows, costs = (native_rows(), native_costs()) if loader is None else (None, guessed_costs)
     loader = loader or native_loader(config)

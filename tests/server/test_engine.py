@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.config import parse_engine
-from outrider.decoding.events import Event
+from outrider.decoding.events import Event, TokenEvent
 from outrider.decoding.request import Request
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
@@ -405,3 +405,21 @@ def test_memory_is_divided_before_a_weight_is_loaded(pipeline: Pipeline) -> None
     before_loading(None)(config, 256, [pipeline.source])
     with pytest.raises(InsufficientMemoryError, match="one sequence of 256 tokens"):
         before_loading(10**6)(config, 256, [pipeline.source])
+
+
+def test_requests_share_prefixes_within_their_namespace(pipeline: Pipeline) -> None:
+    async def client(engine: ServerEngine) -> list[int]:
+        hits = []
+        for number, namespace in enumerate(("a", "a", "b", None, "b")):
+            asked = request(f"r{number}", [7] * 40, namespace=namespace)
+            events = await read(engine.submit([asked]))
+            assert tokens(events, asked.request_id) == alone(pipeline, asked)
+            hits.append(engine.stats.prefix_hit_tokens)
+        reported = request("p", [7] * 40, namespace="a", prompt_logprobs=1)
+        events = await read(engine.submit([reported]))
+        (first,) = [e for e in events if isinstance(e, TokenEvent) and e.prompt_logprobs is not None]
+        assert first.prompt_logprobs is not None
+        assert len(first.prompt_logprobs) == 39
+        return [*hits, engine.stats.prefix_hit_tokens]
+
+    assert serve(ServerEngine(pipeline), client) == [0, 36, 36, 36, 72, 72]

@@ -29,7 +29,8 @@ FADE = 0.95  # of the evidence for the rate, per step
 NEW_TEXT = 12  # a match this long, after one of a third, is a change of character
 SMOOTH = 0.05  # of a new value in a running mean
 BESIDE = 1.8  # times as long a pass may take when prompt tokens of new requests join it
-LONGEST_BESIDE = 128  # prompt tokens of such a pass
+ALONE = 0.25  # seconds that a pass of prompt tokens alone may take
+LEAST_ALONE, MOST_BESIDE = 32, 256  # prompt tokens of a pass: fewer, and the weights are read for too few
 
 
 class _State:
@@ -102,10 +103,10 @@ class AutoController:
     # --- Controller ------------------------------------------------------------------------------
 
     def beside(self, sequences: int) -> int:
-        """As many prompt tokens as make the pass take at most BESIDE times as long."""
+        """As many prompt tokens as make the pass take at most BESIDE times as long, or ALONE seconds."""
         seconds = self.target.at(self._context).seconds
-        most, count = BESIDE * seconds(sequences), 1
-        while count < LONGEST_BESIDE and seconds(sequences + count + 1) <= most:
+        most, count = (BESIDE * seconds(sequences), 1) if sequences else (ALONE, LEAST_ALONE)
+        while count < MOST_BESIDE and seconds(sequences + count + 1) <= most:
             count += 1
         return count
 

@@ -9,7 +9,8 @@ from typing import Protocol
 from outrider.decoding.types import StepRecord
 from outrider.errors import ConfigError
 
-BESIDE = 8  # prompt tokens that join a pass, where nothing is known of what passes cost
+# Prompt tokens of a pass, where nothing is known of what passes cost: beside others that decode, and alone.
+BESIDE, ALONE = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Controller(Protocol):
     """Chooses each step's draft sizes."""
 
     def beside(self, sequences: int) -> int:
-        """How many prompt tokens may join a pass in which so many sequences decode, at least 1."""
+        """How many prompt tokens may join a pass in which so many sequences decode, at least 1. For 0: how many
+        a pass may have that is theirs alone; whoever arrives or leaves has to wait for it."""
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
@@ -62,7 +64,7 @@ class FixedController:
         self.num_speculative_tokens = num_speculative_tokens
 
     def beside(self, sequences: int) -> int:
-        return BESIDE
+        return BESIDE if sequences else ALONE
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         return [min(self.num_speculative_tokens, room.most) for room in batch]

@@ -181,7 +181,7 @@ class StepLoop:
             waiting = [seq for seq in batch if len(seq.handle.pending)]
             beside = self._beside(ready, waiting) if ready else []
             if not ready:
-                self._prefill(waiting, self._prefill_chunk)
+                self._prefill(waiting, min(self._prefill_chunk, self._controller.beside(0)))
                 ready = [seq for seq in self._alive(waiting) if not len(seq.handle.pending)]
             if ready:
                 self._decode(ready, beside)
@@ -200,7 +200,9 @@ class StepLoop:
             if self._drafter is not None:
                 self._drafter.begin(seq.request)
             capacity = len(seq.request.prompt) + seq.emitter.remaining
-            seq.handle = self._engine.open(seq.request.prompt, capacity)
+            # A prompt that is to be reported on is computed as a whole.
+            namespace = None if seq.request.params.prompt_logprobs is not None else seq.request.namespace
+            seq.handle = self._engine.open(seq.request.prompt, capacity, namespace)
             seq.opened = True
 
     def _beside(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:

@@ -17,6 +17,7 @@ from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.likely import LikelyTokens, frequent, together
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
+from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
 
 Draws: TypeAlias = Literal["shared", "own", "greedy"]
@@ -26,12 +27,14 @@ Draws: TypeAlias = Literal["shared", "own", "greedy"]
 class _Stream:
     """One request in the draft model.
 
+    text:    the request's tokens, which grow as it is written.
     likely:  the part of the vocabulary that is computed, or None for all.
     checked: leading cache slots known to hold the request's own tokens.
     guessed: tokens in the slots after those, drafted and not compared with the text yet.
     """
 
     cache: Cache
+    text: Sequence[int]
     sampler: Sampler
     likely: LikelyTokens | None
     checked: int = 0
@@ -102,9 +105,17 @@ class DraftModelDrafter:
         self._draws = draws
         self._always = frequent(model)
         self._capacity: dict[str, int] = {}
+        self._namespaces: dict[str, str | None] = {}
+        self._prefixes: PrefixCache | None = None
         self._streams: dict[str, _Stream] = {}
 
+    def share_prefixes(self, max_bytes: int) -> PrefixCache:
+        """See `SharesPrefixes`."""
+        self._prefixes = PrefixCache(self._model, max_bytes)
+        return self._prefixes
+
     def begin(self, request: Request) -> None:
+        self._namespaces[request.request_id] = request.namespace
         most = request.params.max_tokens
         wanted = self._max_context if most is None else len(request.prompt) + most
         self._capacity[request.request_id] = min(self._max_context, wanted)
@@ -125,7 +136,9 @@ class DraftModelDrafter:
             return None
         stream = self._streams.get(job.request_id)
         if stream is None:
-            return len(tokens) + len(ahead)
+            namespace, prefixes = self._namespaces[job.request_id], self._prefixes
+            known = 0 if prefixes is None else prefixes.known(tokens[:-1], namespace)
+            return len(tokens) - known + len(ahead)
         stream.roll_back(tokens)
         return len(tokens) - stream.checked + len(ahead)
 
@@ -134,9 +147,16 @@ class DraftModelDrafter:
 
     def end(self, request_id: str) -> None:
         self._capacity.pop(request_id, None)
-        stream = self._streams.pop(request_id, None)
+        stream, namespace = self._streams.pop(request_id, None), self._namespaces.pop(request_id, None)
         if stream is not None:
-            stream.cache.close()
+            try:
+                self._keep(stream, namespace)
+            finally:
+                stream.cache.close()
+
+    def _keep(self, stream: _Stream, namespace: str | None) -> None:
+        if self._prefixes is not None:
+            self._prefixes.keep(stream.cache, stream.text[: stream.checked], namespace)
 
     def _turn(self, job: ProposeJob) -> _Turn | None:
         """Roll the cache back to what the text confirms; the rest of the text is to be fed. None when
@@ -149,7 +169,7 @@ class DraftModelDrafter:
             return None
         stream = self._streams.get(job.request_id)
         if stream is None:
-            stream = self._streams[job.request_id] = self._stream(capacity, job.sampler)
+            stream = self._streams[job.request_id] = self._stream(job, capacity)
         stream.roll_back(tokens)
         feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
@@ -157,11 +177,19 @@ class DraftModelDrafter:
         chance = Chance(job.sampler.seed, len(tokens))
         return _Turn(stream, job.context, budget, feed, chance, job.go_on)
 
-    def _stream(self, capacity: int, sampler: Sampler) -> _Stream:
-        likely = None
+    def _stream(self, job: ProposeJob, capacity: int) -> _Stream:
+        """A request's place in the draft model, with what is kept of its text."""
+        likely, tokens = None, job.context.tokens
         if self._always is not None and isinstance(self._model, BlockModel):
-            likely = LikelyTokens(self._model, self._always, sampler.stop_ids)
-        return _Stream(self._model.new_cache(capacity), sampler.restricted(self._common_size), likely)
+            likely = LikelyTokens(self._model, self._always, job.sampler.stop_ids)
+        sampler = job.sampler.restricted(self._common_size)
+        stream = _Stream(self._model.new_cache(capacity), tokens, sampler, likely)
+        if self._prefixes is not None:
+            namespace = self._namespaces[job.request_id]
+            stream.checked = self._prefixes.take(stream.cache, tokens[:-1], namespace)
+            if likely is not None:
+                likely.add(tokens[: stream.checked])
+        return stream
 
     def _forward(self, turns: Sequence[_Turn]) -> list[FloatArray]:
         """Feed each turn's tokens. Returns, for each, the logits after the last one: float32[1, vocab]."""

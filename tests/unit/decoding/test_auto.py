@@ -238,3 +238,17 @@ def test_a_step_costs_little() -> None:
     controller = make(model=False)
     asked = ask(lookup=chain(range(4), 0.9))
     assert min(timeit.repeat(lambda: step(controller, asked), number=50, repeat=10)) / 50 < 1e-3
+
+
+def test_prompts_may_make_a_pass_longer_but_not_much() -> None:
+    controller = make()
+    seconds = controller.target.at(0).seconds
+    for sequences in (1, 4):
+        count = controller.beside(sequences)
+        assert count >= 1
+        assert seconds(sequences + count) <= 2.0 * seconds(sequences)
+        assert seconds(sequences + count + 1) > 1.5 * seconds(sequences), "nor fewer than could be"
+    slow = AutoController(CostModel({1: 1.0, 16: 3.0}))
+    assert slow.beside(0) == 32
+    quick = AutoController(CostModel({1: 1e-3, 16: 2e-3}))
+    assert quick.beside(0) == 256

@@ -283,3 +283,48 @@ def test_at_temperature_0_nothing_is_drawn_nor_stated() -> None:
         assert draft.probs is None
         found.append(draft.tokens.tolist())
     assert found[0] == found[1] == found[2]
+
+
+def drafts_of(drafter: DraftModelDrafter, name: str, prompt: list[int], namespace: str | None) -> list[Draft]:
+    """The drafts of a request that keeps half of each, and writes a token of its own."""
+    params = SamplingParams(max_tokens=60, temperature=0.8)
+    drafter.begin(Request(name, tuple(prompt), params, seed=9, namespace=namespace))
+    context, found = TokenContext(prompt), []
+    sampler = Sampler(params, VOCAB, [7], seed=9)
+    for written in range(3):
+        job = ProposeJob(name, context, 4, sampler)
+        behind = drafter.behind(job)
+        (draft,) = drafter.propose([job])
+        assert behind is not None
+        found.append(draft)
+        for token in [*draft.tokens[: len(draft) // 2].tolist(), written]:
+            context.append(token)
+    drafter.end(name)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=30), min_size=1, max_size=5))
+def test_drafts_do_not_depend_on_prefixes_that_were_kept(prompts: list[list[int]]) -> None:
+    plain, sharing = DraftModelDrafter(Watched()), DraftModelDrafter(Watched())
+    sharing.share_prefixes(10**6)
+    for number, prompt in enumerate(prompts):
+        expected = drafts_of(plain, str(number), prompt, "a")
+        found = drafts_of(sharing, str(number), prompt, "a")
+        assert [d.tokens.tolist() for d in found] == [d.tokens.tolist() for d in expected]
+
+
+def test_a_kept_prefix_is_not_fed_again() -> None:
+    model = Watched()
+    drafter = DraftModelDrafter(model)
+    drafter.share_prefixes(10**6)
+    prompt = [*range(21)]
+    fed = []
+    for namespace in ("a", "a", None, "b"):
+        model.passes.clear()
+        drafts_of(drafter, "r", prompt, namespace)
+        fed.append(model.passes[0])
+    assert fed == [[21], [1], [21], [21]]
+    drafter.begin(Request("q", tuple(prompt), SamplingParams(max_tokens=9), namespace="a"))
+    job = ProposeJob("q", TokenContext(prompt), 4, Sampler(SamplingParams(), VOCAB, [7]))
+    assert drafter.behind(job) == 1
