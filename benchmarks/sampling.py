@@ -3,9 +3,12 @@
     python benchmarks/sampling.py -m MODEL.gguf [--width 8] [--rounds 24] [--json FILE]
 
 Each round runs one pass over `width` tokens of text and then verifies a draft that is accepted to its end, so
-that every row of logits is drawn from, once in C++ and once in NumPy. Microseconds are for one row: the
-median over the rounds, the mean and the least, of the thread's own time, which other processes do not add to.
-The share is verification's of pass and verification together, by its median and the least time of a pass.
+that every row of logits counts, once in C++ and once in NumPy: under `coupled` with several settings, and at
+temperature 0.7 under the other rules too, for drafts that were looked up and for drawn ones, which state
+their distributions. A draft that is refused at every length is the most work for `block`.
+Microseconds are for one row: the median over the rounds, the mean and the least, of the thread's own time,
+which other processes do not add to. The share is verification's of pass and verification together, by its
+median and the least time of a pass; a draft model's passes would make it less.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ import numpy as np
 
 from outrider.bench import workloads
 from outrider.bench.machine import describe, drift, probe
+from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.sampler import RowSampler, Sampler
 from outrider.decoding.types import Draft, FloatArray, TargetScores
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.verify import CoupledVerifier, Verifier
+from outrider.decoding.verify_block import BlockVerifier
+from outrider.decoding.verify_rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeCache, NativeModel
-from outrider.engines.native.sampling import choose_token
+from outrider.engines.native.sampling import NativeRows
 from outrider.models.open import open_model
 from outrider.models.tokenizer import Tokenizer
 
@@ -41,7 +47,34 @@ SETTINGS: dict[str, SamplingParams] = {
     "T=1.5": SamplingParams(temperature=1.5),
     "T=0.7 penalties": SamplingParams(temperature=0.7, repetition_penalty=1.1, presence_penalty=0.5),
 }
-SAMPLERS: dict[str, RowSampler | None] = {"c++": choose_token, "numpy": None}
+
+
+class Agrees(Chance):
+    """Accepts whatever it is asked about."""
+
+    def accepts(self, probability: float, node: int) -> bool:
+        return True
+
+
+class Refuses(Chance):
+    """Accepts nothing."""
+
+    def accepts(self, probability: float, node: int) -> bool:
+        return False
+
+
+AT = "T=0.7"  # the setting for all rules
+RULES: dict[str, tuple[Verifier, bool]] = {  # verifier, whether the draft states its distributions
+    "coupled": (CoupledVerifier(), False),
+    "rejection, looked up": (RejectionVerifier(Agrees), False),
+    "rejection, drawn": (RejectionVerifier(Agrees), True),
+    "block, looked up": (BlockVerifier(Agrees), False),
+    "block, drawn": (BlockVerifier(Agrees), True),
+    "block, looked up, refused": (BlockVerifier(Refuses), False),
+    "block, drawn, refused": (BlockVerifier(Refuses), True),
+}
+KINDS = [(setting, "coupled") for setting in SETTINGS] + [(AT, rule) for rule in RULES if rule != "coupled"]
+SAMPLERS: dict[str, RowSampler | None] = {"c++": NativeRows(), "numpy": None}
 
 
 def text_ids(tokenizer: Tokenizer, size: int) -> list[int]:
@@ -64,17 +97,19 @@ def forward(model: NativeModel, cache: NativeCache, ids: list[int], rows: bool) 
     return logits, time.perf_counter() - start
 
 
-def verified(logits: FloatArray, sampler: Sampler, context: TokenContext) -> float:
-    """Seconds to verify the draft that is accepted whole."""
-    draft, at = [], context
+def verified(logits: FloatArray, sampler: Sampler, context: TokenContext, rule: str) -> float:
+    """Seconds to verify a draft of the tokens that the target draws."""
+    verifier, stated = RULES[rule]
+    draft, probs, at = [], [], context
     for row in logits[:-1]:
         draft.append(sampler.token(row, at))
+        probs.append(sampler.distribution(row, at) if stated else None)
         at = at.then(draft[-1])
-    chain, scores, verifier = Draft.chain(draft, "benchmark"), TargetScores(logits), CoupledVerifier()
+    chain, scores = Draft.chain(draft, "benchmark", tuple(probs)), TargetScores(logits)
     start = time.thread_time()
     verdict = verifier.verify(chain, scores, sampler, context)
     seconds = time.thread_time() - start
-    assert len(verdict.path) == len(draft)
+    assert len(verdict.path) == (0 if rule.endswith("refused") else len(draft))
     return seconds
 
 
@@ -84,22 +119,23 @@ def measure(model: NativeModel, tokenizer: Tokenizer, args: argparse.Namespace) 
     cache = model.new_cache(len(ids))
     forward(model, cache, ids[: args.context], rows=False)
     passes: list[float] = []
-    taken: dict[str, dict[str, list[float]]] = {s: {name: [] for name in SAMPLERS} for s in SETTINGS}
+    taken: dict[tuple[str, str], dict[str, list[float]]] = {k: {name: [] for name in SAMPLERS} for k in KINDS}
     for start in range(args.context, len(ids), width):
         logits, seconds = forward(model, cache, ids[start : start + width], rows=True)
         passes.append(seconds)
         context = TokenContext(ids[: args.context])
         for token in ids[args.context : start + 1]:
             context.append(token)
-        for setting, params in SETTINGS.items():
+        for setting, rule in KINDS:
             for name, rows in SAMPLERS.items():
-                sampler = Sampler(params, vocab, seed=start, rows=rows)
-                taken[setting][name].append(verified(logits, sampler, context))
+                sampler = Sampler(SETTINGS[setting], vocab, seed=start, rows=rows)
+                taken[setting, rule][name].append(verified(logits, sampler, context, rule))
     return {
         "vocab_size": vocab,
         "pass_ms": statistics.median(passes) * 1e3,
         "pass_least_ms": min(passes) * 1e3,
-        "settings": {setting: summary(taken[setting], passes, width) for setting in SETTINGS},
+        "settings": {setting: summary(taken[setting, "coupled"], passes, width) for setting in SETTINGS},
+        "rules": {f"{AT} {rule}": summary(taken[AT, rule], passes, width) for rule in RULES},
     }
 
 
@@ -119,7 +155,7 @@ def table(result: dict[str, Any]) -> str:
         "microseconds a row".ljust(38) + " c++ median (mean, least)        numpy   ratio    share c++   numpy"
     )
     lines = [head]
-    for setting, row in result["settings"].items():
+    for setting, row in (result["settings"] | result["rules"]).items():
         native = f"{row['c++_us']:.0f} ({row['c++_mean_us']:.0f}, {row['c++_least_us']:.0f})"
         lines.append(
             f"{setting:<38}{native:>25}{row['numpy_us']:>13.0f}{row['numpy_us'] / row['c++_us']:>8.1f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -19,56 +19,11 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.sampler import RowSampler, Sampler
 from outrider.engines.native import _sampler
-from outrider.engines.native.sampling import choose_token, row_sampler
+from outrider.engines.native.sampling import NativeRows, row_sampler
 from outrider.errors import ConfigError, ModelError
+from tests.native.rows import NATIVE, WIDTHS, Case, agrees, cases, spread
 
-Floats: TypeAlias = npt.NDArray[np.float32]
-Case: TypeAlias = tuple[Floats, SamplingParams, int, int]  # row, parameters, seed, position
-
-TEMPERATURES = (1e-6, 0.05, 0.7, 1.0, 1.5, 10.0, 1e3)
-FILTERS: tuple[dict[str, Any], ...] = (
-    {},
-    {"top_p": 0.95},
-    {"top_p": 0.5},
-    {"top_p": 1e-9},
-    {"top_p": 0.99999},
-    {"top_k": 1},
-    {"top_k": 7},
-    {"top_k": 300},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"min_p": 1e-12},
-    {"min_p": 1e-12, "top_p": 0.9},
-    {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
-    {"top_k": 5000, "top_p": 0.8},
-)
-
-
-def shapes(generator: np.random.Generator, vocab: int) -> Iterator[Floats]:
-    """Rows of every character that a model's have, and some that none has."""
-    for spread in (0.0, 0.1, 1.0, 3.0, 12.0):
-        yield (generator.normal(0, 1, vocab) * spread + 5.0).astype(np.float32)
-    yield np.round(generator.normal(0, 2, vocab)).astype(np.float32)  # ties
-    peaked = generator.normal(0, 1, vocab).astype(np.float32)
-    peaked[generator.integers(vocab)] = 30.0
-    yield peaked
-    cliff = np.full(vocab, -16.2, np.float32)  # the mass of many unlikely tokens decides
-    cliff[generator.integers(vocab, size=5)] = -generator.random(5, np.float32)
-    yield cliff
-    masked = generator.normal(-1e4, 4, vocab).astype(np.float32)
-    masked[generator.random(vocab) < 0.7] = -np.inf
-    masked[generator.integers(vocab)] = -1e4
-    yield masked
-    yield generator.gumbel(0, 3, vocab).astype(np.float32)  # one far ahead now and then
-
-
-def cases(vocab: int, start: int) -> Iterator[Case]:
-    generator = np.random.default_rng(start)
-    for row in shapes(generator, vocab):
-        for temperature in TEMPERATURES:
-            for filters in FILTERS:
-                params = SamplingParams(temperature=temperature, **filters)
-                yield row, params, int(generator.integers(2**63)) * 2 + 1, int(generator.integers(1, 2**35))
+Twin: TypeAlias = Callable[[Row, SamplingParams, int, int], tuple[int, float]]
 
 
 def specified(row: Row, params: SamplingParams, seed: int, position: int) -> int:
@@ -82,7 +37,7 @@ def test_chooses_what_the_specification_chooses(vocab: int, rounds: int) -> None
     count = 0
     for start in range(rounds):
         for row, params, seed, position in cases(vocab, start):
-            chosen = choose_token(row, params, seed, position)
+            chosen = NATIVE.token(row, params, seed, position)
             assert chosen == (specified(row, params, seed, position), float(row.max())), (
                 params,
                 seed,
@@ -96,7 +51,7 @@ def test_a_large_vocabulary() -> None:
     for number, case in enumerate(cases(151_936, 5)):
         if number % 23 == 0:  # steps through every shape, temperature and filter
             row, params, seed, position = case
-            chosen, _ = choose_token(row, params, seed, position)
+            chosen, _ = NATIVE.token(row, params, seed, position)
             assert chosen == specified(row, params, seed, position), params
 
 
@@ -126,13 +81,13 @@ def test_the_whole_pipeline_is_the_same_with_and_without(data: st.DataObject) ->
         context.append(token)
     seed = data.draw(st.integers(0, 2**64 - 1))
     plain = Sampler(params, vocab, seed=seed)
-    fast = Sampler(params, vocab, seed=seed, rows=choose_token)
+    fast = Sampler(params, vocab, seed=seed, rows=NATIVE)
     assert fast.token(logits, context) == plain.token(logits, context)
     assert fast.restricted(vocab).token(logits, context) == plain.token(logits, context)
 
 
 def same_everywhere(choose: Callable[..., int]) -> bool:
-    """Whether a token stays the same as float64, at another address, without wide vectors, and in threads."""
+    """Whether a token stays the same as float64, at another address, with any vectors, and in threads."""
     for number, (row, params, seed, position) in enumerate(cases(1500, 9)):
         arguments = (params.temperature, params.min_p, params.top_k, params.top_p, seed, position)
         shifted = np.concatenate((np.zeros(1 + number % 7, np.float32), row))[1 + number % 7 :]
@@ -140,8 +95,8 @@ def same_everywhere(choose: Callable[..., int]) -> bool:
             choose(row, *arguments),
             choose(row.astype(np.float64), *arguments),
             choose(shifted, *arguments),
-            choose(row, *arguments, False),
-            choose(row.astype(np.float64), *arguments, False),
+            *(choose(row, *arguments, width) for width in WIDTHS),
+            *(choose(row.astype(np.float64), *arguments, width) for width in WIDTHS),
         }
         if len(tokens) > 1:
             return False
@@ -169,17 +124,17 @@ def test_a_token_that_depends_on_the_rows_type_is_noticed() -> None:
 
 def wrong_ties(row: Row, params: SamplingParams, seed: int, position: int) -> tuple[int, float]:
     """Prefers the last of equals, where the filters keep the first."""
-    return choose_token(row + 1e-9 * np.arange(len(row)), params, seed, position)
+    return NATIVE.token(row + 1e-9 * np.arange(len(row)), params, seed, position)
 
 
-def changed(**changes: Any) -> RowSampler:
+def changed(**changes: Any) -> Twin:
     def twin(row: Row, params: SamplingParams, seed: int, position: int) -> tuple[int, float]:
         fields = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         for name, change in changes.items():
             if name in fields:
                 fields[name] = change(fields[name])
         seed = changes.get("seed", int)(seed)
-        return choose_token(row, SamplingParams(**fields), seed, changes.get("position", int)(position))
+        return NATIVE.token(row, SamplingParams(**fields), seed, changes.get("position", int)(position))
 
     return twin
 
@@ -226,7 +181,7 @@ def test_tokens_have_the_distribution() -> None:
     logits = np.random.default_rng(3).normal(0, 1.5, 300).astype(np.float32)
     params = SamplingParams(temperature=0.8, top_p=0.9)
     draws = 20_000
-    found = np.bincount([choose_token(logits, params, s, 1)[0] for s in range(draws)], minlength=300)
+    found = np.bincount([NATIVE.token(logits, params, s, 1)[0] for s in range(draws)], minlength=300)
     kept = Sampler(params, 300).distribution(logits, TokenContext([0]))
     expected = np.zeros(300)
     expected[kept.ids] = draws * kept.probs
@@ -242,33 +197,44 @@ def test_tokens_have_the_distribution() -> None:
     assert deviation(flatter * draws / flatter.sum()) > 2 * degrees
 
 
-@pytest.mark.parametrize("rows", [None, choose_token])
+@pytest.mark.parametrize("rows", [None, NATIVE])
 def test_rows_without_a_greatest_number_are_refused_alike(rows: RowSampler | None) -> None:
     sampler = Sampler(SamplingParams(top_p=0.9), 300, rows=rows)
     for bad in (math.nan, math.inf):
         for where in (0, 7, 255, 256, 299):
             logits = np.zeros(300, np.float32)
             logits[where] = bad
-            with pytest.raises(ModelError, match="logits at position 3"):
-                sampler.token(logits, TokenContext([0, 0, 0]))
-    with pytest.raises(ModelError, match="logits at position 3"):
-        sampler.token(np.full(300, -np.inf, np.float32), TokenContext([0, 0, 0]))
+            for use in (sampler.token, sampler.distribution, sampler.outlook):
+                with pytest.raises(ModelError, match="logits at position 3"):
+                    use(logits, TokenContext([0, 0, 0]))
+    for use in (sampler.token, sampler.distribution, sampler.outlook):
+        with pytest.raises(ModelError, match="logits at position 3"):
+            use(np.full(300, -np.inf, np.float32), TokenContext([0, 0, 0]))
     nothing = SamplingParams(allowed_token_ids=[1], stop_token_ids=[1], min_tokens=1)
     with pytest.raises(ConfigError, match="no token is left"):
         Sampler(nothing, 2, rows=rows).token(np.zeros(2, np.float32), TokenContext([0]))
+    for use in (Sampler(nothing, 2, rows=rows).distribution, Sampler(nothing, 2, rows=rows).outlook):
+        with pytest.raises(ConfigError, match="no token is left"):
+            use(np.zeros(2, np.float32), TokenContext([0]))
 
 
 def test_rows_of_any_make_are_taken() -> None:
     row = np.random.default_rng(1).normal(0, 2, 1200).astype(np.float32)
     params = SamplingParams(temperature=0.9)
     for other in (row[::3], np.stack((row, row), 1)[:, 1], row.astype(np.float16), row.astype(">f8")):
-        assert choose_token(other, params, 3, 4) == (specified(other, params, 3, 4), float(other.max()))
+        assert NATIVE.token(other, params, 3, 4) == (specified(other, params, 3, 4), float(other.max()))
+        assert agrees(NATIVE.distribution(other, params)[0], spread(other, params))
 
 
 def test_the_extension_checks_its_arguments() -> None:
     row = np.zeros(4, np.float32)
     good: tuple[Any, ...] = (1.0, 0.0, 0, 1.0, 1, 1)
     assert 0 <= _sampler.choose_token(row, *good)[0] < 4
+    distribute: Callable[..., Any] = _sampler.token_distribution
+    weigh: Callable[..., Any] = _sampler.token_probability
+    assert distribute(row, *good[:4])[1].tolist() == [0.25] * 4
+    assert weigh(row, *good[:4], 3) == (0.25, 0.0)
+    assert weigh(row, *good[:4], 4) == (0.0, 0.0)
     for at, value in (
         (0, 0.0),
         (0, math.nan),
@@ -282,6 +248,10 @@ def test_the_extension_checks_its_arguments() -> None:
         bad_arguments: tuple[Any, ...] = (*good[:at], value, *good[at + 1 :])
         with pytest.raises(ValueError, match="out of range"):
             _sampler.choose_token(row, *bad_arguments)
+        with pytest.raises(ValueError, match="out of range"):
+            distribute(row, *bad_arguments[:4])
+        with pytest.raises(ValueError, match="out of range"):
+            weigh(row, *bad_arguments[:4], 0)
     with pytest.raises(ValueError, match="a row has between"):
         _sampler.choose_token(row[:0], *good)
     bad_rows: tuple[Any, ...] = (
@@ -294,13 +264,19 @@ def test_the_extension_checks_its_arguments() -> None:
     for bad in bad_rows:
         with pytest.raises(TypeError):
             _sampler.choose_token(bad, *good)
+        with pytest.raises(TypeError):
+            distribute(bad, *good[:4])
+        with pytest.raises(TypeError):
+            weigh(bad, *good[:4], 0)
+    with pytest.raises(ValueError, match="an id is out of range"):
+        weigh(row, *good[:4], -1)
     with pytest.raises(ValueError, match="an id is out of range"):
         _sampler.token_noise(1, 1, np.array([-1], np.int64))
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_SAMPLER", raising=False)
-    assert row_sampler() is choose_token
+    assert isinstance(row_sampler(), NativeRows)
     monkeypatch.setenv("OUTRIDER_SAMPLER", "numpy")
     assert row_sampler() is None
     monkeypatch.setenv("OUTRIDER_SAMPLER", "cuda")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from outrider.decoding.chance import Chance, siblings
 from outrider.decoding.context import TokenContext
+from outrider.decoding.sampler import Outlook
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 from outrider.decoding.verify_block import BlockVerifier
 from outrider.decoding.verify_rejection import RejectionVerifier
@@ -125,6 +126,10 @@ class Rows:
         if context.path and context.path[-1] in self._mute:
             raise ValueError("there is nothing to say")
         return distribution(row)
+
+    def outlook(self, row: Any, context: TokenContext) -> Outlook:
+        known = self.distribution(row, context)
+        return Outlook(lambda: known)
 
 
 class Propose(Protocol):

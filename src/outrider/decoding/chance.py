@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from outrider.decoding.rng import ACCEPT, DRAFT, NEXT, Floats, uniforms
@@ -60,7 +62,17 @@ def pick(distribution: Distribution, uniform: float) -> int:
 
 def excess(target: Distribution, draft: Distribution, scale: float = 1.0) -> Floats:
     """max(scale * target - draft, 0) along target.ids, float64[k]; it is 0 for every other token."""
-    left: Floats = scale * target.probs - _along(draft, target)
+    left: Floats = scale * target.probs
+    ids, probs = draft
+    if ids is target.ids or (len(ids) == len(target.ids) and (ids == target.ids).all()):
+        left -= probs
+    elif len(ids) < len(target.ids):
+        at = np.minimum(target.ids.searchsorted(ids), len(target.ids) - 1)
+        shared = target.ids[at] == ids
+        left[at[shared]] -= probs[shared]
+    else:
+        at = np.minimum(ids.searchsorted(target.ids), len(ids) - 1)
+        left -= np.where(ids[at] == target.ids, probs[at], 0.0)
     return np.maximum(left, 0.0, out=left)
 
 
@@ -78,7 +90,13 @@ def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> D
     return Distribution(target.ids[some], left[some] / mass)
 
 
-def ratio(target: Distribution, draft: Distribution, token: int) -> float:
+class Weighed(Protocol):
+    """What knows tokens' probabilities."""
+
+    def of(self, token: int) -> float: ...
+
+
+def ratio(target: Weighed, draft: Weighed, token: int) -> float:
     """target(token) / draft(token); the token was drawn from `draft`, so it has some probability there."""
     return target.of(token) / draft.of(token)
 
@@ -101,12 +119,3 @@ def siblings(
         left = distribution.probs[others]
         distribution = Distribution(distribution.ids[others], left / left.sum())
     return tokens, drawn_from
-
-
-def _along(distribution: Distribution, other: Distribution) -> Floats:
-    """The probabilities of the other's ids, float64[len(other.ids)]."""
-    ids, probs = distribution
-    if len(ids) == len(other.ids) and (ids == other.ids).all():
-        return probs
-    at = np.minimum(ids.searchsorted(other.ids), len(ids) - 1)
-    return np.where(ids[at] == other.ids, probs[at], 0.0)

@@ -16,7 +16,7 @@ is known beforehand, and tokens that could not win even with that much are never
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -36,11 +36,45 @@ NEAR = 16.0
 
 
 class RowSampler(Protocol):
-    """A faster way to the same token, see `Sampler.draw`. The code here is the specification."""
+    """A faster way to the same results, from an adjusted row and for a temperature above 0. The code here is
+    the specification. `best` is the row's greatest value, NaN if any is; where it is not finite the other
+    result means nothing."""
 
-    def __call__(self, row: Row, params: SamplingParams, seed: int, position: int) -> tuple[int, float]:
-        """(token, greatest value) of an adjusted row, for a temperature above 0. The greatest value is NaN
-        if any is; where it is not finite the token means nothing."""
+    def token(self, row: Row, params: SamplingParams, seed: int, position: int) -> tuple[int, float]:
+        """(token, best), see `Sampler.draw`."""
+
+    def distribution(self, row: Row, params: SamplingParams) -> tuple[Distribution, float]:
+        """(distribution, best), see `Sampler.distribution`."""
+
+    def probability(self, row: Row, params: SamplingParams, token: int) -> tuple[float, float]:
+        """(probability, best): the number that `distribution` has for the token."""
+
+
+class Outlook:
+    """The distribution after one row, worked out no further than it is asked for.
+
+    whole: makes it.
+    of:    one token's probability, where that is had sooner; the same number.
+    """
+
+    def __init__(self, whole: Callable[[], Distribution], of: Callable[[int], float] | None = None) -> None:
+        self._make, self._of = whole, of
+        self._made: Distribution | None = None
+        self._known: dict[int, float] = {}
+
+    def whole(self) -> Distribution:
+        """All of it."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def of(self, token: int) -> float:
+        """The probability of one token."""
+        if self._made is not None or self._of is None:
+            return self.whole().of(token)
+        if token not in self._known:
+            self._known[token] = self._of(token)
+        return self._known[token]
 
 
 class Sampler:
@@ -49,7 +83,7 @@ class Sampler:
     eos_ids:    ids that end a text of this model.
     bad_words:  sequences of token ids that `params.bad_words` stands for.
     constraint: what structured output permits, or None.
-    rows:       filters and draws in place of the code here.
+    rows:       filters, draws and weighs in place of the code here.
     Raises ConfigError when the parameters name ids outside the vocabulary.
     """
 
@@ -127,7 +161,7 @@ class Sampler:
             self._check(float(row[token]), logits, position)
             return token
         if self._rows is not None:
-            token, best = self._rows(row, params, self.seed, position)
+            token, best = self._rows.token(row, params, self.seed, position)
             self._check(best, logits, position)
             return token
         tops = np.maximum.reduceat(row, np.arange(0, len(row), GROUP))  # NaN goes through
@@ -154,12 +188,34 @@ class Sampler:
         if self.params.temperature == 0.0:
             return Distribution.point(self.token(logits, context))
         row = self.adjusted(logits, context)
+        if self._rows is not None:
+            distribution, best = self._rows.distribution(row, self.params)
+            self._check(best, logits, context.position)
+            return distribution
         tops = np.maximum.reduceat(row, np.arange(0, len(row), GROUP))
         best = float(tops.max())
         self._check(best, logits, context.position)
         ids = self._kept(row, tops, best)
         mass = np.exp(self._scores(row[ids], best))
         return Distribution(ids, mass / mass.sum())
+
+    def outlook(self, logits: Row, context: TokenContext) -> Outlook:
+        """The same distribution, for one who may need no more of it than a token's probability.
+
+        Arguments and errors as for `token`; there are none once the outlook is had.
+        """
+        rows, params = self._rows, self.params
+        if rows is None or params.temperature == 0.0:
+            distribution = self.distribution(logits, context)
+            return Outlook(lambda: distribution)
+        logits = logits[: self.vocab_size]
+        row = self.adjusted(logits, context)
+        self._check(float(row.max()), logits, context.position)
+        if row is not logits:  # adjusted in memory that the next row is adjusted in
+            row = row.copy()
+        return Outlook(
+            lambda: rows.distribution(row, params)[0], lambda token: rows.probability(row, params, token)[0]
+        )
 
     def _scores(self, values: Row, best: float) -> Floats:
         """float64: log-probabilities up to a constant, 0 for the best. Monotonic, rounding included."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from outrider.decoding.chance import Chance, excess, ratio, residual
 from outrider.decoding.context import TokenContext
-from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
+from outrider.decoding.sampler import Outlook, Sampler
+from outrider.decoding.types import Draft, TargetScores, Verdict
 
 
 class BlockVerifier:
@@ -42,29 +42,38 @@ class BlockVerifier:
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         chance = self._chance(sampler.seed, context.position)
         size = next((i for i, parent in enumerate(draft.parents.tolist()) if parent != i - 1), len(draft))
-        weight, kept = 1.0, 0
-        target = sampler.distribution(scores.logits[0], context)
-        left: Distribution | None = target
-        after: Distribution | None = target  # to draw from when the whole chain is kept
+        weights, rows = [1.0], [sampler.outlook(scores.logits[0], context)]
+        after: Outlook | None = rows[0]  # to draw from when the whole chain is kept
         for i in range(size):
-            drawn_from, token = draft.distribution(i), int(draft.tokens[i])
-            surplus = float(excess(target, drawn_from, weight).sum())
-            # Without a surplus there is nothing to recover from: then h is 0, or 0 / 0 and of no account.
-            share = surplus / (surplus + (1.0 - weight)) if surplus > 0.0 else 0.0
-            if i == 0 or chance.accepts(share, i - 1):
-                kept, left = i, residual(target, drawn_from, weight)
-            weight = min(weight * ratio(target, drawn_from, token), 1.0)
-            if weight == 0.0:  # and so it stays
+            token = int(draft.tokens[i])
+            weights.append(min(weights[i] * ratio(rows[i], draft.distribution(i), token), 1.0))
+            if weights[-1] == 0.0:  # and so it stays
                 break
             context = context.then(token)
             try:
-                target = sampler.distribution(scores.logits[i + 1], context)
+                after = sampler.outlook(scores.logits[i + 1], context)
             except Exception:  # the chain ends here, and nothing can be said about the token after it
                 size, after = i + 1, None
                 break
-            after = target
-        if size and chance.accepts(weight, size - 1):
-            kept, left = size, after
-        if left is None:
-            return Verdict.ending(draft, range(kept))
-        return Verdict(tuple(range(kept)), chance.chooses(left), "bonus" if kept == size else "recovered")
+            rows.append(after)
+        # From the longest prefix down: of those that nothing depends on, h is not worked out.
+        if size == 0 or chance.accepts(weights[-1], size - 1):
+            if after is None:
+                return Verdict.ending(draft, range(size))
+            return Verdict(tuple(range(size)), chance.chooses(after.whole()), "bonus")
+        kept = len(weights) - 2
+        while kept > 0 and not chance.accepts(_share(rows[kept], draft, kept, weights[kept]), kept - 1):
+            kept -= 1
+        left = residual(rows[kept].whole(), draft.distribution(kept), weights[kept])
+        return Verdict(tuple(range(kept)), chance.chooses(left), "recovered")
+
+
+def _share(row: Outlook, draft: Draft, i: int, weight: float) -> float:
+    """h_i for i < n, with w_i and the target's row after i tokens."""
+    drawn_from = draft.distribution(i)
+    if len(drawn_from.ids) == 1:  # a point mass: what is left is the rest
+        surplus = weight * (1.0 - row.of(int(drawn_from.ids[0])))
+    else:
+        surplus = float(excess(row.whole(), drawn_from, weight).sum())
+    # Without a surplus there is nothing to recover from: then h is 0, or 0 / 0 and of no account.
+    return surplus / (surplus + (1.0 - weight)) if surplus > 0.0 else 0.0

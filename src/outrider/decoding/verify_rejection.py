@@ -10,7 +10,7 @@ from collections.abc import Callable
 from outrider.decoding.chance import Chance, ratio, residual
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampler import Sampler
-from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.decoding.types import Distribution, Draft, NextKind, TargetScores, Verdict
 
 
 class RejectionVerifier:
@@ -45,18 +45,20 @@ class RejectionVerifier:
         at = -1
         while True:
             try:
-                left = sampler.distribution(scores.logits[at + 1], context)
+                outlook = sampler.outlook(scores.logits[at + 1], context)
             except Exception:
                 if not path:
                     raise
                 return Verdict.ending(draft, path)
+            left: Distribution | None = None  # what the candidates so far leave, if there were any
             for node in children.get(at, ()):
                 token, drawn_from = int(draft.tokens[node]), draft.distribution(node)
-                if chance.accepts(ratio(left, drawn_from, token), node):
+                if chance.accepts(ratio(left or outlook, drawn_from, token), node):
                     break
-                left = residual(left, drawn_from)
+                left = residual(left or outlook.whole(), drawn_from)
             else:
-                return Verdict(tuple(path), chance.chooses(left), "recovered" if at in children else "bonus")
+                kind: NextKind = "recovered" if at in children else "bonus"
+                return Verdict(tuple(path), chance.chooses(left or outlook.whole()), kind)
             path.append(node)
             context = context.then(token)
             at = node

@@ -16,7 +16,7 @@ from outrider.cli.main import main
 from outrider.decoding import chance, rng, verify_block, verify_rejection
 from outrider.decoding.chance import Chance
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampler import Outlook, Sampler
 from outrider.decoding.types import Draft, FloatArray, Verdict
 from outrider.decoding.verify import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
@@ -237,7 +237,12 @@ def forgets_top_k(monkeypatch: Patch) -> None:
         params = SamplingParams(temperature=self.params.temperature)
         return right(Sampler(params, self.vocab_size), logits, context)
 
+    def outlook(self: Sampler, logits: Any, context: Any) -> Outlook:
+        known = distribution(self, logits, context)
+        return Outlook(lambda: known)
+
     monkeypatch.setattr(Sampler, "distribution", distribution)
+    monkeypatch.setattr(Sampler, "outlook", outlook)
 
 
 COUPLED = ("--verification", "coupled", "--temps", "0,1")

@@ -350,22 +350,21 @@ def share_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_block, "excess", lambda target, draft, scale: excess(target, draft))
 
 
-def first_refusal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused prefix refuses all longer ones, as with `rejection`."""
+def one_refusal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused prefix refuses all shorter ones."""
     accepts = Branches.accepts
-    refused: dict[int, bool] = {}
+    refused: set[Branches] = set()
 
     def once(self: Branches, probability: float, node: int) -> bool:
-        if node == 0:
-            refused[id(self)] = False
-        refused[id(self)] = refused[id(self)] or not accepts(self, probability, node)
-        return not refused[id(self)]
+        if self in refused or not accepts(self, probability, node):
+            refused.add(self)
+        return self not in refused
 
     monkeypatch.setattr(Branches, "accepts", once)
 
 
 @pytest.mark.parametrize(
-    "breaks", [weight_of_rejection, weight_late, residual_unscaled, share_unscaled, first_refusal_ends]
+    "breaks", [weight_of_rejection, weight_late, residual_unscaled, share_unscaled, one_refusal_ends]
 )
 def test_a_broken_block_is_caught(breaks: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks(monkeypatch)

@@ -1,39 +1,59 @@
-"""Filtering and drawing in C++ (csrc/sample.h); `outrider.decoding.sampler` is the specification.
+"""Filtering, drawing and weighing in C++ (csrc/sample.h); `outrider.decoding.sampler` is the specification.
 
-Against NumPy a logarithm, an exponential or a sum may differ in its last place, so the two may choose
-different tokens where two sums come within about 1e-14 of each other: in practice never seen. The C++ path
-agrees with itself always, on every machine, and a process draws with one of the two only, for target and
-draft, with speculation and without.
+Against NumPy a logarithm, an exponential or a sum may differ in its last place: probabilities by parts in
+1e-14, and the token where two sums come so close to each other, in practice never. The C++ path agrees with
+itself always, on every machine, and a process draws with one of the two only, for target and draft, with
+speculation and without.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from outrider.decoding.adjust import Row
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.sampler import RowSampler
+from outrider.decoding.types import Distribution
 from outrider.engines.native import _sampler
 from outrider.errors import ConfigError
 
 VARIABLE = "OUTRIDER_SAMPLER"
 
 
-def choose_token(row: Row, params: SamplingParams, seed: int, position: int) -> tuple[int, float]:
-    """See `RowSampler`. `row` is float32[vocab] or float64[vocab]; other types are widened."""
+class NativeRows:
+    """A `RowSampler`. Rows are float32[vocab] or float64[vocab]; other types are widened."""
+
+    def token(self, row: Row, params: SamplingParams, seed: int, position: int) -> tuple[int, float]:
+        return _sampler.choose_token(_plain(row), *_filters(params), seed, position)
+
+    def distribution(self, row: Row, params: SamplingParams) -> tuple[Distribution, float]:
+        ids, probs, best = _sampler.token_distribution(_plain(row), *_filters(params))
+        return Distribution(_every(len(probs)) if ids is None else ids, probs), best
+
+    def probability(self, row: Row, params: SamplingParams, token: int) -> tuple[float, float]:
+        return _sampler.token_probability(_plain(row), *_filters(params), token)
+
+
+def _plain(row: Row) -> Row:
     if row.dtype != np.float32:
         row = row.astype(np.float64, copy=False)
-    return _sampler.choose_token(
-        np.ascontiguousarray(row),
-        params.temperature,
-        params.min_p,
-        params.top_k,
-        params.top_p,
-        seed,
-        position,
-    )
+    return np.ascontiguousarray(row)
+
+
+def _filters(params: SamplingParams) -> tuple[float, float, int, float]:
+    return params.temperature, params.min_p, params.top_k, params.top_p
+
+
+@cache
+def _every(size: int) -> npt.NDArray[np.int64]:
+    """The ids of a whole row: one array for all distributions that leave none out."""
+    ids = np.arange(size)
+    ids.flags.writeable = False
+    return ids
 
 
 def row_sampler() -> RowSampler | None:
@@ -43,4 +63,4 @@ def row_sampler() -> RowSampler | None:
     name = os.environ.get(VARIABLE, "native")
     if name not in ("native", "numpy"):
         raise ConfigError(f"{VARIABLE}={name!r} is unknown; use 'native' or 'numpy'")
-    return choose_token if name == "native" else None
+    return NativeRows() if name == "native" else None
