@@ -10,6 +10,7 @@ from outrider.decoding.rng import ACCEPT, DRAFT, NEXT, Floats, uniforms
 from outrider.decoding.types import Distribution
 
 _CHUNK = 16  # numbers whose uniforms are made at a time, for all purposes
+_BLOCK = 1024  # tokens whose probabilities are summed before the one among them is looked for
 _PURPOSES = (DRAFT, ACCEPT, NEXT)
 
 
@@ -56,8 +57,18 @@ def pick(distribution: Distribution, uniform: float) -> int:
 
     Never one of probability 0: the total times u rounds to less than the total, and shares are open above.
     """
-    ends = distribution.probs.cumsum()
-    return int(distribution.ids[ends.searchsorted(uniform * ends[-1], side="right")])
+    ids, probs = distribution
+    ends = np.add.reduceat(
+        probs, np.arange(0, len(probs), _BLOCK)
+    ).cumsum()  # first the block, then the token
+    wanted = uniform * ends[-1]
+    block = int(ends.searchsorted(wanted, side="right"))
+    start = block * _BLOCK
+    shares = probs[start : start + _BLOCK].cumsum()
+    # A block's sum may end a rounding step above its last share: then that share is meant.
+    last = int(shares.searchsorted(shares[-1]))
+    at = shares.searchsorted(wanted - (ends[block - 1] if block else 0.0), side="right")
+    return int(ids[start + min(int(at), last)])
 
 
 def excess(target: Distribution, draft: Distribution, scale: float = 1.0) -> Floats:

@@ -83,6 +83,25 @@ def test_pick_lays_shares_out_by_id(distribution: Distribution, uniform: float) 
     assert before - 1e-15 <= uniform <= upto + 1e-15
 
 
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 5000])
+def test_pick_lays_out_many_shares_too(size: int) -> None:
+    """Wherever blocks begin and end, with tokens of probability 0 in between and wholly empty stretches."""
+    generator = np.random.default_rng(size)
+    for empty in (0.0, 0.5, 0.999):
+        probs = generator.random(size) ** 9
+        probs[generator.random(size) < empty] = 0.0
+        probs[[0, -1]] = 0.0
+        probs[int(generator.integers(1, size - 1))] += 0.1
+        many = Distribution(np.arange(size) * 3, probs / probs.sum())
+        ends = many.probs.cumsum()
+        edges = ends[generator.integers(0, size, 200)] / ends[-1]
+        below = np.nextafter(1.0, 0.0)
+        for uniform in (0.0, below, *generator.random(200), *edges, *np.nextafter(edges, 0.0)):
+            at = pick(many, min(float(uniform), float(below))) // 3
+            assert many.probs[at] > 0.0
+            assert ends[at] - many.probs[at] - 1e-13 <= uniform <= ends[at] + 1e-13
+
+
 @given(distributions(), distributions(), st.sampled_from([1.0, 0.4, 0.0]))
 def test_the_residual_is_what_is_left_over(p: Distribution, q: Distribution, scale: float) -> None:
     left = np.maximum(scale * dense(p) - dense(q), 0.0)
