@@ -216,8 +216,8 @@ def _measured(document: Mapping[str, Any]) -> str:
         f"{models['draft']}, up to {s['num_speculative_tokens']} draft tokens, {len(s['prompts'])} prompts "
         f"× {s['max_tokens']} tokens, the whole vocabulary (no top_p, no top_k), {min(drafts)} to "
         f"{max(drafts)} drafts a cell. Written by `benchmarks/acceptance.py`; the numbers lie in "
-        "`benchmarks/results/`. The rules write different texts, some easier than others: what lies between two "
-        "rules of a row is in part the texts'."
+        "`benchmarks/results/`. The rules write different texts, some easier than others: what lies between "
+        "two rules of a row is in part the texts'."
     )
     return "\n".join([about, "", *lines])
 
