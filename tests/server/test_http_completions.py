@@ -269,6 +269,8 @@ def test_speculation_by_request(server: Running) -> None:
         ({"prompt": ["a", ""]}, "prompt", "empty"),
         ({"prompt": [1, 320]}, "prompt", "0..319"),
         ({"prompt": [[-1]]}, "prompt.0.0", "greater than or equal to 0"),
+        ({"prompt": "a" * 100_000}, "prompt", "cannot hold more than"),
+        ({"guided_choice": ["a" * 60_000, "b" * 60_000]}, "guided_choice", "at most 100000"),
         ({"suffix": "x"}, "suffix", "suffix is refused"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": 100000}, "max_tokens", "maximum context length is 4096"),

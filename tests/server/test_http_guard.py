@@ -129,7 +129,8 @@ def test_pages_elsewhere_get_nothing_unless_allowed(server: Running, target_file
         answer = http.post(
             "/v1/completions", content=json.dumps(BODY), headers={"content-type": "text/plain"}
         )
-        assert "Content-Type: application/json" in error_of(answer, 400)["message"]
+        assert "Content-Type: application/json" in error_of(answer, 415)["message"]
+        assert error_of(http.post("/v1/completions", content=json.dumps(BODY)), 415)
     settings: dict[str, Any] = {"allowed_origins": ("https://page.example",), "api_keys": ("k",)}
     with running(toy_pipeline(target_file), **settings) as other, other.http() as http:
         allowed = http.options("/v1/completions", headers=preflight)

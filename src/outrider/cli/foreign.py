@@ -24,6 +24,7 @@ ENGINE_SWITCHES = (
 _REQUEST = "say it in each request"
 _MEMORY = "the weights are mapped, and read as they are needed"
 _GPU = "Outrider runs on the CPU"
+_CONFIG = "use --speculative-config"
 _CONTROLLER = "how far to draft is measured and chosen; --draft N bounds it"
 _TEXT = "this server reads and writes text only"
 
@@ -32,6 +33,8 @@ VALUES: tuple[tuple[tuple[str, ...], tuple[str, ...] | None, str], ...] = (
     # vLLM
     (("--speculative-draft-tensor-parallel-size",), ("1",), "Outrider runs in one process on the CPU"),
     (("--speculative-disable-by-batch-size",), (), "the controller chooses for every batch"),
+    (("--speculative-model-quantization",), ("gguf",), f"{_CONFIG} (quantization)"),
+    (("--spec-decoding-acceptance-method",), (), "use --verification"),
     (("--response-role",), ("assistant",), "answers come from the assistant"),
     (("--chat-template-content-format",), ("auto", "string"), "templates are given texts"),
     (("--guided-decoding-backend",), ("auto", "guidance", "llguidance"), "llguidance is the only one here"),
@@ -56,7 +59,7 @@ VALUES: tuple[tuple[tuple[str, ...], tuple[str, ...] | None, str], ...] = (
     (("-fa", "--flash-attn"), None, ""),
     (("-b", "--batch-size", "-ub", "--ubatch-size"), (), "passes are sized by the engine"),
     (("-tb", "--threads-batch", "-td", "--threads-draft"), (), "use -t for all"),
-    (("-cd", "--ctx-size-draft"), (), "use --speculative-config '{\"max_model_len\": N, …}'"),
+    (("-cd", "--ctx-size-draft", "--speculative-max-model-len"), (), f"{_CONFIG} (max_model_len)"),
     (("--draft-min", "--draft-n-min", "--spec-draft-n-min"), ("0",), _CONTROLLER),
     (("--draft-p-min", "--spec-draft-p-min"), (), _CONTROLLER),
     (("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), (), "use -m hf:ORG/REPO[:FILE]"),

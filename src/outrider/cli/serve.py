@@ -57,7 +57,6 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("-s", "--seed", type=integer, metavar="S", help="make the seeds of unseeded requests repeatable")
     add("--tokenizer", metavar="MODEL", help="take another model's tokenizer")
     add("--revision", metavar="NAME", help="branch, tag or commit of a hub repository")
-    add("--speculative-max-model-len", type=integer, metavar="N", help=argparse.SUPPRESS)
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:

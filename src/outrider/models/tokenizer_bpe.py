@@ -81,7 +81,8 @@ class BpeEncoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, all inside the vocabulary."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # The batch call lets other threads run, unlike `encode`, and skips offsets.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids if self._complete else [i for i in ids if i < self._size]
 
 

@@ -65,7 +65,8 @@ class JsonEncoder:
         added tokens that are not special are cut out always."""
         with self._lock:  # the switch belongs to the tokenizer, not to the call
             self._tokenizer.encode_special_tokens = not parse_special
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+            # The batch call lets other threads run, unlike `encode`, and skips offsets.
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         # The file's post-processor usually adds these; a tokenizer_config.json may ask for them on top.
         if add_special and self._bos is not None and ids[:1] != [self._bos]:
             ids = [self._bos, *ids]

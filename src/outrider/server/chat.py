@@ -60,7 +60,9 @@ def _for_tools(service: Service, body: ChatRequest) -> dict[str, Any]:
     if use.forced:
         if prepare.form(body) is not None:
             raise bad("tool_choice and the form that is asked for contradict each other", "tool_choice")
-        found["structured_outputs"] = {"grammar": tools.grammar(use, service.family(body.chat_template))}
+        calls = tools.grammar(use, service.family(body.chat_template))
+        prepare.check_size(calls, "tools")
+        found["structured_outputs"] = {"grammar": calls}
     if service.marks_are_special:  # the text would come without the marks of calls
         found["skip_special_tokens"] = False
     return found

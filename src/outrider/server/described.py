@@ -15,6 +15,7 @@ STATUSES = {
     404: "There is no such model or path.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    415: "The body is not sent as JSON.",
     429: "Too many requests wait; Retry-After says when to come back.",
     500: "The server made a mistake, or its engine failed.",
     503: "The server is stopping.",

@@ -92,7 +92,7 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "field":  # protocol.py's own
         return bad(message, ".".join([*place, context["field"]]))
     if not place and kind in ("missing", "model_attributes_type", "model_type", "dict_type"):
-        return bad("the body must be a JSON object, sent with the header Content-Type: application/json")
+        return bad("the body must be a JSON object")
     param = ".".join(place) or None
     return bad(f"{param}: {message}", param)
 

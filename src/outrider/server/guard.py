@@ -16,6 +16,7 @@ from outrider.server.errors import ApiError, bad
 
 ANONYMOUS = "anonymous"  # the namespace of every client of a server without keys
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+JSON = "application/json"
 OPEN = ("/health", "/ping")
 
 
@@ -108,7 +109,11 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         try:
-            body = await self._read(Headers(scope=scope), receive)
+            headers = Headers(scope=scope)
+            body = await self._read(headers, receive)
+            if body and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+                # What a page elsewhere may send without being asked about is of other types.
+                raise ApiError(415, "send the body with the header Content-Type: application/json")
             if body is not None and _SURROGATE.search(body):
                 _check_unicode(body)
         except ApiError as error:

@@ -12,6 +12,8 @@ from outrider.pipeline import Pipeline
 from outrider.server.errors import bad
 from outrider.server.protocol import ChatRequest, CompletionRequest, Sampling
 
+MOST_FORM_CHARS = 100_000  # of a schema, grammar, regex or list of choices, as JSON
+
 # Fields that SamplingParams has under the same name.
 _SAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
@@ -111,8 +113,17 @@ def form(body: Sampling) -> Mapping[str, Any] | None:
         if blanks is not None:
             raise bad("guided_whitespace_pattern needs guided_json", "guided_whitespace_pattern")
         return None
-    (shape,) = found.values()
+    ((name, shape),) = found.items()
+    check_size(json.dumps(shape), name)
     return shape if blanks is None else {**shape, "whitespace_pattern": blanks}
+
+
+def check_size(form: str, param: str) -> None:
+    """Raise ApiError for a form that would take long to compile for its size alone."""
+    if len(form) > MOST_FORM_CHARS:
+        raise bad(
+            f"the form of the output takes {len(form)} characters; at most {MOST_FORM_CHARS} can", param
+        )
 
 
 def _biases(values: Mapping[str, float]) -> dict[int, float]:

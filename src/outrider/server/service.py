@@ -128,7 +128,23 @@ class Service:
             return template
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """A prompt's tokens. Raises ApiError for a text that is too long whatever its tokens are, before it
+        costs anything."""
+        most = self.pipeline.context * self._longest_piece
+        if len(text) > most:
+            raise bad(
+                f"the prompt has {len(text)} characters; a context of {self.pipeline.context} tokens "
+                f"cannot hold more than {most}",
+                "prompt",
+                "context_length_exceeded",
+            )
         return self.tokenizer.encode(text, add_special=add_special)
+
+    @functools.cached_property
+    def _longest_piece(self) -> int:
+        """Bytes of the longest token."""
+        ids = range(self.tokenizer.vocab_size)
+        return max(1, *(len(self.tokenizer.piece_bytes(i, skip_special=False)) for i in ids))
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}-{secrets.token_hex(16)}"

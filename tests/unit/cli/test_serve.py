@@ -120,6 +120,7 @@ def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> No
         ("-m x -hf a/b", ["-hf", "hf:ORG/REPO"]),
         ("-m x --temp 0", ["--temp", "each request"]),
         ("-m x -n 10", ["-n", "max_tokens"]),
+        ("-m x --speculative-max-model-len 5", ["--speculative-config"]),
         ("-m x --embeddings", ["--embeddings", "generates text only"]),
         ("-m x -nocb", ["-nocb", "-np 1"]),
         ("-m x --mlock", ["--mlock"]),
