@@ -30,6 +30,7 @@ WEATHER = {
 }
 NOW = {"type": "function", "function": {"name": "now"}}
 HI = [{"role": "user", "content": "go"}]
+NAMES = ("a", "b", "f", "now")
 Found = tuple[str, list[tuple[str, str]]]
 
 TEXTS: list[tuple[Family, str, Found]] = [
@@ -49,7 +50,14 @@ TEXTS: list[tuple[Family, str, Found]] = [
     ("hermes", '<tool_call>{"what": 1}</tool_call>', ('<tool_call>{"what": 1}</tool_call>', [])),
     ("hermes", '<tool_call>{"name": "a", "arguments": {"x": ', ("", [("a", '{"x": ')])),
     ("hermes", '<tool_call>{"na', ('<tool_call>{"na', [])),
-    ("hermes", '{"name": "a", "arguments": {}}', ('{"name": "a", "arguments": {}}', [])),
+    ("hermes", '{"name": "a", "arguments": {}}', ("", [("a", "{}")])),
+    ("hermes", '\n```json\n{\n "name": "a",\n "arguments": {}\n}\n```\n', ("", [("a", "{}")])),
+    ("hermes", '```\n{"name": "a", "arguments": {}}\n```', ("", [("a", "{}")])),
+    ("hermes", '{"name": "Ann", "age": 3}', ('{"name": "Ann", "age": 3}', [])),
+    ("hermes", '```json\n{"city": 1}\n```', ('```json\n{"city": 1}\n```', [])),
+    ("hermes", "```python\nx = {}\n```", ("```python\nx = {}\n```", [])),
+    ("hermes", "```", ("```", [])),
+    ("hermes", 'so: {"name": "a", "arguments": {}}', ('so: {"name": "a", "arguments": {}}', [])),
     ("llama3_json", '{"name": "a", "parameters": {"x": [1, {}]}}', ("", [("a", '{"x": [1, {}]}')])),
     (
         "llama3_json",
@@ -57,6 +65,7 @@ TEXTS: list[tuple[Family, str, Found]] = [
         ("", [("a", "{}"), ("b", "{}")]),
     ),
     ("llama3_json", "The answer is {}", ("The answer is {}", [])),
+    ("llama3_json", '{"name": "Ann"}', ('{"name": "Ann"}', [])),
     ("llama3_json", '{"answer": 1}', ('{"answer": 1}', [])),
     ("llama3_json", "{not json", ("{not json", [])),
     ("llama3_json", " ", (" ", [])),
@@ -65,7 +74,7 @@ TEXTS: list[tuple[Family, str, Found]] = [
 
 def parse(family: Family, pieces: list[str]) -> Found:
     """What deltas add up to, as a client adds them up."""
-    parser, content, calls = ToolParser(family), "", dict[int, dict[str, Any]]()
+    parser, content, calls = ToolParser(family, NAMES), "", dict[int, dict[str, Any]]()
     for parsed in (*(parser.push(piece) for piece in pieces), parser.finish()):
         content += parsed.content
         assert len({delta["index"] for delta in parsed.deltas}) == len(parsed.deltas)

@@ -148,7 +148,9 @@ class ChatAnswer(Answer):
         self._echo = echo if isinstance(echo, str) else ""
         self._use = tools.use_of(body)
         family = service.family(body.chat_template)
-        self._parsers = {c.index: tools.ToolParser(family) for c in self.choices.values() if self._use.tools}
+        names = [tool.function.name for tool in self._use.tools]
+        choices = self.choices.values() if names else ()
+        self._parsers = {choice.index: tools.ToolParser(family, names) for choice in choices}
 
     def _calls(self, choice: Choice) -> list[dict[str, Any]]:
         """A choice's tool calls so far, as far as there may be several."""

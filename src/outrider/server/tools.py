@@ -3,13 +3,15 @@
 Two forms are known. Hermes (Qwen, Hermes and others): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
 as often as there are calls, between ordinary text. Llama 3's JSON: the whole answer is
 `{"name": …, "parameters": {…}}`, more than one with `;` between them, maybe behind `<|python_tag|>`.
+Small models of the first kind often leave the marks out, or write a block of Markdown in their place; an
+answer that begins so, and names a tool, is a call as well.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +22,10 @@ from outrider.server.toolscan import CallScanner
 Family: TypeAlias = Literal["hermes", "llama3_json"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"
+STARTS: dict[Family, dict[str, str]] = {  # of an answer that is calls: the mark, and the one behind a call
+    "hermes": {"```json": "```", "```": "```", "": ""},
+    "llama3_json": {"<|python_tag|>": ";", "": ";"},
+}
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _PREFACE = """\
@@ -184,14 +189,18 @@ class Parsed:
 
 class ToolParser:
     """Finds calls in a text that comes in pieces. What may be the start of a call is held back until it is
-    clear; what turns out to be none is ordinary text. `calls` has all calls so far."""
+    clear; what turns out to be none is ordinary text. `calls` has all calls so far.
 
-    def __init__(self, family: Family) -> None:
+    names: the tools'; a call without marks must have one of them.
+    """
+
+    def __init__(self, family: Family, names: Collection[str]) -> None:
         self.calls: list[ToolCall] = []
-        self._family = family
+        self._family, self._names = family, names
         self._held = ""  # text that may be the start of a mark
         self._scanner: CallScanner | None = None  # inside a call
         self._raw = ""  # what the scanner was given, its mark in front
+        self._close, self._marked = CLOSE, True  # the mark that ends the call under way; whether one began it
         self._told = False  # the call under way is among `calls`
         self._closing = False  # behind a call: its closing mark, and blanks, are left out
         self._start = True  # no text but blanks was there yet
@@ -210,7 +219,7 @@ class ToolParser:
         out = self.push("")
         if self._scanner is not None and not self._told:
             out.content += self._raw
-        elif self._scanner is None and not (self._closing and CLOSE.startswith(self._held.strip())):
+        elif self._scanner is None and not (self._closing and self._close.startswith(self._held.strip())):
             out.content += self._held
         self._held, self._scanner = "", None
         return out
@@ -219,17 +228,16 @@ class ToolParser:
         """Consume some of what is held. False: more text is needed."""
         if self._scanner is not None:
             return self._scan(self._scanner, out)
-        if self._closing and not self._close():
+        if self._closing and not self._leave():
             return False
         return self._look(out)
 
-    def _close(self) -> bool:
+    def _leave(self) -> bool:
         """Leave out what follows a call. False while that is not clear."""
-        mark = CLOSE if self._family == "hermes" else ";"
         rest = self._held.lstrip()
-        if mark.startswith(rest) and rest != mark:
+        if self._close.startswith(rest) and rest != self._close:
             return False
-        self._held = rest.removeprefix(mark)
+        self._held = rest.removeprefix(self._close)
         self._closing, self._behind = False, True
         return True
 
@@ -240,12 +248,16 @@ class ToolParser:
         if not self._held:
             return False
         self._behind = False
-        if self._family == "llama3_json":
-            return self._look_at_start(out)
+        if self._start and (clear := self._look_at_start()) is not False:
+            return bool(clear)
+        if self._family == "llama3_json":  # calls are the whole answer
+            self._say(out, self._held)
+            self._held = ""
+            return False
         at = self._held.find(OPEN)
         if at >= 0:
             self._say(out, self._held[:at].rstrip())
-            self._begin(OPEN, self._held[at + len(OPEN) :])
+            self._begin(OPEN, CLOSE, self._held[at + len(OPEN) :])
             return True
         keep = _overlap(self._held, OPEN)
         blank = len(self._held[: len(self._held) - keep].rstrip())  # it may precede a call
@@ -253,45 +265,43 @@ class ToolParser:
         self._held = self._held[blank:]
         return False
 
-    def _look_at_start(self, out: Parsed) -> bool:
-        """Llama's calls are the whole answer, so they can only be where no other text has been."""
-        if not self._start:
-            self._say(out, self._held)
-            self._held = ""
-            return False
+    def _look_at_start(self) -> bool | None:
+        """Begin a call where the answer begins. False: it does not begin with one; None: it is not clear."""
         rest = self._held.lstrip()
-        if PYTHON_TAG.startswith(rest) and rest != PYTHON_TAG:
-            return False
-        body = rest.removeprefix(PYTHON_TAG).lstrip()
+        starts = STARTS[self._family]
+        if any(mark.startswith(rest) and mark != rest for mark in starts):
+            return None
+        mark = next(mark for mark in starts if rest.startswith(mark))
+        body = rest[len(mark) :].lstrip()
         if not body:
+            return None
+        if not body.startswith("{"):
             return False
-        if body.startswith("{"):
-            self._begin(self._held[: len(self._held) - len(body)], body)
-            return True
-        self._say(out, self._held)
-        self._held = ""
-        return False
+        self._begin(self._held[: len(self._held) - len(body)], starts[mark], body)
+        return True
 
     def _say(self, out: Parsed, text: str) -> None:
         out.content += text
         self._start = self._start and not text.strip()
 
-    def _begin(self, mark: str, rest: str) -> None:
+    def _begin(self, mark: str, close: str, rest: str) -> None:
         self._scanner, self._raw, self._held, self._told = CallScanner(), mark, rest, False
+        self._close, self._marked = close, mark == OPEN
 
     def _scan(self, scanner: CallScanner, out: Parsed) -> bool:
         """Lead the scanner along what is held, and tell what it found."""
         used = scanner.push(self._held)
         self._raw += self._held[:used]
         self._held = self._held[used:]
-        if scanner.name is not None and not self._told:
+        unknown = scanner.name is not None and not self._marked and scanner.name not in self._names
+        if scanner.name is not None and not self._told and not unknown:
             call = ToolCall(f"call_{secrets.token_hex(12)}", scanner.name)
             self.calls.append(call)
             self._told = True
             out.begin(len(self.calls) - 1, call)
         if self._told and (more := scanner.take()):
             self._argue(out, more)
-        if scanner.failed:
+        if scanner.failed or unknown:
             if not self._told:
                 self._say(out, self._raw)
             self._scanner, self._closing = None, False
