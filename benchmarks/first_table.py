@@ -2,9 +2,10 @@
 
     python benchmarks/first_table.py [--runs K] [-n N] [--limit N] [--readme]
 
-Measures the default model with the n-gram drafter and, where they are in the cache (or in the folder
-OUTRIDER_DEV_MODELS), the Qwen pair with both drafters. Writes benchmarks/results/first_table-MODEL.json and
-prints the tables; --readme also puts them into README.md between its markers.
+Measures plain decoding, suffix lookup and `auto` on the default model and, where they are in the cache (or in
+the folder OUTRIDER_DEV_MODELS), on the Qwen pair, there with the draft model too. Writes
+benchmarks/results/first_table-MODEL.json and prints the tables; --readme also puts them into README.md
+between its markers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from outrider.cli.demo import MODEL, present_pair
 from outrider.config import EngineConfig
 from outrider.decoding.params import SamplingParams
 from outrider.pipeline import build_all
-from outrider.speculative import DraftModelConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.speculative import (
+    AutoConfig,
+    DraftModelConfig,
+    NoneConfig,
+    SpeculativeConfig,
+    SuffixConfig,
+)
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -36,9 +43,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("-n", type=int, default=128, help="most tokens of each generation")
-    parser.add_argument("--limit", type=int, default=4, help="prompts of each workload")
+    parser.add_argument("--limit", type=int, default=3, help="prompts of each workload")
     parser.add_argument("--readme", action="store_true", help="put the tables into README.md")
     args = parser.parse_args()
     documents = {"smollm2": table(MODEL, None, args)}
@@ -59,12 +66,10 @@ def main() -> int:
 
 def table(target: str, draft: str | None, args: argparse.Namespace) -> dict[str, Any]:
     """The bench document of one target, under its default settings."""
-    choices: list[SpeculativeConfig] = [
-        NoneConfig(),
-        NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=2),
-    ]
+    choices: list[SpeculativeConfig] = [NoneConfig(), SuffixConfig()]
     if draft is not None:
-        choices.append(DraftModelConfig(draft, num_speculative_tokens=5))
+        choices.append(DraftModelConfig(draft))
+    choices.append(AutoConfig(draft))
     items = [item for name in workloads.BUILT_IN for item in workloads.load(name)[: args.limit]]
     params = SamplingParams(temperature=0.0, max_tokens=args.n, seed=0)
     pipelines = {p.speculative.method: p for p in build_all(EngineConfig(target, max_num_seqs=1), choices)}

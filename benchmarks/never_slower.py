@@ -5,9 +5,9 @@
 The default model alone, and, where they are in the cache (or in the folder OUTRIDER_DEV_MODELS), the Qwen
 1.5B with lookup only and with the 0.5B draft; each on all built-in workloads, at two temperatures. A cell
 first tries every fixed setting on a few prompts, then measures plain decoding, `auto` and the best of them
-beside each other. At the end an adversary: text at temperature 1.5, where no draft can be right. What is finished is
-kept in a journal; started again, it goes on from there. Writes benchmarks/results/never_slower.json and says
-which targets hold.
+beside each other. At the end an adversary: text at temperature 1.5, where no draft can be right. What is
+finished is kept in a journal; started again, it goes on from there. Writes the table's numbers to
+benchmarks/results/never_slower.json and says which targets hold.
 """
 
 from __future__ import annotations
