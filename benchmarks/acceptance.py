@@ -27,7 +27,7 @@ import numpy as np
 from outrider.bench import machine, workloads
 from outrider.bench.runner import prompt_of
 from outrider.cli.demo import present_pair
-from outrider.config import VERIFICATIONS, DraftModelConfig, EngineConfig
+from outrider.config import EngineConfig
 from outrider.decoding.chance import excess, ratio
 from outrider.decoding.context import TokenContext
 from outrider.decoding.metrics import RequestMetrics
@@ -38,6 +38,7 @@ from outrider.decoding.verify_rejection import RejectionVerifier
 from outrider.llm import LLM
 from outrider.outputs import merge
 from outrider.pipeline import build_all
+from outrider.speculative import VERIFICATIONS, DraftModelConfig
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "acceptance.json"
