@@ -38,8 +38,8 @@ class Controller(Protocol):
     """Chooses each step's draft sizes."""
 
     def beside(self, sequences: int) -> int:
-        """How many prompt tokens may join a pass in which so many sequences decode, at least 1. For 0: how many
-        a pass may have that is theirs alone; whoever arrives or leaves has to wait for it."""
+        """How many prompt tokens may join a pass in which so many sequences decode, at least 1. For 0: how
+        many a pass may have that is theirs alone; whoever arrives or leaves has to wait for it."""
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
