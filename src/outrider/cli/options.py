@@ -149,7 +149,7 @@ def form(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for flag, value in given.items():
         inline = flag in ("--grammar", "--regex") or (flag == "--json-schema" and value.lstrip()[:1] == "{")
-        text = value if inline else _file(flag, value)
+        text = value if inline else read_file(flag, value)
         if flag.startswith("--json-schema") and text.strip() == "{}":
             found["structured_outputs"] = {"json_object": True}
         else:
@@ -164,7 +164,8 @@ def form(args: argparse.Namespace) -> dict[str, Any]:
     return {**found, "logit_bias": biases} if biases else found
 
 
-def _file(flag: str, name: str) -> str:
+def read_file(flag: str, name: str) -> str:
+    """A flag's file as text. Raises ConfigError."""
     try:
         return Path(name).read_text("utf-8")
     except (OSError, ValueError) as e:

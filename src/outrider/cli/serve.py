@@ -7,7 +7,6 @@ import os
 import re
 import ssl
 import sys
-from pathlib import Path
 from typing import Any
 
 from outrider.cli import foreign, options
@@ -213,7 +212,7 @@ def _lines(name: str | None) -> list[str]:
     """The keys of a file; blank lines and lines that start with # are left out."""
     if name is None:
         return []
-    lines = (line.strip() for line in _read("--api-key-file", name).splitlines())
+    lines = (line.strip() for line in options.read_file("--api-key-file", name).splitlines())
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
         raise ConfigError(f"--api-key-file: {name!r} has no keys")
@@ -224,15 +223,7 @@ def _template(given: str | None) -> str | None:
     """A chat template: its text, or a file's."""
     if given is None or "{%" in given or "{{" in given:
         return given
-    return _read("--chat-template", given)
-
-
-def _read(flag: str, name: str) -> str:
-    try:
-        return Path(name).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{flag}: {name!r} cannot be read: {reason}") from None
+    return options.read_file("--chat-template", given)
 
 
 def _port(port: int) -> int:

@@ -14,33 +14,17 @@ from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.request import Request
 from outrider.server import prepare, tools
 from outrider.server.errors import bad
-from outrider.server.generation import Answer, Choice
+from outrider.server.generation import Answer, Choice, respond
 from outrider.server.logprobs import Texts
 from outrider.server.protocol import ChatRequest, Message, TokenizeRequest
-from outrider.server.sending import EventStream, answer
-from outrider.server.service import Service, namespace_of
+from outrider.server.service import Service
 
 _MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
 
 
 async def chat_completions(service: Service, http: HttpRequest, body: ChatRequest) -> Response:
     """Answer one request. Raises ApiError and OutriderError."""
-    watch = service.metrics.watch()
-    service.check_model(body.model)
-    namespace, name = namespace_of(http.state), service.new_id("chatcmpl")
-
-    async def begin() -> ChatAnswer:
-        groups = await service.prepare(lambda: _requests(service, body, name, namespace))
-        return ChatAnswer(service, body, name, groups, watch)
-
-    async def whole() -> Response:
-        made = await begin()
-        return await made.collect(service.submit(made.requests))
-
-    if not body.stream:
-        return await answer(http, whole())
-    made = await begin()
-    return EventStream(made.stream(service.submit(made.requests)))
+    return await respond(service, http, body, ChatAnswer, lambda *who: _requests(service, body, *who))
 
 
 def _requests(service: Service, body: ChatRequest, name: str, namespace: str) -> list[list[Request]]:
@@ -138,6 +122,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ChatAnswer(Answer):
+    prefix = "chatcmpl"
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
     body: ChatRequest
 

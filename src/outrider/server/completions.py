@@ -12,31 +12,15 @@ from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.request import Request
 from outrider.server import prepare
 from outrider.server.errors import bad
-from outrider.server.generation import Answer, Choice
+from outrider.server.generation import Answer, Choice, respond
 from outrider.server.logprobs import Offsets, Texts
 from outrider.server.protocol import CompletionRequest
-from outrider.server.sending import EventStream, answer
-from outrider.server.service import Service, namespace_of
+from outrider.server.service import Service
 
 
 async def completions(service: Service, http: HttpRequest, body: CompletionRequest) -> Response:
     """Answer one request. Raises ApiError and OutriderError."""
-    watch = service.metrics.watch()
-    service.check_model(body.model)
-    namespace, name = namespace_of(http.state), service.new_id("cmpl")
-
-    async def begin() -> CompletionAnswer:
-        groups = await service.prepare(lambda: _requests(service, body, name, namespace))
-        return CompletionAnswer(service, body, name, groups, watch)
-
-    async def whole() -> Response:
-        made = await begin()
-        return await made.collect(service.submit(made.requests))
-
-    if not body.stream:
-        return await answer(http, whole())
-    made = await begin()
-    return EventStream(made.stream(service.submit(made.requests)))
+    return await respond(service, http, body, CompletionAnswer, lambda *who: _requests(service, body, *who))
 
 
 def _requests(service: Service, body: CompletionRequest, name: str, namespace: str) -> list[list[Request]]:
@@ -60,6 +44,7 @@ def _is_ids(given: list[Any]) -> bool:
 
 
 class CompletionAnswer(Answer):
+    prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
     body: CompletionRequest
 

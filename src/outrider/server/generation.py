@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from outrider.decoding.events import Event, FinishEvent, TokenEvent
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.request import Request
-from outrider.errors import ConfigError
 from outrider.server.engine import Stream
 from outrider.server.errors import ApiError, api_error, json_response
 from outrider.server.metrics import Watch
 from outrider.server.protocol import Sampling
-from outrider.server.sending import DONE, event
-from outrider.server.service import Service
+from outrider.server.sending import DONE, EventStream, answer, event
+from outrider.server.service import Service, namespace_of
 
 
 @dataclass(slots=True, eq=False)
@@ -213,15 +213,33 @@ class Answer:
         return found
 
 
+async def respond(
+    service: Service,
+    http: HttpRequest,
+    body: Sampling,
+    kind: type[Answer],
+    make: Callable[[str, str], list[list[Request]]],
+) -> Response:
+    """Answer one request, whole or streamed. make: its samples, from the answer's name and the client's
+    namespace; runs in a thread."""
+    watch = service.metrics.watch()
+    service.check_model(body.model)
+    namespace, name = namespace_of(http.state), service.new_id(kind.prefix)
+
+    async def begin() -> Answer:
+        groups = await service.prepare(lambda: make(name, namespace))
+        return kind(service, body, name, groups, watch)
+
+    async def whole() -> Response:
+        made = await begin()
+        return await made.collect(service.submit(made.requests))
+
+    if not body.stream:
+        return await answer(http, whole())
+    made = await begin()
+    return EventStream(made.stream(service.submit(made.requests)))
+
+
 def _cached(metrics: RequestMetrics) -> int | None:
     """Prompt tokens that were found in the prefix cache, where the engine says so."""
     return getattr(metrics, "cached_tokens", None)
-
-
-def with_param(error: ConfigError) -> ApiError:
-    """A ConfigError that starts with a field's name, with that as the param."""
-    word = str(error).split(maxsplit=1)[0].rstrip(":") if str(error) else ""
-    found = api_error(error)
-    if word in Sampling.model_fields:
-        found.param = word
-    return found
