@@ -300,6 +300,8 @@ def test_speculation_by_request(server: Running) -> None:
         ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
         ({"stream_options": {"usage": True}}, "stream_options.usage", "did you mean 'include_usage'"),
         ({"logits_processors": ["x"]}, "logits_processors", "no code of a request"),
+        ({"cache_prompt": False}, "cache_prompt", "cache_salt"),
+        ({"repeat_penalty": 1.1}, "repeat_penalty", "did you mean 'repetition_penalty'"),
         ({"use_beam_search": True}, "use_beam_search", "no beam search"),
         ({"prompt": "\ud800"}, None, "surrogate"),
     ],
@@ -329,6 +331,7 @@ def test_fields_that_change_nothing_are_accepted(server: Running) -> None:
         },
         **{"service_tier": "auto", "priority": 0, "use_beam_search": False, "best_of": 1, "suffix": None},
         **{"length_penalty": 1.0, "guided_decoding_backend": "auto", "logits_processors": None},
+        **{"request_id": "x", "cache_prompt": True, "logit_bias": {}, "stop": None, "n": None, "echo": False},
     }
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
