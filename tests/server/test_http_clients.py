@@ -235,7 +235,7 @@ def test_a_second_signal_ends_at_once(process: Any) -> None:
 def test_places_where_nobody_can_listen(slow: Running) -> None:
     port = int(slow.url.rpartition(":")[2])
     for host, number in (("127.0.0.1", port), ("no.such.host.invalid", 0), ("192.0.2.1", 0)):
-        with pytest.raises(ConfigError, match="cannot listen on .*--port"):
+        with pytest.raises(ConfigError, match=r"cannot listen on .*--port"):
             bind(host, number)
 
 
