@@ -124,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
     from outrider.pipeline import build
     from outrider.server.app import create_app
+    from outrider.server.capacity import before_loading
     from outrider.server.engine import ServerEngine
     from outrider.server.run import Listening, Server, bind
     from outrider.server.settings import Settings
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         ssl_cert_reqs=args.ssl_cert_reqs,
     )
     with bind(at.host, at.port) as place:  # before anything is loaded
-        pipeline = build(config)
+        pipeline = build(config, memory_check=before_loading(args.memory_limit))
         engine = ServerEngine(
             pipeline,
             max_waiting=args.max_waiting,

@@ -143,7 +143,7 @@ def _generation(app: FastAPI, service: Service) -> None:
             return service.encode(render(service, body), add_special=bool(body.add_special_tokens))
 
         ids = await service.prepare(work)
-        found: dict[str, Any] = {"count": len(ids), "max_model_len": service.pipeline.context, "tokens": ids}
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.context, "tokens": ids}
         texts = [service.tokenizer.piece(i) for i in ids] if body.return_token_strs else None
         return json_response({**found, "token_strs": texts})
 
@@ -165,7 +165,7 @@ def _models(app: FastAPI, service: Service) -> None:
             "owned_by": "outrider",
             "root": service.pipeline.source.display_name,
             "parent": None,
-            "max_model_len": service.pipeline.context,
+            "max_model_len": service.engine.context,
         }
 
     @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))

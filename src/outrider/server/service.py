@@ -53,7 +53,7 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = _fingerprint(pipeline)
         self.metrics = Metrics(self.names[0], engine)
-        self._maker = RequestMaker(self.tokenizer, self.vocab_size, pipeline.context)
+        self._maker = RequestMaker(self.tokenizer, self.vocab_size, engine.context)
         self._source = settings.chat_template or pipeline.source.chat_template
         self._template: ChatTemplate | None = None
         self._brought: OrderedDict[str, ChatTemplate] = OrderedDict()
@@ -130,10 +130,10 @@ class Service:
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """A prompt's tokens. Raises ApiError for a text that is too long whatever its tokens are, before it
         costs anything."""
-        most = self.pipeline.context * self._longest_piece
+        most = self.engine.context * self._longest_piece
         if len(text) > most:
             raise bad(
-                f"the prompt has {len(text)} characters; a context of {self.pipeline.context} tokens "
+                f"the prompt has {len(text)} characters; a context of {self.engine.context} tokens "
                 f"cannot hold more than {most}",
                 "prompt",
                 "context_length_exceeded",
@@ -182,13 +182,13 @@ class Service:
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         if not prompt:
             raise bad("the prompt is empty: it needs at least one token", "prompt")
-        room = self.pipeline.context - len(prompt)
+        room = self.engine.context - len(prompt)
         if room < 1 or (params.max_tokens or 0) > room:
             wanted = (
                 "" if room < 1 or params.max_tokens is None else f" and {params.max_tokens} are asked for"
             )
             raise bad(
-                f"this model's maximum context length is {self.pipeline.context} tokens; "
+                f"this model's maximum context length is {self.engine.context} tokens; "
                 f"the prompt has {len(prompt)} tokens{wanted}",
                 "max_tokens" if wanted else "prompt",
                 "context_length_exceeded",

@@ -19,7 +19,7 @@ def status(service: Service) -> dict[str, Any]:
             "names": list(service.names),
             "target": pipeline.models["target"],
             "draft": pipeline.models["draft"],
-            "max_model_len": pipeline.context,
+            "max_model_len": service.engine.context,
             "has_chat_template": bool(service.template_source),
             "system_fingerprint": service.fingerprint,
         },
