@@ -211,6 +211,7 @@ class ServerEngine:
                 loop, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
             )
             try:
+                self._note(scheduler)
                 while self._collect(scheduler):
                     began = time.perf_counter()
                     events = scheduler.step()
@@ -247,8 +248,7 @@ class ServerEngine:
     def _note(self, scheduler: Scheduler) -> None:
         self._counts = (scheduler.running, scheduler.waiting)
         if isinstance(self._controller, AutoController):
-            account = self._controller.report.total()
-            self._totals.speedups(account.predicted, account.measured)
+            self._totals.reckon(self._controller.report.total())
             if (now := time.monotonic()) >= self._curve_due:
                 self._curve_due = now + CURVE_SECONDS
                 self._totals.curve(*self._controller.pass_seconds())

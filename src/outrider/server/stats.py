@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from outrider.decoding.controller import Controller, Room
 from outrider.decoding.events import Event, TokenEvent
 from outrider.decoding.metrics import DraftCounts, RequestMetrics
+from outrider.decoding.report import Account
 from outrider.decoding.types import StepRecord
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -38,6 +39,9 @@ class EngineStats:
     speculation:        why speculation was on or off for the request that ended last; "" before that.
     predicted_speedup, measured_speedup: over plain decoding, as the controller reckons it;
                         None if it does not.
+    reckoned_seconds, plain_seconds: of the steps so far, and what plain decoding would have taken for their
+                        tokens, by the controller's reckoning; 0 without. Over any span their quotient is the
+                        speed-up.
     recent:             (drafted, accepted) of requests' shares of the last RECENT steps, the last one last.
     pass_seconds:       the controller's cost curve, seconds of a pass over 1, 2, … tokens for texts of about
                         `pass_context` tokens; () if it has none.
@@ -68,6 +72,8 @@ class EngineStats:
     speculation: str = ""
     predicted_speedup: float | None = None
     measured_speedup: float | None = None
+    reckoned_seconds: float = 0.0
+    plain_seconds: float = 0.0
     recent: tuple[tuple[int, int], ...] = ()
     pass_seconds: tuple[float, ...] = ()
     pass_context: int = 0
@@ -84,7 +90,7 @@ class Totals:
         self._steps = self._prompt_tokens = 0
         self._seconds = 0.0
         self._speculation = ""
-        self._speedups: tuple[float | None, float | None] = (None, None)
+        self._reckoned = Account()
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
         self._curve: tuple[int, tuple[float, ...]] = (0, ())
 
@@ -111,9 +117,9 @@ class Totals:
                     self._prompt_tokens += prompt_tokens.get(event.request_id, 0)
                     self._speculation = event.metrics.speculation or self._speculation
 
-    def speedups(self, predicted: float | None, measured: float | None) -> None:
-        """What the controller reckons so far."""
-        self._speedups = predicted, measured
+    def reckon(self, account: Account) -> None:
+        """What the controller reckons so far; nobody changes the account any more."""
+        self._reckoned = account
 
     def curve(self, context: int, seconds: tuple[float, ...]) -> None:
         """What passes cost now."""
@@ -122,7 +128,7 @@ class Totals:
     def snapshot(self, **now: int) -> EngineStats:
         """The totals, with what is known of this moment: other fields of EngineStats."""
         with self._lock:
-            total = self._sum
+            total, reckoned = self._sum, self._reckoned
             deepest = max(total.accepted_at, default=0)
             return EngineStats(
                 finished=dict(self._finished),
@@ -138,8 +144,10 @@ class Totals:
                 verify_seconds=total.verify_seconds,
                 other_seconds=total.other_seconds,
                 speculation=self._speculation,
-                predicted_speedup=self._speedups[0],
-                measured_speedup=self._speedups[1],
+                predicted_speedup=reckoned.predicted,
+                measured_speedup=reckoned.measured,
+                reckoned_seconds=reckoned.seconds,
+                plain_seconds=reckoned.plain_seconds,
                 recent=tuple(self._recent),
                 pass_context=self._curve[0],
                 pass_seconds=self._curve[1],

@@ -16,7 +16,7 @@ export const percent = (part) => `${Math.round(100 * part)}%`;
 export const times = (ratio) => `×${ratio.toFixed(2)}`;
 export const seconds = (value) => `${value.toFixed(value < 10 ? 2 : 1)} s`;
 const perSecond = (rate) => (rate < 10 ? rate.toFixed(1) : String(Math.round(rate)));
-const millis = (value) => `${(1000 * value).toPrecision(3)} ms`;
+const millis = (value) => (value < 1 ? `${(1000 * value).toPrecision(3)} ms` : `${value.toPrecision(3)} s`);
 
 export class Live {
   // key: gives the API key. onStatus, onFailure: told of every look at the server.
@@ -52,19 +52,24 @@ export class Live {
   }
 
   begin(answer) {
+    if (!this.answers.size) {
+      const { reckoned_seconds: spent = 0, plain_seconds: plain = 0 } = this.status?.engine ?? {};
+      this.since = [spent, plain];
+      put("against", "–");
+    }
     this.answers.add(answer);
     this.look();
   }
 
   // A chunk has come.
   tick(answer) {
-    legend(byId("legend"), answer.counts);
+    this.#legend(answer.counts);
     if (answer.rate !== null) this.#rate(answer.rate, "just now");
   }
 
   end(answer) {
     this.answers.delete(answer);
-    legend(byId("legend"), answer.counts);
+    this.#legend(answer.counts);
     const { metrics } = answer;
     if (metrics) {
       if (metrics.decode_tokens_per_s) this.#rate(metrics.decode_tokens_per_s, "last answer");
@@ -76,23 +81,34 @@ export class Live {
         put("acceptance-more", "nothing drafted, last answer");
       }
       if (metrics.block_efficiency) put("per-pass", metrics.block_efficiency.toFixed(2));
-      if (metrics.speculation) put("why", metrics.speculation);
+      const plain = answer.kinds.has("plain") && answer.kinds.size === 1;
+      put("why", plain ? "off: plain decoding was asked for" : metrics.speculation);
     }
     this.look();
   }
 
+  #legend(counts) {
+    legend(byId("legend"), counts, this.status?.speculation.drafters);
+  }
+
   #rate(rate, when) {
     put("rate", perSecond(rate));
-    put("rate-more", `tokens per second, ${when}`);
-    const plain = this.status?.engine.pass_seconds?.[0];
-    put("against", plain ? times(rate * plain) : "–");
+    put("rate-more", `tokens/s, ${when}`);
+  }
+
+  // The engine's speed against plain decoding since the oldest answer under way began, or the last one did.
+  #against({ reckoned_seconds: spent, plain_seconds: plain }) {
+    if (!this.since || spent - this.since[0] < 0.05) return;
+    put("against", times((plain - this.since[1]) / (spent - this.since[0])));
   }
 
   #show({ engine }) {
     const { measured_speedup: measured, predicted_speedup: predicted } = engine;
+    this.#against(engine);
     const all = measured === null ? "no reckoning yet" : `all so far ${times(measured)}`;
     put("against-more", predicted === null ? all : `${all}, predicted ${times(predicted)}`);
     if (byId("why").textContent === "" && engine.speculation) put("why", engine.speculation);
+    if (!this.since) this.#legend({});
     this.#steps(engine.recent);
     this.#drafters(engine.by_drafter);
     this.#curve(engine.pass_seconds, engine.pass_context, engine.recent);
@@ -140,8 +156,8 @@ export class Live {
     const eight = curve[7] / curve[0];
     put(
       "curve-more",
-      `One token takes ${millis(curve[0])}, eight together take ${millis(curve[7])}: ${eight.toFixed(1)} times as long, ` +
-        `not 8 (texts of about ${context} tokens). The dot is the mean pass of the last steps.`,
+      `A pass over one token takes ${millis(curve[0])}, over eight ${millis(curve[7])}: ${eight.toFixed(1)} times as ` +
+        `long (texts of about ${context} tokens). The dot is the mean pass of the last steps.`,
     );
     const body = byId("curve-table").tBodies[0];
     body.replaceChildren(
@@ -174,23 +190,24 @@ function bar(kind, at, part) {
 
 // T(n) in ms over n, and for comparison the line that n passes of one token would follow.
 function drawCurve(drawing, curve, width) {
-  const [left, right, top, bottom] = [38, 312, 10, 136];
+  const [left, right, top, bottom] = [38, 312, 18, 136];
   const most = 1.1 * Math.max(curve.at(-1), 2 * curve[0]);
   const x = (n) => left + ((n - 1) / (curve.length - 1)) * (right - left);
   const y = (s) => bottom - (s / most) * (bottom - top);
   const line = (points) => points.map(([n, s], i) => `${i ? "L" : "M"}${x(n).toFixed(1)} ${y(s).toFixed(1)}`).join("");
   const parts = [];
-  const step = nice((1000 * most) / 3);
-  for (let ms = 0; ms <= 1000 * most; ms += step) {
-    const at = y(ms / 1000);
+  const [unit, per] = most < 2 ? ["ms", 1000] : ["s", 1];
+  const step = nice((per * most) / 5);
+  for (let tick = 0; tick <= per * most; tick += step) {
+    const at = y(tick / per);
     parts.push(shape("line", { class: "grid", x1: left, x2: right, y1: at, y2: at }));
-    parts.push(shape("text", { x: left - 5, y: at + 4, "text-anchor": "end" }, String(+ms.toPrecision(3))));
+    parts.push(shape("text", { x: left - 5, y: at + 4, "text-anchor": "end" }, String(+tick.toPrecision(3))));
   }
   for (const n of [1, 8, 16, 24, 32].filter((n) => n <= curve.length)) {
     parts.push(shape("text", { x: x(n), y: bottom + 15, "text-anchor": "middle" }, String(n)));
   }
   parts.push(shape("text", { x: right, y: bottom + 30, "text-anchor": "end" }, "tokens in the pass"));
-  parts.push(shape("text", { x: left + 4, y: top + 4 }, "ms"));
+  parts.push(shape("text", { x: left - 5, y: 11, "text-anchor": "end" }, unit));
   const end = Math.min(curve.length, most / curve[0]);
   parts.push(shape("path", { class: "apart", d: line([[1, curve[0]], [end, end * curve[0]]]) }));
   parts.push(shape("path", { class: "together", d: line(curve.map((s, i) => [i + 1, s])) }));

@@ -23,7 +23,7 @@ export class Race {
     this.onFailure = onFailure;
     this.onBusy = onBusy;
     this.abort = null;
-    this.races = 0;
+    this.turns = 0;
     byId("race").addEventListener("submit", (event) => {
       event.preventDefault();
       this.run();
@@ -43,52 +43,53 @@ export class Race {
     this.onBusy(true);
     byId("race-stop").disabled = false;
     verdict("", "Racing…");
-    // Whoever runs second has a warmer machine, so they take turns at it.
-    const order = this.races % 2 ? [...LANES].reverse() : LANES;
-    this.races += 1;
+    const rounds = Number(byId("rounds").value);
+    const runs = { plain: [], speculative: [] };
     this.elapsed = { plain: 0, speculative: 0 };
     for (const name of LANES) {
       byId(`${name}-tokens`).replaceChildren();
+      byId(`${name}-note`).textContent = "waits for its turn";
       clock(name, this.elapsed);
-      byId(`${name}-note`).textContent = name === order[0] ? "runs first" : "waits for the other to end";
     }
     const base = fields();
-    // Without a seed in the settings, one for both; and nothing cached for either from before, or by the other.
-    base.seed ??= crypto.getRandomValues(new Uint32Array(1))[0];
-    const salt = `race-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`;
-    const found = {};
+    base.seed ??= crypto.getRandomValues(new Uint32Array(1))[0]; // one for all
     try {
-      for (const name of order) {
-        const body = {
-          ...base,
-          messages: [{ role: "user", content: prompt }],
-          speculative: name === "plain" ? false : speculative() || true,
-          cache_salt: `${salt}-${name}`,
-        };
-        found[name] = await this.#lane(name, body);
+      for (let round = 0; round < rounds; round += 1) {
+        for (const name of this.#order()) {
+          const body = {
+            ...base,
+            messages: [{ role: "user", content: prompt }],
+            speculative: name === "plain" ? false : speculative() || true,
+            // Nothing that was cached before, or by the other one, may help.
+            cache_salt: `race-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`,
+          };
+          runs[name].push(await this.#lane(name, body));
+        }
       }
-      result(found.plain, found.speculative, base.seed);
+      result(runs, base.seed);
     } catch (error) {
-      if (error.name === "AbortError") {
-        verdict("", "Stopped: nothing was compared.");
-      } else {
-        verdict("", "The race did not end: nothing was compared.");
-        this.onFailure(error);
-      }
-      for (const name of LANES) if (!found[name]) byId(`${name}-note`).textContent = "did not end";
+      verdict("", error.name === "AbortError" ? "Stopped: nothing was compared." : "Nothing was compared.");
+      if (error.name !== "AbortError") this.onFailure(error);
+      for (const name of LANES) if (runs[name].length < rounds) byId(`${name}-note`).textContent = "did not end";
     }
     this.abort = null;
     byId("race-stop").disabled = true;
     this.onBusy(false);
   }
 
+  // Whoever goes second finds a warmer machine, so they take turns.
+  #order() {
+    this.turns += 1;
+    return this.turns % 2 ? LANES : [...LANES].reverse();
+  }
+
   // One run, alone on the machine as far as this page goes.
   async #lane(name, body) {
     const answer = new Answer(byId(`${name}-tokens`));
     byId(`${name}-note`).textContent = "running";
-    const began = performance.now();
+    const [before, began] = [this.elapsed[name], performance.now()];
     const tick = () => {
-      this.elapsed[name] = (performance.now() - began) / 1000;
+      this.elapsed[name] = before + (performance.now() - began) / 1000;
       clock(name, this.elapsed);
     };
     const timer = setInterval(tick, 100);
@@ -123,23 +124,35 @@ function verdict(kind, text, more = "") {
   byId("verdict-more").textContent = more;
 }
 
-function result(plain, fast, seed) {
-  const { identical, at } = compare(plain.ids, fast.ids);
+function result(runs, seed) {
+  const [plain] = runs.plain;
+  const all = [...runs.plain, ...runs.speculative];
+  const odd = all.find((run) => !compare(plain.ids, run.ids).identical);
   const parts = [];
-  if (identical) parts.push(`all ${plain.ids.length} tokens are the same`);
-  else parts.push(`they part at token ${at + 1}: ${shown(plain, at)} plainly, ${shown(fast, at)} speculatively`);
-  const [slow, quick] = [plain.metrics?.tpot_ms, fast.metrics?.tpot_ms];
-  if (identical && slow && quick) {
-    const ratio = slow / quick;
-    parts.push(
-      `speculation was ${times(ratio)} as fast (${slow.toFixed(1)} against ${quick.toFixed(1)} ms a token, prompt apart)`,
-    );
+  if (odd) {
+    const { at } = compare(plain.ids, odd.ids);
+    const kind = runs.plain.includes(odd) ? "in another plain run" : "speculatively";
+    parts.push(`they part at token ${at + 1}: ${shown(plain, at)} plainly, ${shown(odd, at)} ${kind}`);
+  } else {
+    parts.push(`all ${plain.ids.length} tokens are the same`);
+    const [slow, quick] = [perToken(runs.plain), perToken(runs.speculative)];
+    if (slow && quick) {
+      const each = `${slow.toFixed(1)} against ${quick.toFixed(1)} ms a token, prompt apart`;
+      parts.push(`speed-up ${times(slow / quick)} (${each})`);
+      if (slow < quick && runs.plain.length === 1) parts.push("more runs tell more, where other work disturbs them");
+    }
+    if (!runs.speculative.some((run) => Object.keys(run.counts).some((source) => source !== "target"))) {
+      parts.push("no guess was accepted: the controller left speculation off, or every guess was wrong");
+    }
   }
   parts.push(`seed ${seed}`);
-  if (identical && !Object.keys(fast.counts).some((source) => source !== "target")) {
-    parts.push("no guess was accepted: the controller left speculation off, or every guess was wrong");
-  }
-  verdict(identical ? "yes" : "no", `identical: ${identical ? "yes" : "no"}`, `${parts.join("; ")}.`);
+  verdict(odd ? "no" : "yes", `identical: ${odd ? "no" : "yes"}`, `${parts.join("; ")}.`);
+}
+
+// Milliseconds of one token, the mean of all runs; null where the server cannot say.
+function perToken(runs) {
+  const found = runs.map((run) => run.metrics?.tpot_ms);
+  return found.every(Boolean) ? found.reduce((sum, ms) => sum + ms, 0) / found.length : null;
 }
 
 const shown = ({ ids, texts }, at) => (at < ids.length ? `${ids[at]} ${JSON.stringify(texts[at])}` : "the end");

@@ -22,9 +22,9 @@ export function setUp(onKey) {
     }
     onKey();
   });
-  // The fields have no form of their own: the answer to Enter is to leave the field.
-  field("settings").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && event.target.matches("input")) event.target.blur();
+  field("settings").querySelector("form").addEventListener("submit", (event) => {
+    event.preventDefault(); // nothing is sent from here: Enter just ends the typing
+    document.activeElement.blur();
   });
 }
 
@@ -60,6 +60,7 @@ export function fields() {
     temperature: number("temperature"),
     seed: number("seed"),
     max_tokens: number("max-tokens"),
+    response_format: field("form").value === "text" ? undefined : { type: field("form").value },
     speculative: speculative(),
     stream: true,
     outrider: true,

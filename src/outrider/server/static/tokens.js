@@ -35,6 +35,7 @@ export class Answer {
     this.ids = [];
     this.texts = [];
     this.counts = {}; // tokens by source
+    this.kinds = new Set();
     this.text = "";
     this.metrics = null; // at the end
     this.seed = null;
@@ -55,6 +56,7 @@ export class Answer {
       this.ids.push(token.id);
       this.texts.push(token.text);
       const source = sourceOf(token);
+      this.kinds.add(token.kind);
       this.counts[source] = (this.counts[source] ?? 0) + 1;
       this.held.push(token);
       if (token.text) made.append(this.#span(token.text));
@@ -106,7 +108,7 @@ export function inspect(area, line) {
     shown = span;
     if (!span) return;
     span.classList.add("at");
-    line.textContent = `“${span.textContent}”: ${span.title.replaceAll("\n", "; ")}`;
+    line.textContent = `“${span.textContent.replaceAll("\n", "↵")}”: ${span.title.replaceAll("\n", "; ")}`;
   };
   area.addEventListener("pointerover", (event) => {
     if (event.target.classList.contains("token")) show(event.target);
@@ -123,12 +125,13 @@ export function inspect(area, line) {
   });
 }
 
-// The legend, with the share of each source in one answer.
-export function legend(list, counts) {
+// The legend, with the share of each source in one answer. What the server does not have is left out.
+export function legend(list, counts, drafters) {
+  const there = new Set(["target", "constraint", ...(drafters ?? Object.keys(SOURCES))]);
   const total = Object.values(counts).reduce((sum, count) => sum + count, 0);
   for (const item of list.querySelectorAll("[data-source]")) {
     const count = counts[item.dataset.source] ?? 0;
     item.querySelector(".share").textContent = total ? `${Math.round((100 * count) / total)}%` : "";
-    item.hidden = item.dataset.source === "other" && !count;
+    item.hidden = !count && (item.dataset.source === "other" || !there.has(item.dataset.source));
   }
 }
