@@ -121,11 +121,13 @@ def run(args: argparse.Namespace) -> int:
         )
     document["settings"] = settings(params, choices, runs=args.runs, raw=args.raw, temperatures=temperatures)
     if args.plot is not None:
-        _plot(document, models[0], config.threads, args.plot)
+        _add_cost_curve(document, models[0], config.threads)
     print(
         json.dumps(document, ensure_ascii=False, allow_nan=False) if args.json else report.text(document),
         flush=True,
     )
+    if args.plot is not None:
+        _write_page(document, args.plot)
     same = all(m["identical"] for w in document["workloads"] for m in w["methods"].values())
     return 0 if same else 1
 
@@ -139,15 +141,19 @@ def _check_plot(path: Path) -> None:
         raise ConfigError(f"--plot: {str(path)!r} cannot be written")
 
 
-def _plot(document: dict[str, Any], target: LanguageModel, threads: int | None, path: Path) -> None:
-    """Add the target's cost curve to the document and write the page."""
+def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: int | None) -> None:
+    """Time the target's passes, where they can be timed alone."""
     from outrider.bench import cost_curve as curve
-    from outrider.bench import page
     from outrider.engines.native import NativeModel
 
     if isinstance(target, NativeModel) and target.max_positions > max(curve.WIDTHS):
         context = min(curve.CONTEXT, target.max_positions - max(curve.WIDTHS))
         document["cost_curve"] = curve.measure(target, threads=threads, context=context, rounds=PLOT_ROUNDS)
+
+
+def _write_page(document: dict[str, Any], path: Path) -> None:
+    from outrider.bench import page
+
     try:
         path.write_text(page.html(document), "utf-8")
     except OSError as e:
