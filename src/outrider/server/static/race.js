@@ -24,7 +24,7 @@ export class Race {
     this.onBusy = onBusy;
     this.abort = null;
     this.turns = 0;
-    byId("race").addEventListener("submit", (event) => {
+    byId("race-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.run();
     });
