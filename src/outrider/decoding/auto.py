@@ -118,6 +118,9 @@ class AutoController:
         self._batch.clear()
         self._curve = self.target.at(self._context)
         self._plain = self._curve.seconds(self._base) + self._overhead
+        fresh = sum([room.request_id not in self._states for room in batch])
+        if fresh:  # what the texts before them gained says little of these
+            self._worth = self._paid + (1.0 - fresh / width) * (self._worth - self._paid)
         # What decoding reaches now, at least plainly.
         self._rate = max(1.0, self._worth / self._paid) * width / self._plain
         if self.drawing is not None:

@@ -90,6 +90,23 @@ def test_what_it_missed_is_part_of_the_price() -> None:
     assert choice.draft > 0, "two thousand will"
 
 
+def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
+    """Else a draft model that did well would never be fed another short text: what it missed is dear, and at
+    the rate that it reaches a step gains nothing."""
+    controller = make()
+    asked = ask(behind=1)
+    for _ in range(40):
+        controller.choose(rooms())
+        (choice,) = controller.plan([asked])
+        drawn = Chain(list(range(choice.draft)), [0.99] * choice.draft)
+        (tree,) = controller.finish([asked], [choice], [drawn], 0.05)
+        record(controller, tree, len(tree))
+    controller.release("0")
+    controller.choose([Room("1", 30, 400)])
+    (choice,) = controller.plan([ask("1", behind=400)])
+    assert choice.draft > 0
+
+
 def test_a_strong_lookup_leaves_the_draft_model_alone() -> None:
     controller = make()
     controller.choose(rooms())
