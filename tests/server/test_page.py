@@ -73,6 +73,48 @@ def test_answers_stream_with_every_tokens_source(page: Page, server: Running) ->
     assert page.complaints() == []
 
 
+def test_a_draft_model_and_the_cost_curve(chromium: Page, target_file: Path, draft_file: Path) -> None:
+    pipeline = toy_pipeline(target_file, {"method": "auto", "model": str(draft_file)})
+    with running(pipeline) as server, chromium.at(server.url) as page:
+        page.until(lambda: page("curve-there").is_displayed())
+        assert "tiny, draft " in page("model").text
+        page.set("max-tokens", "100")
+        page.ask("a b c d")
+        assert "from-target" in sources(page, "#log") <= {"from-target", "from-draft_model", "from-suffix"}
+        page.until(lambda: page("against").text.startswith("×"))
+        assert page.js("return document.querySelectorAll('#curve .together').length") == 1
+        assert "A pass over one token takes" in page("curve-more").text
+        page.set("speculation", "draft_model")
+        page("clear").click()
+        assert page.ask("a b c d")
+        page.set("speculation", "off")
+        page("clear").click()
+        page.ask("a b c d")
+        assert page("why").text == "off: plain decoding was asked for"
+        assert page.complaints() == []
+
+
+def test_sources_and_words(page: Page) -> None:
+    found = page.module(
+        "./tokens.js",
+        """
+        const of = (kind, source) => it.sourceOf({id: 1, text: "a", kind, source});
+        return [of("accepted", "draft_model"), of("accepted", "suffix"), of("accepted", "constraint"),
+          of("accepted", "something new"), of("accepted"), of("recovered"), of("bonus"), of("plain"),
+          it.words({id: 7, kind: "accepted", source: "suffix"})];
+        """,
+    )
+    assert found == [
+        *("draft_model", "suffix", "constraint", "other", "other", "target", "target", "target"),
+        "token 7: guessed by suffix, accepted by the target",
+    ]
+
+
+def test_an_answer_as_json(page: Page) -> None:
+    page.set("form", "json_object")
+    assert page.ask("anything").lstrip().startswith("{")
+
+
 def test_a_conversation_goes_on(page: Page, server: Running) -> None:
     first = page.ask("one")
     second = page.ask("two")

@@ -108,7 +108,7 @@ function ending({ ids, reason, metrics, seed }) {
   const parts = [`${ids.length} tokens`];
   if (metrics?.decode_tokens_per_s) parts.push(`${metrics.decode_tokens_per_s.toFixed(1)} per second`);
   if (metrics?.ttft_ms != null) parts.push(`first after ${seconds(metrics.ttft_ms / 1000)}`);
-  if (seed !== null) parts.push(`seed ${seed}`);
+  if (Number.isSafeInteger(seed)) parts.push(`seed ${seed}`);
   if (reason === "length") parts.push("ended by the limit of tokens");
   return `${parts.join(", ")}.`;
 }
