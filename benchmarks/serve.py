@@ -1,0 +1,120 @@
+"""The server under load, against plain decoding and against llama.cpp's server; and a soak.
+
+    python benchmarks/serve.py [-m MODEL] [--peer llama.cpp=PYTHON] [--parts load,prefill,prefix]
+    python benchmarks/serve.py --soak 10000 [--seconds 3600]
+
+PYTHON is an interpreter that has the package xllamacpp.
+
+load:    1 to 16 clients send the built-in workloads, greedy; the servers take turns, level by level, so that
+         a noisy neighbour slows all of them alike. What is finished is kept in a journal; started again, it
+         goes on from there.
+prefill: how much slower running streams become while a prompt of 4096 tokens is read.
+prefix:  the time to the first token when a system prompt of 1024 tokens has been read before.
+soak:    clients that leave, break off, send nonsense, are slow, on a server with several keys; every answer
+         is compared with the one that plain decoding gives alone, and memory must not grow.
+
+Writes benchmarks/results/serve.json (serve_soak.json); `--docs` puts the table into docs/server.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import serve_load
+import serve_pool
+from outrider.bench import machine
+from outrider.cli.demo import MODEL
+from serve_servers import outrider_server
+from serve_soak import KEYS, Soak, Tally, expected
+
+RESULTS = Path(__file__).resolve().parent / "results"
+BODY_BYTES = 1 << 20  # the soak's server takes no more
+CONTEXT = 1024
+PREFIX_CACHE = "96M"  # so that it is full when the warm-up is over
+
+
+def soak(
+    model: str,
+    requests: int,
+    seconds: float = 0.0,
+    *,
+    cases: int = 140,
+    clients: int = 16,
+    threads: int | None = None,
+    seed: int = 0,
+) -> Tally:
+    """Start the two servers, ask, stop them."""
+    chosen = serve_pool.pool(cases, seed)
+    flags = ["--api-key", *KEYS, "--max-body-bytes", str(BODY_BYTES), "--max-waiting", "10"]
+    flags += ["--stall-timeout", "20", "--prefix-cache", PREFIX_CACHE]
+    plain = ["--spec", "none", "--prefix-cache", "0"]
+    alone = outrider_server("alone", model, slots=1, context=CONTEXT, threads=threads, flags=plain)
+    shared = outrider_server("shared", model, slots=8, context=CONTEXT, threads=threads, flags=flags)
+    try:
+        alone.wait()
+        answers = asyncio.run(expected(alone.url, chosen))
+        alone.stop()
+        distinct = len({str(answer.choices) for answer in answers})
+        print(f"{cases} answers without company, {distinct} of them distinct", file=sys.stderr)
+        shared.wait()
+        run = Soak(
+            shared.url,
+            shared.process.pid,
+            chosen,
+            answers,
+            clients=clients,
+            context=CONTEXT,
+            body_bytes=BODY_BYTES,
+            seed=seed,
+        )
+        tally = asyncio.run(run.run(requests, seconds))
+    finally:
+        alone.stop()
+        status = shared.stop()
+    if status != 0:
+        tally.fault("exit status", f"{status}: {shared.log()[-500:]}")
+    for line in shared.complaints():
+        tally.fault("error in the log", line)
+    return tally
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", default=MODEL)
+    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("--soak", type=int, metavar="REQUESTS", help="at least so many")
+    parser.add_argument("--seconds", type=float, default=0.0, help="the soak goes on for at least so long")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    serve_load.add_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure and print; 1 when the soak fails or an answer of the load was lost or changed."""
+    args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end as well
+    if args.soak is None:
+        return serve_load.run(args, args.json or RESULTS / "serve.json")
+    tally = soak(args.model, args.soak, args.seconds, threads=args.threads, seed=args.seed)
+    document = {"machine": machine.describe(args.threads), "model": Path(args.model).name, **tally.document()}
+    path = args.json or RESULTS / "serve_soak.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    for (habit, came), n in sorted(tally.outcomes.items()):
+        print(f"{habit:10} {came:12} {n}")
+    for line in tally.told:
+        print(line)
+    print(tally.verdict())
+    return 0 if tally.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

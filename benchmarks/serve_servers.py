@@ -1,0 +1,120 @@
+"""Servers as processes: Outrider's, and llama.cpp's from the package xllamacpp. What serve.py measures.
+
+As a script, run by another interpreter, it is llama.cpp's server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 300.0  # for loading a model
+END_SECONDS = 20.0
+OUTRIDER = "import sys; from outrider.cli.main import main; sys.exit(main())"
+READY = re.compile(r"listening on (http://\S+)")
+
+
+class Served:
+    """A server that runs, with its log in a file.
+
+    url:  where it listens, after `wait`.
+    peer: whether it is not Outrider.
+    says: fields that its requests need so that the tokens of an answer can be counted as they come.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], says: dict[str, Any], *, peer: bool = False
+    ) -> None:
+        self.name, self.peer, self.says = name, peer, says
+        self._log = tempfile.NamedTemporaryFile("w+b", prefix="serve-", suffix=".log")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT
+        )
+        self.url = ""
+
+    def wait(self) -> None:
+        """Until it listens. Raises SystemExit, with the end of the log, when it does not."""
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            if (found := READY.search(self.log())) is not None:
+                self.url = found[1].rstrip("/")
+                return
+            time.sleep(0.05)
+        self.process.kill()
+        raise SystemExit(f"{self.name} did not start:\n{self.log()[-2000:]}")
+
+    def log(self) -> str:
+        """All that the server said."""
+        return Path(self._log.name).read_text("utf-8", "replace")
+
+    def complaints(self) -> list[str]:
+        """Lines of the log that tell of a fault of the server."""
+        return [line for line in self.log().splitlines() if re.match(r"ERROR|Traceback|\w*Error\b", line)]
+
+    def stop(self) -> int:
+        """End it as an operator would; its exit status, or that of a kill when it does not end in time."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+def outrider_server(
+    name: str, model: str, *, slots: int, context: int, threads: int | None, flags: Sequence[str] = ()
+) -> Served:
+    """`outrider serve` of this interpreter's package."""
+    command = [sys.executable, "-c", OUTRIDER, "serve", "-m", model, "--port", "0", "-np", str(slots)]
+    command += ["-c", str(context), "--disable-log-requests", *flags]
+    if threads is not None:
+        command += ["-t", str(threads)]
+    says = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    return Served(name, command, says)
+
+
+def llama_server(
+    name: str, python: str, model: str, *, slots: int, context: int, threads: int | None
+) -> Served:
+    """llama.cpp's server, by an interpreter that has xllamacpp."""
+    command = [python, __file__, "--model", model, "--slots", str(slots), "--context", str(context)]
+    command += ["--threads", str(threads or os.cpu_count() or 1)]
+    says = {"stream_options": {"include_usage": True}, "timings_per_token": True}
+    return Served(name, command, says, peer=True)
+
+
+def be_llama_server() -> None:
+    """Be llama.cpp's server, without speculation, until stdin ends."""
+    import xllamacpp  # type: ignore[import-not-found]
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    for name in ("slots", "context", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    args = parser.parse_args()
+    params = xllamacpp.CommonParams()
+    params.model.path = args.model
+    params.n_parallel, params.n_ctx = args.slots, args.slots * args.context
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
+    params.verbosity = 1
+    server = xllamacpp.Server(params)
+    print("system:", xllamacpp.get_system_info(), flush=True)
+    print("listening on", server.listening_address, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    be_llama_server()
