@@ -90,7 +90,9 @@ def measure(
                 SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, ignore_eos=True)
                 for seed in range(len(prompts))
             ]
-            run = replace(pipeline, verifier=watching) if rule == "rejection" else pipeline
+            run = pipeline
+            if rule == "rejection":
+                run = replace(pipeline, drafting=replace(pipeline.drafting, verifier=watching))
             outputs = LLM.from_pipeline(run).generate(prompts, params)
             total = merge([output.outputs[0].metrics for output in outputs])
             cells.append({"verification": rule, "temperature": temperature, **summary(total)})

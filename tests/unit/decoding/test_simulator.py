@@ -281,8 +281,8 @@ def breaks(family: str, make: Callable[[Case], Policy]) -> bool:
 class FreeTime(AutoController):
     """Takes time for worth nothing."""
 
-    def choose(self, batch: Sequence[Any]) -> list[int]:
-        budgets = super().choose(batch)
+    def choose(self, batch: Sequence[Any], prompt_tokens: int = 0) -> list[int]:
+        budgets = super().choose(batch, prompt_tokens)
         self._rate *= 0.1
         return budgets
 
