@@ -123,8 +123,9 @@ def measure(
     base = pipelines[BASELINE]
     contestants = {name: Contestant(p) for name, p in pipelines.items()}
     prompts = {item.id: prompt_of(base, item.prompt, raw) for item in items}
+    brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
     for contestant in contestants.values():  # pages in the weights, fills the tokenizer's caches
-        contestant.run(prompts[items[0].id], replace(params, max_tokens=WARM_UP_TOKENS))
+        contestant.run(prompts[items[0].id], brief)
         contestant.account()
 
     def entry(workload: str, temperature: float) -> dict[str, Any]:
