@@ -377,10 +377,12 @@ class StepLoop:
         text_tail: str = "",
         error: Exception | None = None,
     ) -> None:
-        drafting = self._drafter is not None
-        seq.metrics.speculation = (
-            self._controller.explain(seq.request_id) if drafting else "off: there is no drafter"
-        )
+        if self._drafter is None:
+            seq.metrics.speculation = "off: there is no drafter"
+        elif seq.request.draft_limit == 0:
+            seq.metrics.speculation = "off: the request asks for plain decoding"
+        else:
+            seq.metrics.speculation = self._controller.explain(seq.request_id)
         self._release(seq)
         event = FinishEvent(seq.request_id, reason, stop_reason, text_tail, seq.metrics, error)
         self._outbox.append(event)

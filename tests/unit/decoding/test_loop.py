@@ -15,6 +15,7 @@ from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, FloatArray, Verdict
 from outrider.decoding.verify import CoupledVerifier
+from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyModel
@@ -324,3 +325,26 @@ def test_a_failing_release_is_logged_and_harms_nothing(caplog: pytest.LogCapture
     assert [event.finish_reason for event in ends(events).values()] == ["length", "length"]
     assert model.open_caches == 0
     assert "request a could not be released fully" in caplog.text
+
+
+def test_a_request_may_ask_for_plain_decoding_or_for_less() -> None:
+    prompt = (3, 4, 5, 3, 4, 5, 3, 4, 5, 3, 4)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    drafted = {}
+    for limit in (None, 0, 2):
+        loop = StepLoop(
+            CachedStepEngine(ToyModel(), tree_attention=True, exact_bits=True),
+            NgramDrafter(2, 1),
+            CoupledVerifier(),
+            FixedController(5),
+            clock=lambda: 0.0,
+        )
+        events = list(loop.generate([Request("r", prompt, params, draft_limit=limit)]))
+        end = events[-1]
+        assert isinstance(end, FinishEvent)
+        drafts = end.metrics.drafts
+        drafted[limit] = drafts.num_draft_tokens / max(1, drafts.num_drafts)
+        assert [e.token_id for e in events[:-1] if isinstance(e, TokenEvent)]
+        assert ("plain decoding" in end.metrics.speculation) == (limit == 0)
+    assert drafted[0] == 0
+    assert 0 < drafted[2] <= 2 < drafted[None]
