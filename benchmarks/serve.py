@@ -35,7 +35,9 @@ from serve_soak import KEYS, Soak, Tally, expected
 RESULTS = Path(__file__).resolve().parent / "results"
 BODY_BYTES = 1 << 20  # the soak's server takes no more
 CONTEXT = 1024
-PREFIX_CACHE = "96M"  # so that it is full when the warm-up is over
+# What is kept between requests is limited so that it is full when the warm-up is over: what grows then leaks.
+PREFIX_CACHE = "96M"
+KEPT_OUTPUTS = 1000
 
 
 def soak(
@@ -47,11 +49,14 @@ def soak(
     clients: int = 16,
     threads: int | None = None,
     seed: int = 0,
+    prefix_cache: str = PREFIX_CACHE,
+    kept_outputs: int = KEPT_OUTPUTS,
 ) -> Tally:
     """Start the two servers, ask, stop them."""
     chosen = serve_pool.pool(cases, seed)
     flags = ["--api-key", *KEYS, "--max-body-bytes", str(BODY_BYTES), "--max-waiting", "10"]
-    flags += ["--stall-timeout", "20", "--prefix-cache", PREFIX_CACHE]
+    lookup = json.dumps({"method": "auto", "suffix_decoding_max_cached_requests": kept_outputs})
+    flags += ["--speculative-config", lookup, "--stall-timeout", "20", "--prefix-cache", prefix_cache]
     plain = ["--spec", "none", "--prefix-cache", "0"]
     alone = outrider_server("alone", model, slots=1, context=CONTEXT, threads=threads, flags=plain)
     shared = outrider_server("shared", model, slots=8, context=CONTEXT, threads=threads, flags=flags)

@@ -39,7 +39,7 @@ class Served:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT
         )
-        self.url = ""
+        self.url = self._said = ""
 
     def wait(self) -> None:
         """Until it listens. Raises SystemExit, with the end of the log, when it does not."""
@@ -54,23 +54,27 @@ class Served:
 
     def log(self) -> str:
         """All that the server said."""
-        return Path(self._log.name).read_text("utf-8", "replace")
+        return self._said if self._log.closed else Path(self._log.name).read_text("utf-8", "replace")
 
     def complaints(self) -> list[str]:
         """Lines of the log that tell of a fault of the server."""
         return [line for line in self.log().splitlines() if re.match(r"ERROR|Traceback|\w*Error\b", line)]
 
     def stop(self) -> int:
-        """End it as an operator would; its exit status, or that of a kill when it does not end in time."""
+        """End it as an operator would; its exit status, or that of a kill when it does not end in time. Its
+        log can be read after; a second call changes nothing."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(END_SECONDS)
+            status = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait()
+            status = self.process.wait()
+        self._said = self.log()
+        self._log.close()
+        return status
 
 
 def outrider_server(

@@ -125,7 +125,9 @@ def test_memory_that_grows_is_noticed(soak: Any) -> None:
 @pytest.mark.model
 def test_no_answer_of_the_default_model_is_lost_or_changed(soak: Any, default_model: Path) -> None:
     serve = importlib.import_module("serve")
-    tally = serve.soak(str(default_model), 200, cases=28, clients=8, threads=2)
+    tally = serve.soak(
+        str(default_model), 200, cases=14, clients=8, threads=2, prefix_cache="8M", kept_outputs=20
+    )
     assert not tally.faults, tally.told
     assert tally.requests >= 200
     assert tally.compared > 80
