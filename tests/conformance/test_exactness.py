@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import cache
 
 import pytest
 
+from outrider.decoding.drawing import Drawing
+from outrider.decoding.plan import Node
 from outrider.decoding.request import Request
+from outrider.drafters.mixed import MixedDrafter
 from tests.conformance.engines import ENGINES, Models
 from tests.conformance.harness import (
     DRAFTERS,
@@ -115,3 +119,29 @@ def test_an_oracle_writes_a_text_in_the_fewest_passes(engine: str) -> None:
         end = outputs[str(i)].end
         assert end is not None
         assert end.metrics.num_passes == -(-len(outputs[str(i)].tokens) // 5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_mixed_drafter_is_tried_with_branches_of_its_draft_model(engine: str) -> None:
+    """Else the cases above would say nothing of them."""
+    beside = deeper = accepted = 0
+
+    class Watched(Drawing):
+        def tried(self, request_id: str, nodes: Sequence[Node], kept: Collection[int]) -> None:
+            nonlocal beside, deeper, accepted
+            branches = {i for i, node in enumerate(nodes) if node.beside}
+            beside += len(branches)
+            accepted += len(branches & set(kept))
+            deeper += sum(node.parent in branches for node in nodes)
+            super().tried(request_id, nodes, kept)
+
+    expected = plain(engine, "temperature")
+    made = make_drafter("mixed", models(engine), answers(expected))
+    assert isinstance(made, MixedDrafter)
+    assert made.controller.drawing is not None
+    made.controller.drawing.__class__ = Watched
+    found = run(models(engine).engine(), made, batch_for(engine, "temperature"))
+    assert visible(found) == visible(expected)
+    assert beside >= 8
+    assert accepted > 0
+    assert deeper > 0, "branches are drawn on from"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,6 +59,7 @@ def text(
     confident: str = "honest",
     stay: float = 60.0,
     prompt: int = 40,
+    second: list[float] | None = None,
 ) -> Trace:
     """A text whose token at each position is the position itself.
 
@@ -66,6 +67,7 @@ def text(
     copies:    chances that a lookup is right; None for no lookup.
     confident: "honest" (the confidence is the chance), "vain" (too high), "blind" (it tells nothing), "none".
     stay:      mean tokens for which a chance stays.
+    second:    chances, one at a time, that the draft model's second choice is right where its first is wrong.
     """
     truth = list(range(size))
     drawn: list[int] | None = None
@@ -87,7 +89,19 @@ def text(
         looked = lookups(
             random, random.random(size) < means, np.full(size, offered), honest=confident != "blind"
         )
-    return Trace(prompt, truth, looked, drawn, confidence)
+    made = Trace(prompt, truth, looked, drawn, confidence)
+    if second is None or drawn is None or confidence is None:
+        return made
+    means = regimes(random, size, second, stay)
+    chance = np.clip(random.beta(4 * means + 0.05, 4 * (1 - means) + 0.05), 0.001, 0.999)
+    right = random.random(size) < chance
+    others = [at if ok and drawn[at] != at else 2 * 10**7 + at for at, ok in enumerate(right)]
+    if confident == "vain":
+        chance = chance**0.3
+    elif confident == "blind":
+        chance = random.random(size)
+    left = 1.0 - np.array(confidence)
+    return replace(made, second=others, second_confidence=(left * chance).tolist())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from outrider.decoding.controller import Room
 from outrider.decoding.costs import WIDEST, CostModel
 from outrider.decoding.drawing import Drawing, Prices
 from outrider.decoding.estimate import Acceptance
-from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, best_count, chosen, subtree
+from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node, best_count, chosen, subtree
 from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
 
@@ -81,13 +81,15 @@ class AutoController:
     ) -> None:
         self.target = CostModel() if target is None else target
         self.drawing = (
-            None if model is None else Drawing(model, longest=longest, start=start, confident=confident)
+            None
+            if model is None
+            else Drawing(model, longest=longest, start=start, confident=confident, tree=tree)
         )
         self.by_lookup = Acceptance(LOOKUP_START)
         self.allowance = Allowance()
         self.report = Report()
         self.names = names
-        self._most, self._tree = most, tree
+        self._most = most
         self._states: dict[str, _State] = {}
         self._width = 1  # sequences in the pass
         self._base = 1  # tokens in the pass without any draft: theirs, and prompt tokens of others
@@ -168,7 +170,7 @@ class AutoController:
         self._states.pop(request_id, None)
         self.by_lookup.forget(request_id)
         if self.drawing is not None:
-            self.drawing.accepted.forget(request_id)
+            self.drawing.forget(request_id)
         self.report.release(request_id)
 
     # --- What a step is worth ---------------------------------------------------------------------
@@ -233,27 +235,25 @@ class AutoController:
         self,
         asks: Sequence[Ask],
         choices: Sequence[Choice],
-        chains: Sequence[Chain | None],
+        drafts: Sequence[Drawn | None],
         seconds: float = 0.0,
     ) -> list[list[Node]]:
-        """The trees to verify, after the draft model has drawn `chains` in `seconds`."""
-        drawn = 0.0
-        if self.drawing is None or not any(chain is not None for chain in chains):
+        """The trees to verify, after the draft model has drawn `drafts` in `seconds`."""
+        drawing = 0.0
+        if self.drawing is None or not any(drawn is not None for drawn in drafts):
             trees = [chosen(ask.lookup, choice) for ask, choice in zip(asks, choices, strict=True)]
         else:
-            drawn = self.drawing.learn(asks, choices, chains, seconds, self._context)
+            drawing = self.drawing.learn(asks, choices, drafts, seconds, self._context)
             trees = [
-                chosen(ask.lookup, choice)
-                if chain is None
-                else self.drawing.grow(ask, choice, chain, tree=self._tree)
-                for ask, choice, chain in zip(asks, choices, chains, strict=True)
+                chosen(ask.lookup, choice) if drawn is None else self.drawing.grow(ask, choice, drawn)
+                for ask, choice, drawn in zip(asks, choices, drafts, strict=True)
             ]
-            trees = self._cut(self.drawing, asks, trees, chains)
+            trees = self._cut(self.drawing, asks, trees, drafts)
         base = self._base + sum([ask.ahead for ask in asks])
         size = sum([len(tree) for tree in trees])
         if not any(self._states[ask.request_id].probe for ask in asks):
             expected = self._width + sum([node.path for tree in trees for node in tree])
-            self._settle_rate(expected, drawn + self._curve.seconds(base + size))
+            self._settle_rate(expected, drawing + self._curve.seconds(base + size))
         for ask, tree in zip(asks, trees, strict=True):
             self._states[ask.request_id].nodes = tree
             self.report.expect(ask.request_id, 1.0 + sum([node.path for node in tree]))
@@ -266,11 +266,10 @@ class AutoController:
             return
         kept = {-1, *accepted}
         for i, node in enumerate(state.nodes):
-            if node.parent in kept:
-                if node.by_lookup:
-                    self.by_lookup.learn(request_id, node.depth, node.lookup, i in kept)
-                if node.drawn and self.drawing is not None:
-                    self.drawing.accepted.learn(request_id, node.drawn, node.model, i in kept)
+            if node.by_lookup and node.parent in kept:
+                self.by_lookup.learn(request_id, node.depth, node.lookup, i in kept)
+        if self.drawing is not None:
+            self.drawing.tried(request_id, state.nodes, kept)
 
     def _greet(self, request_id: str, lookup: Lookup) -> None:
         """A long match after short ones: the text has changed character, and old misses count no more."""
@@ -340,24 +339,32 @@ class AutoController:
         drawing: Drawing,
         asks: Sequence[Ask],
         trees: list[list[Node]],
-        chains: Sequence[Chain | None],
+        drafts: Sequence[Drawn | None],
     ) -> list[list[Node]]:
         """Keep the nodes that pay, whatever comes with stated distributions, and probes."""
         fixed = [
-            (chain is not None and chain.stated) or self._states[ask.request_id].probe > 0.0
-            for ask, chain in zip(asks, chains, strict=True)
+            (drawn is not None and drawn.stated) or self._states[ask.request_id].probe > 0.0
+            for ask, drawn in zip(asks, drafts, strict=True)
         ]
         base = self._base + sum([ask.ahead for ask in asks])
         base += sum([len(tree) for tree, all_of_it in zip(trees, fixed, strict=True) if all_of_it])
         order = sorted(
             (-node.path, t, i) for t, tree in enumerate(trees) if not fixed[t] for i, node in enumerate(tree)
         )
+        gains = [0.0] * len(trees)  # of second choices
         count, _ = best_count([-path for path, _, _ in order], base, self._rate, self._curve.seconds)
+        seconds = self._curve.seconds
+        for n, (path, t, i) in enumerate(order[:count], start=base):
+            if trees[t][i].beside:
+                gains[t] += -path - self._rate * (seconds(n + 1) - seconds(n))
         kept: list[list[int]] = [[] for _ in trees]
         for _, t, i in sorted(order[:count], key=lambda node: node[1:]):
             if len(kept[t]) < asks[t].room:
                 kept[t].append(i)
         out = []
+        for gain, drawn in zip(gains, drafts, strict=True):
+            if drawn is not None:
+                drawing.spread(gain)
         for ask, tree, nodes, all_of_it in zip(asks, trees, kept, fixed, strict=True):
             if not all_of_it:
                 drawing.suppose(ask.request_id, tree, nodes)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
+from outrider.decoding.branching import Branching, Reckoner
 from outrider.decoding.costs import CostModel
 from outrider.decoding.estimate import Acceptance
-from outrider.decoding.plan import Ask, Chain, Choice, GoOn, Node, chosen, merge
+from outrider.decoding.plan import Ask, Choice, Drawn, Node, chosen, merge, passes, refed
 
 FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
+BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
+SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 64  # steps over which catching up is paid off, if the output lasts as long
 
 
@@ -52,15 +55,24 @@ class Drawing:
     longest:   most tokens that it may draw in a step.
     start:     chance of its tokens before anything is known, 0..1.
     confident: whether it says how confident it is in each token, so that it can stop early.
+    tree:      whether its drafts may branch.
     """
 
     def __init__(
-        self, cost: CostModel, *, longest: int = 8, start: float = 0.7, confident: bool = True
+        self,
+        cost: CostModel,
+        *,
+        longest: int = 8,
+        start: float = 0.7,
+        confident: bool = True,
+        tree: bool = True,
     ) -> None:
         self.cost = cost
-        self.accepted = Acceptance(start)
-        self._longest, self._confident = longest, confident
+        self.accepted = Acceptance(start)  # its first choices
+        self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
+        self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
+        self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
 
     def at(self, context: int) -> None:
         """A step begins, with texts of about this many tokens."""
@@ -95,7 +107,7 @@ class Drawing:
                 choice.draft = min(longest, ask.room)
                 if self._confident:
                     choice.draft = min(self._longest, ask.room)
-                    choice.go_on = self._stopper(ask.request_id, base, len(drawn), 1.0, prices)
+                    choice.guide = self._guide(ask.request_id, base, 1.0, prices, sharers=len(drawn))
         return best
 
     def _plan_behind(self, ask: Ask, choice: Choice, base: int, value: float, prices: Prices) -> float | None:
@@ -113,7 +125,7 @@ class Drawing:
         choice.after, choice.draft = after, count
         if self._confident:
             choice.draft = len(hoped) - 1
-            choice.go_on = self._stopper(ask.request_id, wide, 1, path, prices)
+            choice.guide = self._guide(ask.request_id, wide, path, prices, longest=choice.draft)
         return worth
 
     def _best_length(
@@ -125,6 +137,7 @@ class Drawing:
         excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
         spent = first - seconds(step.plain) - one
         left = min([prices.left[ask.request_id] for ask in asks])
+        beside = self._beside_gain * len(step.hopes) if self._confident else 0.0
         best, best_gain, longest = value, 0.0, 0
         for k in range(1, max([len(hoped) for hoped in step.hopes])):
             gained, wide = step.other, step.wide
@@ -132,7 +145,7 @@ class Drawing:
                 at = k if k < len(hoped) else len(hoped) - 1
                 gained += hoped[at]
                 wide += at
-            worth = gained - rate * (seconds(wide) + spent + k * one)
+            worth = gained - rate * (seconds(wide) + spent + k * one) + beside
             steps = max(1.0, min(float(HORIZON), left / (1.0 + gained / len(asks))))
             gain = worth - value - excess / steps
             if gain > best_gain:
@@ -149,68 +162,95 @@ class Drawing:
             sums.append(total)
         return sums
 
-    def _stopper(self, request_id: str, base: int, sharers: int, path: float, prices: Prices) -> GoOn:
-        """Draw on while the chance that the next token is accepted is worth its drawing and verifying."""
-        rate, seconds, chance = prices.rate, prices.seconds, self.accepted.chance
-        one = self.draw(sharers) / sharers
-        rank = 0
+    def _guide(
+        self, request_id: str, base: int, path: float, prices: Prices, *, sharers: int = 1, longest: int = 0
+    ) -> Branching:
+        """Draw while the chance that the next tokens are accepted is worth their drawing and verifying."""
+        return Branching(
+            self._reckoner(request_id),
+            prices.seconds,
+            self.draw,
+            prices.rate,
+            base,
+            sharers=sharers,
+            path=path,
+            longest=longest or self._longest,
+            tree=self._tree,
+        )
 
-        def go_on(confidence: float) -> bool:
-            nonlocal path, rank
-            rank += 1
-            path *= chance(request_id, rank, confidence)
-            more = (seconds(base + sharers * (rank + 1)) - seconds(base + sharers * rank)) / sharers
-            return path * chance(request_id, rank + 1) > rate * (one + more)
+    def _reckoner(self, request_id: str) -> Reckoner:
+        return Reckoner(self.accepted, self.beside, request_id)
 
-        return go_on
+    def tried(self, request_id: str, nodes: Sequence[Node], kept: Collection[int]) -> None:
+        """Learn from a tree of which the nodes at `kept` were accepted (-1, the anchor, among them)."""
+        right = {nodes[i].parent: nodes[i].beside for i in kept if i >= 0 and nodes[i].drawn}
+        for i, node in enumerate(nodes):
+            if not node.drawn or node.parent not in kept:
+                continue
+            if not node.beside:
+                self.accepted.learn(request_id, node.drawn, node.model, i in kept)
+            elif right.get(node.parent, node.beside) >= node.beside:  # those before it are wrong
+                self.beside.learn(request_id, node.beside, node.model, i in kept)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self.accepted.forget(request_id)
+        self.beside.forget(request_id)
 
     def learn(
         self,
         asks: Sequence[Ask],
         choices: Sequence[Choice],
-        chains: Sequence[Chain | None],
+        drafts: Sequence[Drawn | None],
         seconds: float,
         context: int,
     ) -> float:
         """Learn what drawing took. Returns what it should take as a rule, without what had been missed."""
-        fed = usual = drawn = 0
-        lengths: list[int] = []
-        for ask, choice, chain in zip(asks, choices, chains, strict=True):
-            if chain is not None:
-                ahead = 0 if choice.after < 0 else _depth(ask, choice.after)
-                fed += (ask.behind or 1) + ahead
-                usual += min(ask.behind or 1, 2) + ahead
-                lengths.append(len(chain.tokens))
-                drawn += 1
+        fed = usual = 0
+        widths: list[int] = []  # of the passes after the first
+        for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
+            if drawn is None:
+                continue
+            ahead = 0 if choice.after < 0 else _depth(ask, choice.after)
+            fed += (ask.behind or 1) + ahead
+            usual += min(ask.behind or 1, 2) + ahead
+            for k, level in enumerate(passes(drawn.parents)):
+                if k == len(widths):
+                    widths.append(0)
+                widths[k] += len(refed(drawn.parents, level)[1])
         draw = self.draw
-        later = 0.0
-        for k in range(1, max(lengths)):
-            later += draw(sum([length > k for length in lengths]))
+        later = sum([draw(width) for width in widths])
         total = later + draw(usual)
         self.cost.at(context).observe_total(draw(fed) + later, seconds)
         return total
 
-    def grow(self, ask: Ask, choice: Choice, chain: Chain, *, tree: bool) -> list[Node]:
-        """The tree of a chain and the lookup's nodes; without trees, or where distributions are stated, the
-        chain alone, or behind the lookup's chosen nodes."""
-        chance = self.accepted.chance
-        chances = [chance(ask.request_id, rank, c) for rank, c in enumerate(chain.confidence, start=1)]
-        if tree and not chain.stated:
-            return merge(ask.lookup, choice.chances, chain, chances, choice.after)
+    def grow(self, ask: Ask, choice: Choice, drawn: Drawn) -> list[Node]:
+        """The tree of what was drawn and the lookup's nodes; without trees, or where distributions are
+        stated, what was drawn alone, or behind the lookup's chosen nodes."""
+        reckoner = self._reckoner(ask.request_id)
+        for parent, confidence in zip(drawn.parents, drawn.confidence, strict=True):
+            reckoner.add(parent, confidence)
+        if self._tree and not drawn.stated:
+            said = replace(drawn, confidence=reckoner.said)
+            return merge(ask.lookup, choice.chances, said, reckoner.chances, choice.after)
         nodes = chosen(ask.lookup, choice) if choice.after >= 0 else []
         at = choice.nodes.index(choice.after) if choice.after >= 0 else -1
-        drawn = zip(chain.tokens, chain.confidence, chances, strict=True)
-        for rank, (token, confidence, each) in enumerate(drawn, start=1):
+        each = zip(drawn.tokens, drawn.confidence, reckoner.chances, strict=True)
+        for rank, (token, confidence, chance) in enumerate(each, start=1):
             path, depth = (nodes[at].path, nodes[at].depth) if at >= 0 else (1.0, 0)
-            nodes.append(Node(token, at, depth + 1, path * each, False, None, rank, confidence))
+            nodes.append(Node(token, at, depth + 1, path * chance, False, None, rank, confidence))
             at = len(nodes) - 1
         return nodes
 
+    def spread(self, gain: float) -> None:
+        """Second choices have added this much to a draft, their verification paid, as far as was expected."""
+        self._beside_gain += SMOOTH * (gain - self._beside_gain)
+
     def suppose(self, request_id: str, tree: Sequence[Node], kept: Sequence[int]) -> None:
-        """The first drawn token that is not verified will never be known; its chance must do."""
+        """The first drawn token of a row that is not verified will never be known; its chance must do."""
         within = set(kept)
         for i, node in enumerate(tree):
-            if node.drawn and i not in within:
+            if node.drawn and not node.beside and i not in within:
                 above = tree[node.parent].path if node.parent >= 0 else 1.0
                 self.accepted.suppose(request_id, node.drawn, node.path / above)
                 return

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol
 
-GoOn: TypeAlias = Callable[[float], bool]
-"""Told the confidence of each token as it is drafted, says whether to draft another one."""
+
+class Guide(Protocol):
+    """Leads a draft model while it draws a tree. Nodes are numbered from 0 as they are drawn."""
+
+    def drew(self, parent: int, confidence: float) -> bool:
+        """A node was drawn below `parent` (-1 for where the draft starts), siblings one after the other, with
+        this confidence (0..1). Says whether the next likely token should be drawn beside it."""
+
+    def frontier(self) -> list[int]:
+        """Of the nodes drawn since it was last asked, those to draw on from in the next pass, ascending;
+        none to stop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +66,9 @@ class Choice:
 
     nodes: of the lookup, ascending, to be verified if nothing else is drafted.
     chances, paths: of the lookup's nodes, calibrated: given the parent, and of the whole path.
-    draft: most tokens for the draft model to draw; 0 leaves it alone.
+    draft: most tokens for the draft model to draw in a row; 0 leaves it alone.
     after: the lookup's node behind which it goes on; -1 for the anchor.
-    go_on: when to stop before that, or None.
+    guide: when to stop before that, and where to branch; None for a chain of `draft` tokens.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -67,19 +76,25 @@ class Choice:
     paths: list[float] = field(default_factory=list)
     draft: int = 0
     after: int = -1
-    go_on: GoOn | None = None
+    guide: Guide | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Chain:
-    """What a draft model drew: tokens, and its confidence in each (None where it does not say).
+class Drawn:
+    """What a draft model drew: a tree of tokens, and its confidence in each (None where it does not say).
 
-    stated: they come with the distributions that they were drawn from, so none may be left out.
+    stated:  they come with the distributions that they were drawn from, so none may be left out.
+    parents: as in `Draft`, siblings in the order in which they were drawn; none for a chain.
     """
 
     tokens: list[int]
     confidence: list[float | None]
     stated: bool = False
+    parents: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.parents:
+            self.parents = list(range(-1, len(self.tokens) - 1))
 
 
 @dataclass(slots=True)
@@ -89,7 +104,10 @@ class Node:
     depth: 1 = child of the anchor.
     path:  chance of the whole path.
     by_lookup, lookup: whether the lookup drafter proposed it, and with what confidence.
-    drawn, model:      the same of the draft model; `drawn` is 1 for the first that it drew, 0 for none.
+    drawn, model:      the same of the draft model; `drawn` is 1 for the first of a row that it drew, 0 for
+                       none.
+    beside:            of its siblings, how many the draft model drew before it; `model` is then given that
+                       those are wrong.
     """
 
     token: int
@@ -100,6 +118,7 @@ class Node:
     lookup: float | None = None
     drawn: int = 0
     model: float | None = None
+    beside: int = 0
 
 
 def best_count(
@@ -136,14 +155,14 @@ def contested(a: float, b: float) -> float:
 def merge(
     lookup: Lookup | None,
     chances: Sequence[float],
-    chain: Chain,
-    chain_chances: Sequence[float],
+    drawn: Drawn,
+    drawn_chances: Sequence[float],
     after: int = -1,
 ) -> list[Node]:
     """One tree of a lookup's and a draft model's nodes, equal prefixes only once, parents first.
 
-    chances, chain_chances: of each node given its parent, calibrated.
-    after: the lookup's node that the chain hangs from; -1 for the anchor.
+    chances, drawn_chances: of each node given its parent, calibrated.
+    after: the lookup's node that the drawn ones hang from; -1 for the anchor.
     """
     nodes: list[Node] = []
     place: list[int] = []  # the tree's node for each of the lookup's
@@ -158,14 +177,18 @@ def merge(
             place.append(len(nodes))
             node = Node(token, above, depth, chances[i], by_lookup=True, lookup=lookup.confidence[i])
             nodes.append(node)
-    at = place[after] if after >= 0 else -1
-    drawn = zip(chain.tokens, chain.confidence, chain_chances, strict=True)
-    for rank, (token, confidence, chance) in enumerate(drawn, start=1):
+    start = place[after] if after >= 0 else -1
+    spots: list[int] = []  # the tree's node for each of the drawn ones
+    ranks: list[int] = []
+    last, beside = -2, 0
+    each = zip(drawn.tokens, drawn.parents, drawn.confidence, drawn_chances, strict=True)
+    for token, parent, confidence, chance in each:
+        at, rank = (spots[parent], ranks[parent] + 1) if parent >= 0 else (start, 1)
+        last, beside = parent, beside + 1 if parent == last else 0
         siblings = [node for node in nodes if node.parent == at and not node.drawn]
         own = children.get((at, token))
         if own is not None:
             node = nodes[own]
-            rivals = 0.0
             node.path = agreed(node.path, chance)
         else:
             rivals = max((s.path for s in siblings), default=0.0)
@@ -176,8 +199,9 @@ def merge(
         for sibling in siblings:
             if sibling is not node:
                 sibling.path = contested(sibling.path, chance)
-        node.drawn, node.model = rank, confidence
-        at = own
+        node.drawn, node.model, node.beside = rank, confidence, beside
+        spots.append(own)
+        ranks.append(rank)
     for node in nodes:  # so far the chances given the parent
         if node.parent >= 0:
             node.path *= nodes[node.parent].path
@@ -217,3 +241,41 @@ def path_to(lookup: Lookup, node: int) -> list[int]:
         tokens.append(lookup.tokens[node])
         node = lookup.parents[node]
     return tokens[::-1]
+
+
+def refed(parents: Sequence[int], frontier: Sequence[int]) -> tuple[list[int], list[int]]:
+    """What a draft model is fed to draw on from `frontier`, nodes of one depth of the tree that it draws.
+
+    Returns (kept, fed), both ascending: the path above all of them, which its cache holds as a chain, and
+    the rest of their paths. A token can only hang from the whole cache or from tokens of the same pass, so
+    all that differs is fed again.
+    """
+    paths = [_path(parents, node) for node in frontier]
+    first = paths[0]
+    common = len(first) - 1
+    for path in paths[1:]:
+        common = next((i for i in range(common) if path[i] != first[i]), common)
+    kept = first[:common]
+    if len(paths) == 1:
+        return kept, first[common:]
+    return kept, sorted({node for path in paths for node in path[common:]})
+
+
+def passes(parents: Sequence[int]) -> list[list[int]]:
+    """The nodes of a drawn tree that were drawn on from, pass by pass after the first."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    levels: list[list[int]] = [[] for _ in range(max(depths, default=0))]
+    for node in sorted({parent for parent in parents if parent >= 0}):
+        levels[depths[node]].append(node)
+    return levels
+
+
+def _path(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from the top to `node`."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from outrider.decoding.constraint import Constraint
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import GoOn
+from outrider.decoding.plan import Guide
 from outrider.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class ProposeJob:
              drafted already, behind which the draft is to go on.
     budget:  most nodes that the draft may have, at least 1.
     sampler: the request's own, so that a draft model can draw with the target's noise.
-    go_on:   told the drafter's confidence (0..1) in each token as it is drawn, says whether to draw another;
-             None for as many as the budget has.
+    guide:   leads the drafter as it draws, see `Guide`; None for a chain of as many as the budget has.
     drafters: as the request's.
     """
 
@@ -83,7 +82,7 @@ class ProposeJob:
     context: TokenContext
     budget: int
     sampler: Sampler
-    go_on: GoOn | None = None
+    guide: Guide | None = None
     drafters: frozenset[str] | None = None
 
     def allows(self, drafter: str) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from outrider.decoding.controller import Room
-from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node, merge, path_to, subtree
+from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node, merge, passes, path_to, refed, subtree
 from outrider.decoding.types import StepRecord
 
 
@@ -24,7 +25,7 @@ class Policy(Protocol):
     def plan(self, asks: Sequence[Ask]) -> list[Choice]: ...
 
     def finish(
-        self, asks: Sequence[Ask], choices: Sequence[Choice], chains: Sequence[Chain | None], seconds: float
+        self, asks: Sequence[Ask], choices: Sequence[Choice], drafts: Sequence[Drawn | None], seconds: float
     ) -> list[list[Node]]: ...
 
     def observe(self, request_id: str, accepted: Sequence[int]) -> None: ...
@@ -45,6 +46,7 @@ class Trace:
     lookups:    by position, what a lookup drafter offers there; None without one.
     model:      by position, the token that the draft model has there after the true text; None without one.
     confidence: by position, the draft model's in that token; None where it does not say.
+    second, second_confidence: the same of its second choice; None if it never draws one.
     """
 
     prompt: int
@@ -52,6 +54,8 @@ class Trace:
     lookups: Sequence[Lookup] | None = None
     model: Sequence[int] | None = None
     confidence: Sequence[float] | None = None
+    second: Sequence[int] | None = None
+    second_confidence: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +89,7 @@ class _Sequence:
     trace: Trace
     at: int = 0
     checked: int = 0  # of prompt and text, tokens in the draft model's cache
-    fed: list[int] | None = None  # tokens behind the text that it was fed in this step, if it was used
+    held: list[tuple[int, int]] | None = None  # (parent, token) behind the text that it was fed in this step
 
     @property
     def left(self) -> int:
@@ -96,34 +100,66 @@ class _Sequence:
         lookup = None if trace.lookups is None else trace.lookups[self.at]
         return Ask(self.name, room, size, lookup, None if trace.model is None else size - self.checked)
 
-    def draw(self, ask: Ask, choice: Choice) -> Chain:
+    def draw(self, ask: Ask, choice: Choice) -> Drawn:
         """What the draft model draws: behind something wrong, tokens that are wrong too."""
-        trace = self.trace
-        assert trace.model is not None
+        trace, out = self.trace, Drawn([], [])
         ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
-        right = ahead == list(trace.truth[self.at : self.at + len(ahead)])
-        chain = Chain([], [])
+        guide = None if trace.confidence is None else choice.guide
+        room = choice.draft if guide is None else ask.room
+        # Of each node: the position that it is for, and whether all up to it is right.
         start = self.at + len(ahead)
-        for at in range(start, min(start + choice.draft, len(trace.truth))):
-            token = trace.model[at] if right else -1
-            right = right and token == trace.truth[at]
-            confidence = None if trace.confidence is None else trace.confidence[at]
-            chain.tokens.append(token)
-            chain.confidence.append(confidence)
-            if choice.go_on is not None and confidence is not None and not choice.go_on(confidence):
-                break
-        self.fed = [*ahead, *chain.tokens[:-1]]  # the last one drawn was not fed
-        return chain
+        places = {-1: (start - 1, ahead == list(trace.truth[self.at : start]))}
+        frontier = [-1]
+        while frontier:
+            for parent in frontier:
+                at, right = places[parent][0] + 1, places[parent][1]
+                for beside in range(1 + (trace.second is not None)):
+                    if at >= len(trace.truth) or len(out.tokens) >= room:
+                        self._hold(ahead, out)
+                        return out
+                    token, confidence = self._choice(at, beside)
+                    token = token if right else -1 - beside
+                    places[len(out.tokens)] = at, right and token == trace.truth[at]
+                    out.tokens.append(token)
+                    out.parents.append(parent)
+                    out.confidence.append(confidence)
+                    if guide is None or confidence is None or not guide.drew(parent, confidence):
+                        break
+            frontier = [len(out.tokens) - 1] if guide is None else guide.frontier()
+        self._hold(ahead, out)
+        return out
+
+    def _choice(self, at: int, beside: int) -> tuple[int, float | None]:
+        """(token, confidence): what the draft model likes best at a position, or second."""
+        trace = self.trace
+        tokens, confidence = trace.model, trace.confidence
+        if beside:
+            tokens, confidence = trace.second, trace.second_confidence
+        assert tokens is not None
+        return tokens[at], None if confidence is None else confidence[at]
+
+    def _hold(self, ahead: Sequence[int], drawn: Drawn) -> None:
+        """The draft model's cache behind the text holds what is ahead, and the paths fed in the last pass."""
+        self.held = [(i - 1, token) for i, token in enumerate(ahead)]
+        levels = passes(drawn.parents)
+        if levels:
+            kept, fed = refed(drawn.parents, levels[-1])
+            place = {-1: len(ahead) - 1}
+            for node in (*kept, *fed):
+                place[node] = len(self.held)
+                self.held.append((place[drawn.parents[node]], drawn.tokens[node]))
 
     def advance(self, count: int) -> None:
         """`count` tokens of the text were emitted; the draft model's cache keeps what was right in it."""
-        if self.fed is not None:
+        if self.held is not None:
             self.checked = self.trace.prompt + self.at
-            for token, wanted in zip(self.fed, self.trace.truth[self.at : self.at + count - 1], strict=False):
-                if token != wanted:
+            at = -1
+            for wanted in self.trace.truth[self.at : self.at + count - 1]:
+                if (at, wanted) not in self.held:
                     break
+                at = self.held.index((at, wanted))
                 self.checked += 1
-            self.fed = None
+            self.held = None
         self.at += count
 
     def accepted(self, tree: Sequence[Node]) -> list[int]:
@@ -167,17 +203,17 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
     if asked:
         asks = [ask for _, ask in asked]
         choices = policy.plan(asks)
-        chains = [seq.draw(ask, c) if c.draft else None for (seq, ask), c in zip(asked, choices, strict=True)]
-        fed = sum(
-            (ask.behind or 0) + len(seq.fed or ()) + 1 - len(chain.tokens)
-            for (seq, ask), chain in zip(asked, chains, strict=True)
-            if chain
-        )
-        drawing = world.draft(fed) if fed else 0.0
-        for k in range(1, max((len(chain.tokens) for chain in chains if chain), default=0)):
-            drawing += world.draft(sum(len(chain.tokens) > k for chain in chains if chain))
+        drafts = [seq.draw(ask, c) if c.draft else None for (seq, ask), c in zip(asked, choices, strict=True)]
+        fed: list[int] = []  # tokens, pass by pass
+        for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
+            if drawn is not None:
+                ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
+                levels = [len(refed(drawn.parents, level)[1]) for level in passes(drawn.parents)]
+                own = [(ask.behind or 0) + len(ahead), *levels]
+                fed = [a + b for a, b in zip_longest(fed, own, fillvalue=0)]
+        drawing = sum(map(world.draft, fed))
         drafting += drawing
-        found = policy.finish(asks, choices, chains, drawing)
+        found = policy.finish(asks, choices, drafts, drawing)
         policy.looked(world.looking)
         trees = {ask.request_id: tree for ask, tree in zip(asks, found, strict=True)}
     size = len(live) + sum(map(len, trees.values()))
@@ -205,13 +241,14 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
 
 class FixedPolicy:
     """Always up to `nodes` of the lookup's likeliest nodes, or `draft` tokens of the draft model; with both,
-    the draft model where the lookup offers nothing."""
+    the draft model where the lookup offers nothing. `beside` has its second choice at each place verified."""
 
-    def __init__(self, nodes: int = 0, draft: int = 0) -> None:
-        self.nodes, self.draft = nodes, draft
+    def __init__(self, nodes: int = 0, draft: int = 0, *, beside: bool = False) -> None:
+        self.nodes, self.draft, self.beside = nodes, draft, beside
 
     def choose(self, batch: Sequence[Room]) -> list[int]:
-        return [min(room.tokens, max(self.nodes, self.draft)) for room in batch]
+        most = max(self.nodes, self.draft * (1 + self.beside))
+        return [min(room.tokens, most) for room in batch]
 
     def plan(self, asks: Sequence[Ask]) -> list[Choice]:
         choices = []
@@ -220,19 +257,20 @@ class FixedPolicy:
             choice = Choice(nodes=list(range(min(offered, self.nodes, ask.room))))
             if not choice.nodes and ask.behind is not None:
                 choice.draft = min(self.draft, ask.room)
+                choice.guide = _Comb(choice.draft) if self.beside else None
             choices.append(choice)
         return choices
 
     def finish(
-        self, asks: Sequence[Ask], choices: Sequence[Choice], chains: Sequence[Chain | None], seconds: float
+        self, asks: Sequence[Ask], choices: Sequence[Choice], drafts: Sequence[Drawn | None], seconds: float
     ) -> list[list[Node]]:
         trees = []
-        for ask, choice, chain in zip(asks, choices, chains, strict=True):
-            if chain is None:
-                whole = merge(ask.lookup, [1.0] * len(choice.nodes), Chain([], []), [])
+        for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
+            if drawn is None:
+                whole = merge(ask.lookup, [1.0] * len(choice.nodes), Drawn([], []), [])
                 trees.append(subtree(whole, choice.nodes))
             else:
-                trees.append(merge(None, [], chain, [1.0] * len(chain.tokens)))
+                trees.append(merge(None, [], drawn, [1.0] * len(drawn.tokens)))
         return trees
 
     def observe(self, request_id: str, accepted: Sequence[int]) -> None:
@@ -246,3 +284,19 @@ class FixedPolicy:
 
     def release(self, request_id: str) -> None:
         pass
+
+
+class _Comb:
+    """Implements `Guide`: a chain of first choices, `length` long, and the second choice beside each."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self._parents = length, [-2]
+
+    def drew(self, parent: int, confidence: float) -> bool:
+        self._parents.append(parent)
+        return self._parents[-2] != parent
+
+    def frontier(self) -> list[int]:
+        parents, self._length = self._parents, self._length - 1
+        last = len(parents) - 2
+        return [last - (parents[-1] == parents[-2])] if self._length else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -10,7 +11,7 @@ import numpy as np
 
 from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.plan import GoOn
+from outrider.decoding.plan import Guide, refed
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.rng import GROUP
 from outrider.decoding.sampler import Sampler
@@ -18,7 +19,7 @@ from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.likely import LikelyTokens, frequent, together
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.engines.prefix import PrefixCache
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 
 Draws: TypeAlias = Literal["shared", "own", "greedy"]
 
@@ -31,6 +32,7 @@ class _Stream:
     likely:  the part of the vocabulary that is computed, or None for all.
     checked: leading cache slots known to hold the request's own tokens.
     guessed: tokens in the slots after those, drafted and not compared with the text yet.
+    above:   for each of them the one that it hangs from; -1 for the checked ones.
     """
 
     cache: Cache
@@ -39,38 +41,104 @@ class _Stream:
     likely: LikelyTokens | None
     checked: int = 0
     guessed: list[int] = field(default_factory=list)
+    above: list[int] = field(default_factory=list)
 
     def roll_back(self, tokens: Sequence[int]) -> None:
         """Keep what the text confirms, but not its last token: a draft starts from that one's row."""
-        for guess, token in zip(self.guessed, tokens[self.checked :], strict=False):
-            if guess != token:
-                break
-            self.checked += 1
-        self.guessed.clear()
-        self.checked = min(self.checked, len(tokens) - 1)
+        known: list[int] = []
+        if self.guessed:
+            below = {edge: i for i, edge in enumerate(zip(self.above, self.guessed, strict=True))}
+            at = -1
+            for token in tokens[self.checked : -1]:
+                at = below.get((at, token), -1)
+                if at < 0:
+                    break
+                known.append(at)
+        self.hold(known)
+        self.checked = min(self.checked + len(known), len(tokens) - 1)
         self.cache.truncate(self.checked)
+        self.guessed.clear()
+        self.above.clear()
+
+    def hold(self, path: Sequence[int]) -> None:
+        """Of what was guessed keep a path from the top only."""
+        count = len(path)
+        if count == len(self.guessed):
+            return
+        if count and path[-1] != count - 1:
+            self.cache.keep(self.checked, [self.checked + i for i in path])
+        else:
+            self.cache.truncate(self.checked + count)
+        self.guessed = [self.guessed[i] for i in path]
+        self.above = list(range(-1, count - 1))
+
+    def wrote(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """These were fed, none of them the text's own; -1 hangs from all before."""
+        before = len(self.guessed)
+        self.guessed += tokens
+        self.above += [before + parent for parent in parents]
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One job of one propose call: what has been drawn (and from what), and what is to be fed next."""
+    """One job of one propose call: what has been drawn (and from what), and what is to be fed next.
+
+    contexts:    where the draft starts, then what each node completes.
+    feed, above: tokens, and the one of them that each hangs from; -1 for all that the cache holds.
+    frontier:    the nodes to draw below next, -1 for where the draft starts; `rows` of `feed` are theirs.
+    places:      of nodes in the cache, their index behind the checked tokens.
+    """
 
     stream: _Stream
-    context: TokenContext
+    contexts: list[TokenContext]
     budget: int
     feed: list[int]
+    above: list[int]
     chance: Chance
-    go_on: GoOn | None
-    drawn: list[int] = field(default_factory=list)
+    guide: Guide | None
+    frontier: list[int] = field(default_factory=lambda: [-1])
+    rows: list[int] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     drawn_from: list[Distribution | None] = field(default_factory=list)
 
     def draft(self, source: str) -> Draft:
         stated = any(d is not None for d in self.drawn_from)
-        return Draft.chain(self.drawn, source, tuple(self.drawn_from) if stated else None)
+        probs = tuple(self.drawn_from) if stated else None
+        return Draft(np.array(self.tokens, np.int32), np.array(self.parents, np.int32), probs, source)
+
+    def add(self, parent: int, token: int, drawn_from: Distribution | None) -> None:
+        self.contexts.append(self.contexts[parent + 1].then(token))
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.drawn_from.append(drawn_from)
+
+    def prepare(self) -> bool:
+        """Make ready what the next pass is to be fed; whether there is anything."""
+        nodes = [len(self.tokens) - 1] if self.guide is None else self.guide.frontier()
+        stop_ids = self.stream.sampler.stop_ids
+        left = self.budget - len(self.tokens)
+        self.frontier = [node for node in nodes if self.tokens[node] not in stop_ids][:left]
+        if not self.frontier:
+            return False
+        kept, fed = refed(self.parents, self.frontier)
+        ahead = len(self.contexts[0].path)
+        self.stream.hold([*range(ahead), *[self.places[node] for node in kept]])
+        for i, node in enumerate((*kept, *fed)):
+            self.places[node] = ahead + i
+        first = ahead + len(kept)
+        self.feed = [self.tokens[node] for node in fed]
+        self.above = [
+            -1 if (parent := self.parents[node]) < 0 else max(-1, self.places[parent] - first) for node in fed
+        ]
+        self.rows = [self.places[node] - first for node in self.frontier]
+        return True
 
 
 class DraftModelDrafter:
-    """Drafts chains with a LanguageModel, for all jobs in the same passes.
+    """Drafts with a LanguageModel, for all jobs in the same passes: chains, and trees where a job's guide
+    asks for more than one token at a place (with shared noise: those that come next under it).
 
     Each request has a cache of its own, which catches up only when the request next drafts: what the
     target did not keep is rolled back, and what it wrote since is fed in chunks of at most `chunk`
@@ -175,7 +243,8 @@ class DraftModelDrafter:
         if max(feed) >= self._model.vocab_size:
             return None
         chance = Chance(job.sampler.seed, len(tokens))
-        return _Turn(stream, job.context, budget, feed, chance, job.go_on)
+        above = list(range(-1, len(feed) - 1))
+        return _Turn(stream, [job.context], budget, feed, above, chance, job.guide, rows=[len(feed) - 1])
 
     def _stream(self, job: ProposeJob, capacity: int) -> _Stream:
         """A request's place in the draft model, with what is kept of its text."""
@@ -192,28 +261,32 @@ class DraftModelDrafter:
         return stream
 
     def _forward(self, turns: Sequence[_Turn]) -> list[FloatArray]:
-        """Feed each turn's tokens. Returns, for each, the logits after the last one: float32[1, vocab]."""
+        """Feed each turn's tokens. Returns the logits for its frontier: float32[len(frontier), vocab]."""
         for turn in turns:
-            while len(turn.feed) > self._chunk:
+            while turn.frontier[0] < 0 and len(turn.feed) > self._chunk:
                 self._pass([turn], self._chunk)
-        return self._pass(turns, self._chunk)
+        return self._pass(turns)
 
-    def _pass(self, turns: Sequence[_Turn], size: int) -> list[FloatArray]:
-        """One pass over up to `size` tokens of each turn."""
+    def _pass(self, turns: Sequence[_Turn], size: int | None = None) -> list[FloatArray]:
+        """One pass over each turn's tokens, or up to `size` of a chain that is longer."""
         items = []
         for turn in turns:
             tokens = np.array(turn.feed[:size], np.int32)
-            wanted = [len(tokens) - 1] if len(tokens) == len(turn.feed) else []
-            parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-            items.append(ForwardItem(turn.stream.cache, tokens, parents, np.array(wanted, np.int32)))
+            rows = turn.rows if size is None else []
+            parents = np.array(turn.above[:size], np.int32)
+            items.append(ForwardItem(turn.stream.cache, tokens, parents, np.array(rows, np.int32)))
             if turn.stream.likely is not None:
                 turn.stream.likely.add(turn.feed[:size])
         logits = self._logits(items, turns)
         for turn in turns:
-            fed, turn.feed = turn.feed[:size], turn.feed[size:]
-            written = min(len(fed), len(turn.context.tokens) - turn.stream.checked)
-            turn.stream.checked += written
-            turn.stream.guessed += fed[written:]
+            stream, fed, above = turn.stream, turn.feed[:size], turn.above[:size]
+            written = min(len(fed), len(turn.contexts[0].tokens) - stream.checked)
+            stream.checked += written
+            stream.wrote(fed[written:], [max(-1, parent - written) for parent in above[written:]])
+            if size is not None:
+                turn.feed = turn.feed[size:]
+                turn.above = list(range(-1, len(turn.feed) - 1))
+                turn.rows = [len(turn.feed) - 1]
         return logits
 
     def _logits(self, items: Sequence[ForwardItem], turns: Sequence[_Turn]) -> list[FloatArray]:
@@ -222,30 +295,56 @@ class DraftModelDrafter:
             return self._model.forward_within(items, together(likely))
         return self._model.forward(items)
 
-    def _draw(self, turn: _Turn, row: FloatArray) -> bool:
-        """Draw one token; whether the turn goes on."""
-        sampler = turn.stream.sampler
-        try:
-            token, drawn_from = self._choose(turn, row[0])
-        except ConfigError:  # the request allows no token that this model knows
-            return False
-        turn.context = turn.context.then(token)
-        turn.drawn.append(token)
-        turn.drawn_from.append(drawn_from)
-        turn.feed = [token]
-        if turn.go_on is not None and not turn.go_on(confidence(row[0], token, sampler.params.temperature)):
-            return False
-        return len(turn.drawn) < turn.budget and token not in sampler.stop_ids
+    def _draw(self, turn: _Turn, logits: FloatArray) -> bool:
+        """Draw below each node of the frontier; whether the turn goes on."""
+        drawn = len(turn.tokens)
+        for parent, row in zip(turn.frontier, logits, strict=True):
+            if len(turn.tokens) < turn.budget:
+                self._draw_below(turn, parent, row)
+        return len(turn.tokens) > drawn and turn.prepare()
 
-    def _choose(self, turn: _Turn, logits: FloatArray) -> tuple[int, Distribution | None]:
-        """The next token, and what it was drawn from where the draft is to state it."""
-        sampler = turn.stream.sampler
-        if self._draws == "shared" or sampler.params.temperature == 0.0:
-            return sampler.token(logits, turn.context), None
-        distribution = sampler.distribution(logits, turn.context)
+    def _draw_below(self, turn: _Turn, parent: int, row: FloatArray) -> None:
+        """Draw the children of one node, whose logits are `row`: float32[vocab]."""
+        sampler, guide = turn.stream.sampler, turn.guide
+        context = turn.contexts[parent + 1]
+        own = self._draws != "shared" and sampler.params.temperature > 0.0
+        allowed = row
+        try:
+            if own:
+                token, drawn_from = self._own(turn.chance, sampler.distribution(row, context), context)
+            else:
+                row = row[: sampler.vocab_size]
+                allowed = sampler.adjusted(row, context)
+                token, drawn_from = sampler.draw(allowed, row, context.position), None
+        except ConfigError:  # the request allows no token that this model knows
+            return
+        turn.add(parent, token, drawn_from)
+        if guide is None:
+            return
+        temperature = sampler.params.temperature
+        said = confidence(row, token, temperature)
+        more = guide.drew(parent, said) and not own
+        taken: list[tuple[int, np.float32]] = []
+        best, scale = float(row[token]), 1.0 / temperature if temperature > 0.0 else 1.0
+        while more and len(turn.tokens) < turn.budget:
+            taken.append((token, allowed[token]))
+            allowed[token] = -np.inf
+            try:
+                token = sampler.draw(allowed, row, context.position)
+            except (ConfigError, ModelError):  # no other is left
+                break
+            turn.add(parent, token, None)
+            more = guide.drew(parent, min(1.0, said * math.exp(min(0.0, (float(row[token]) - best) * scale))))
+        for token, value in taken:
+            allowed[token] = value
+
+    def _own(
+        self, chance: Chance, distribution: Distribution, context: TokenContext
+    ) -> tuple[int, Distribution | None]:
+        """A token of the draft's own choice, and what it was drawn from where the draft is to state it."""
         if self._draws == "greedy":
             return int(distribution.ids[distribution.probs.argmax()]), None
-        return turn.chance.draws(distribution, len(turn.context.path)), distribution
+        return chance.draws(distribution, len(context.path)), distribution
 
 
 def confidence(row: FloatArray, token: int, temperature: float) -> float:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.decoding.auto import AutoController
-from outrider.decoding.plan import Ask, Chain, Choice, Node, path_to
+from outrider.decoding.plan import Ask, Choice, Drawn, Guide, Node, path_to
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -61,17 +61,17 @@ class MixedDrafter:
         asks = [self._ask(job) for job in jobs]
         choices = self.controller.plan(asks)
         planned = drawn = self._clock()
-        chains: list[Chain | None] = [None] * len(jobs)
+        drafts: list[Drawn | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
         if self._model is not None and any(choice.draft for choice in choices):
-            chains, stated = self._draw(self._model, jobs, asks, choices)
+            drafts, stated = self._draw(self._model, jobs, asks, choices)
             drawn = self._clock()
-        trees = self.controller.finish(asks, choices, chains, drawn - planned)
-        drafts = [_draft(tree, source) for tree, source in zip(trees, stated, strict=True)]
+        trees = self.controller.finish(asks, choices, drafts, drawn - planned)
         for job, tree in zip(jobs, trees, strict=True):
             self._proposed[job.request_id] = len(tree)
+        found = [_draft(tree, source) for tree, source in zip(trees, stated, strict=True)]
         self.controller.looked(planned - began + self._clock() - drawn)
-        return drafts
+        return found
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
@@ -100,34 +100,42 @@ class MixedDrafter:
         jobs: Sequence[ProposeJob],
         asks: Sequence[Ask],
         choices: Sequence[Choice],
-    ) -> tuple[list[Chain | None], list[Draft | None]]:
+    ) -> tuple[list[Drawn | None], list[Draft | None]]:
         """What the draft model draws for those that it is chosen for; the drafts that state distributions."""
-        chains: list[Chain | None] = [None] * len(jobs)
+        found: list[Drawn | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
-        confidence: dict[int, list[float | None]] = {}
+        guides: dict[int, _Noting] = {}
         asked: list[ProposeJob] = []
         for i, (job, ask, choice) in enumerate(zip(jobs, asks, choices, strict=True)):
             if choice.draft:
-                confidence[i] = []
+                guides[i] = _Noting(choice.guide)
                 ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
-                go_on = _noting(confidence[i], choice)
-                asked.append(replace(job, context=job.context.along(ahead), budget=choice.draft, go_on=go_on))
-        for i, draft in zip(confidence, model.propose(asked), strict=True):
+                room = choice.draft
+                if choice.guide is not None:
+                    room = ask.room - (len(choice.nodes) if choice.after >= 0 else 0)
+                context = job.context.along(ahead)
+                asked.append(replace(job, context=context, budget=room, guide=guides[i]))
+        for (i, guide), draft in zip(guides.items(), model.propose(asked), strict=True):
             if len(draft):
-                said = confidence[i] + [None] * (len(draft) - len(confidence[i]))
-                chains[i] = Chain(draft.tokens.tolist(), said, draft.probs is not None)
-                stated[i] = draft if draft.probs is not None else None
-        return chains, stated
+                alone = draft.probs is not None
+                found[i] = Drawn(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())
+                stated[i] = draft if alone else None
+        return found, stated
 
 
-def _noting(said: list[float | None], choice: Choice) -> Callable[[float], bool]:
-    """The choice's own stop, keeping what it is told."""
+class _Noting:
+    """The choice's own guide, or a chain, keeping what it is told."""
 
-    def go_on(confidence: float) -> bool:
-        said.append(confidence)
-        return choice.go_on is None or choice.go_on(confidence)
+    def __init__(self, guide: Guide | None) -> None:
+        self._guide = guide
+        self.said: list[float | None] = []
 
-    return go_on
+    def drew(self, parent: int, confidence: float) -> bool:
+        self.said.append(confidence)
+        return self._guide is not None and self._guide.drew(parent, confidence)
+
+    def frontier(self) -> list[int]:
+        return [len(self.said) - 1] if self._guide is None else self._guide.frontier()
 
 
 def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:

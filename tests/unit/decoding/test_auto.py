@@ -9,7 +9,7 @@ import pytest
 from outrider.decoding.auto import FIRST_WAIT, IDLE_STEPS, LONGEST_SLEEP, AutoController
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
-from outrider.decoding.plan import Ask, Chain, Choice, Lookup, Node
+from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node
 from outrider.decoding.types import StepRecord
 
 TARGET = {1: 0.050, 2: 0.051, 4: 0.054, 8: 0.070, 16: 0.120}
@@ -70,14 +70,16 @@ def test_the_draft_model_draws_when_it_has_kept_up() -> None:
     controller.choose(rooms())
     (choice,) = controller.plan([ask(behind=1)])
     assert choice.draft == 8, "as far as its confidence carries"
-    assert choice.go_on is not None
-    assert choice.go_on(0.99)
-    assert not choice.go_on(0.05)
+    assert choice.guide is not None
+    choice.guide.drew(-1, 0.99)
+    assert choice.guide.frontier() == [0]
+    choice.guide.drew(0, 0.05)
+    assert choice.guide.frontier() == []
     blunt = make(confident=False)
     blunt.choose(rooms())
     (choice,) = blunt.plan([ask(behind=1)])
     assert 1 <= choice.draft < 8
-    assert choice.go_on is None
+    assert choice.guide is None
 
 
 def test_what_it_missed_is_part_of_the_price() -> None:
@@ -98,7 +100,7 @@ def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
     for _ in range(40):
         controller.choose(rooms())
         (choice,) = controller.plan([asked])
-        drawn = Chain(list(range(choice.draft)), [0.99] * choice.draft)
+        drawn = Drawn(list(range(choice.draft)), [0.99] * choice.draft)
         (tree,) = controller.finish([asked], [choice], [drawn], 0.05)
         record(controller, tree, len(tree))
     controller.release("0")
@@ -124,7 +126,7 @@ def test_the_model_may_go_on_behind_a_short_sure_lookup() -> None:
     (choice,) = controller.plan([ask(lookup=lookup, behind=1)])
     assert (choice.nodes, choice.after) == ([0, 1], 1)
     assert choice.draft > 0
-    (tree,) = controller.finish([ask(lookup=lookup, behind=1)], [choice], [Chain([9, 5], [0.9, 0.9])], 0.004)
+    (tree,) = controller.finish([ask(lookup=lookup, behind=1)], [choice], [Drawn([9, 5], [0.9, 0.9])], 0.004)
     assert [(n.token, n.parent, n.drawn) for n in tree] == [(7, -1, 0), (8, 0, 0), (9, 1, 1), (5, 2, 2)]
 
 
@@ -135,7 +137,7 @@ def test_a_stated_chain_or_one_without_trees_stays_a_chain(stated: bool, tree: b
     asked = ask(lookup=chain([7], 0.4), behind=1)
     (choice,) = controller.plan([asked])
     assert choice.draft
-    drawn = Chain([1, 2, 3], [0.9, 0.5, 0.01], stated)
+    drawn = Drawn([1, 2, 3], [0.9, 0.5, 0.01], stated)
     (nodes,) = controller.finish([asked], [choice], [drawn], 0.03)
     tokens = [node.token for node in nodes]
     assert tokens == ([1, 2, 3] if stated else [1, 2, 3][: len(tokens)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "copies and none": {"copies": [0.97, 0.05, 0.97]},
     "poor copies": {"copies": [0.02, 0.15]},
     "both drafters": {"model": [0.4, 0.7, 0.9], "copies": [0.97, 0.1, 0.1]},
+    "good second choices": {"model": [0.4, 0.6, 0.9], "second": [0.4, 0.8], "copies": [0.97, 0.1, 0.1]},
+    "useless second choices": {"model": [0.5, 0.7, 0.9], "second": [0.02]},
     "collapses": {"model": [0.95, 0.05], "copies": [0.95, 0.05], "stay": 100.0},
 }
 
@@ -62,7 +64,8 @@ class Case:
         lookups = [(n, 0) for n in (1, 3, 6, 16)] if self.texts[0].lookups is not None else []
         models = [(0, k) for k in (1, 2, 4, 8)] if self.texts[0].model is not None else []
         both = [(8, 3)] if lookups and models else []
-        return [FixedPolicy(*setting) for setting in lookups + models + both]
+        combs = [FixedPolicy(0, k, beside=True) for k in (1, 2, 4) if self.texts[0].second is not None]
+        return [*combs, *(FixedPolicy(*setting) for setting in lookups + models + both)]
 
 
 def case(family: str, seed: int, change: Callable[[int, int], float] = lambda n, step: 1.0) -> Case:
@@ -109,6 +112,45 @@ def test_branches_and_the_models_chain() -> None:
     assert [step[1] for step in out.steps] == [3, 6]
 
 
+def test_second_choices_are_verified_beside_the_first() -> None:
+    even = [0.5] * 6
+    trace = Trace(5, [1, 2, 3, 4, 5, 6], None, [1, 9, 3, 4, 5, 6], even, [7, 2, 7, 7, 7, 7], even)
+    out = simulate(FixedPolicy(0, 2, beside=True), [trace], FLAT)
+    assert out.steps[0][1:] == (3, 4), "first right, then wrong, but right beside"
+    assert [step[1] for step in out.steps] == [3, 5, 6]
+    alone = simulate(FixedPolicy(0, 2), [trace], FLAT)
+    assert [step[1] for step in alone.steps] == [2, 5, 6]
+
+
+def test_branches_are_drawn_on_from_in_one_pass_and_stay_in_the_cache() -> None:
+    class Both:
+        """Draws two tokens at the first place, and one behind each."""
+
+        def __init__(self) -> None:
+            self.drawn = 0
+
+        def drew(self, parent: int, confidence: float) -> bool:
+            self.drawn += 1
+            return self.drawn == 1
+
+        def frontier(self) -> list[int]:
+            return [0, 1] if self.drawn == 2 else []
+
+    class Splits(FixedPolicy):
+        def plan(self, asks: Sequence[Ask]) -> list[Choice]:
+            return [Choice(draft=2, guide=Both()) if ask.room > 3 else Choice() for ask in asks]
+
+    fed: list[int] = []
+    world = World(lambda n, step: 1.0, lambda n: fed.append(n) or 0.0)  # type: ignore[func-returns-value]
+    even = [0.5] * 12
+    # The first choice is always wrong, and right is the second; behind it the first.
+    first, second = [99, 1, 99, 99, 4, 99, 99, 7, 99, 99, 10, 99], list(range(12))
+    trace = Trace(5, list(range(12)), None, first, even, second, even)
+    out = simulate(Splits(0, 4), [trace], world)
+    assert [step[1:] for step in out.steps[:3]] == [(3, 4), (6, 4), (9, 4)]
+    assert fed[:4] == [5, 2, 2, 2], "of three new tokens one is in the cache already"
+
+
 def test_the_draft_model_pays_for_what_it_missed() -> None:
     fed: list[int] = []
     world = World(lambda n, step: 1.0, lambda n: fed.append(n) or 0.0)  # type: ignore[func-returns-value]
@@ -126,9 +168,20 @@ def test_texts_share_passes() -> None:
 
 
 def test_a_stop_of_the_controller_is_heeded() -> None:
+    class Stop:
+        def __init__(self) -> None:
+            self.said: list[float] = []
+
+        def drew(self, parent: int, confidence: float) -> bool:
+            self.said.append(confidence)
+            return False
+
+        def frontier(self) -> list[int]:
+            return [len(self.said) - 1] if self.said[-1] > 0.5 else []
+
     class Stops(FixedPolicy):
         def plan(self, asks: Sequence[Ask]) -> list[Choice]:
-            return [Choice(draft=5, go_on=lambda confidence: confidence > 0.5) for _ in asks]
+            return [Choice(draft=5, guide=Stop()) for _ in asks]
 
     trace = Trace(5, list(range(8)), None, list(range(8)), [0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9])
     assert simulate(Stops(0, 5), [trace], FLAT).steps[0][2] == 3
@@ -214,6 +267,17 @@ def test_without_a_measurement_it_learns_the_curve() -> None:
 def test_it_is_deterministic() -> None:
     made = case("both drafters", 1)
     assert made.run(made.auto()).steps == made.run(made.auto()).steps
+
+
+def test_second_choices_gain_time() -> None:
+    """Where the first is often wrong and the second then right, on a machine where verifying is cheap."""
+    cheap = Machine(0.05, 0.06, 8, 0.35, 0.0)
+    random = np.random.default_rng(11)
+    texts = [text(random, LENGTH, model=[0.5, 0.7], second=[0.7]) for _ in range(TEXTS)]
+    world = cheap.world()
+    made = Case(cheap, texts, world, True, 0.0)
+    chains = Case(cheap, [replace(t, second=None) for t in texts], world, True, 0.0)
+    assert made.run(made.auto()).seconds < 0.93 * chains.run(chains.auto()).seconds
 
 
 # --- Exploration ----------------------------------------------------------------------------------

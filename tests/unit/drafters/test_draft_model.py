@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
+from outrider.decoding.plan import Guide, passes, refed
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
@@ -44,6 +45,26 @@ class Watched(ToyModel):
         return super().forward(items)
 
 
+class Wild:
+    """A guide that branches and goes on at random, or as it is told."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.parents: list[int] = []
+        self.said: list[float] = []
+        self.asked = 0
+
+    def drew(self, parent: int, confidence: float) -> bool:
+        self.parents.append(parent)
+        self.said.append(confidence)
+        return bool(self.random.random() < 0.5)
+
+    def frontier(self) -> list[int]:
+        new = range(self.asked, len(self.parents))
+        self.asked = len(self.parents)
+        return [node for node in new if self.random.random() < 0.8]
+
+
 class Setting:
     """A drafter, its model, and requests by name."""
 
@@ -60,12 +81,12 @@ class Setting:
         self.samplers[name] = Sampler(params, vocab, [7], seed=9)
         return TokenContext(prompt)
 
-    def drafts(self, budget: int, **contexts: TokenContext) -> list[Draft]:
-        jobs = [ProposeJob(n, context, budget, self.samplers[n]) for n, context in contexts.items()]
+    def drafts(self, budget: int, guide: Guide | None = None, **contexts: TokenContext) -> list[Draft]:
+        jobs = [ProposeJob(n, context, budget, self.samplers[n], guide) for n, context in contexts.items()]
         return self.drafter.propose(jobs)
 
     def propose(self, budget: int, **contexts: TokenContext) -> list[list[int]]:
-        return [draft.tokens.tolist() for draft in self.drafts(budget, **contexts)]
+        return [draft.tokens.tolist() for draft in self.drafts(budget, None, **contexts)]
 
     def distribution(self, name: str, context: TokenContext, path: list[int]) -> Distribution:
         """What the model itself would draw from after `path`, from an empty cache."""
@@ -205,13 +226,13 @@ def test_it_stops_at_a_stop_token() -> None:
 def test_after_a_failure_it_goes_on_as_if_nothing_had_been() -> None:
     setting = Setting()
     context = setting.start("a", [1, 2, 3])
-    for passes in range(3):
-        setting.model.fail_after = passes
+    for count in range(3):
+        setting.model.fail_after = count
         with pytest.raises(RuntimeError):
             setting.propose(5, a=context)
         setting.model.fail_after = None
         assert setting.propose(5, a=context) == [setting.expected("a", context, 5)]
-        context.append(passes)
+        context.append(count)
 
 
 def test_a_draft_model_that_says_nan_is_reported() -> None:
@@ -283,6 +304,134 @@ def test_at_temperature_0_nothing_is_drawn_nor_stated() -> None:
         assert draft.probs is None
         found.append(draft.tokens.tolist())
     assert found[0] == found[1] == found[2]
+
+
+def paths(draft: Draft) -> list[list[int]]:
+    """The tokens from the top to each node."""
+    out: list[list[int]] = []
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        out.append([*(out[parent] if parent >= 0 else []), token])
+    return out
+
+
+def check_tree(setting: Setting, context: TokenContext, draft: Draft) -> None:
+    """Every first child is what the model would write there, the next one what it would write without it."""
+    sampler, model = setting.samplers["a"], ToyModel(VOCAB, seed=3)
+    children: dict[int, list[int]] = {}
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        children.setdefault(parent, []).append(token)
+    for parent, tokens in children.items():
+        above = [*context.path, *(paths(draft)[parent] if parent >= 0 else [])]
+        (row,) = model.forward([_whole(model, context.tokens + above)])
+        along = context.along(above[len(context.path) :])
+        allowed = sampler.adjusted(row[0], along).copy()
+        for token in tokens:
+            assert token == sampler.draw(allowed, row[0], along.position)
+            allowed[token] = -np.inf
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(-1, 8), st.integers(0, VOCAB - 1)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from([0.0, 0.8]),
+    st.lists(st.integers(0, VOCAB - 1), max_size=2),
+)
+def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
+    steps: list[tuple[int, int, int, int]], temperature: float, ahead: list[int]
+) -> None:
+    setting = Setting(chunk=4)
+    params = SamplingParams(max_tokens=100, temperature=temperature, presence_penalty=0.5)
+    context = setting.start("a", [1, 2, 3], params)
+    confirmed = 0  # tokens of the text that the cache must have
+    for budget, seed, kept, token in steps:
+        setting.model.passes.clear()
+        (draft,) = setting.drafts(budget, Wild(seed), a=context.along(ahead))
+        assert len(draft) <= budget
+        check_tree(setting, context.along(ahead), draft)
+        caught_up = 0
+        missing = len(context.tokens) - confirmed + len(ahead)
+        for (width,) in setting.model.passes:
+            if caught_up < missing:
+                caught_up += width
+        assert caught_up == missing
+        # What was drawn on from in the last pass is in the cache, with all above it.
+        held = [ahead[: i + 1] for i in range(len(ahead))]
+        inner = passes(draft.parents.tolist())
+        if inner:
+            above, fed = refed(draft.parents.tolist(), inner[-1])
+            held += [ahead + paths(draft)[node] for node in (*above, *fed)]
+        right = (ahead + paths(draft)[kept]) if 0 <= kept < len(draft) else []
+        confirmed = len(context.tokens)
+        for accepted in right:
+            context.append(accepted)
+        context.append(token)
+        text = [*right, token]
+        confirmed += max((i + 1 for i in range(len(text) - 1) if text[: i + 1] in held), default=0)
+        asked = ProposeJob("a", context, 1, setting.samplers["a"])
+        behind, most = setting.drafter.behind(asked), len(context.tokens) - confirmed
+        assert behind is not None
+        assert behind == most or (len(draft) == budget and 1 <= behind < most), "full before its last branch"
+
+
+def test_branches_share_passes() -> None:
+    class Pairs(Wild):
+        def drew(self, parent: int, confidence: float) -> bool:
+            super().drew(parent, confidence)
+            return self.parents.count(parent) < 2
+
+        def frontier(self) -> list[int]:
+            new = list(range(self.asked, len(self.parents)))
+            self.asked = len(self.parents)
+            return new[:2]
+
+    setting = Setting()
+    context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
+    guide = Pairs(0)
+    (draft,) = setting.drafts(10, guide, a=context)
+    assert draft.parents.tolist() == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert setting.model.passes == [[3], [2], [2]], "the path above both is not fed again"
+    assert all(0.0 < said <= 1.0 for said in guide.said)
+    assert all(a >= b for a, b in zip(guide.said[::2], guide.said[1::2], strict=True)), "likelier ones first"
+
+
+def test_a_draft_that_states_distributions_stays_a_chain() -> None:
+    setting = Setting(draws="own")
+    context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.9, ignore_eos=True))
+
+    class Greedy(Wild):
+        def drew(self, parent: int, confidence: float) -> bool:
+            super().drew(parent, confidence)
+            return True
+
+        def frontier(self) -> list[int]:
+            return [len(self.parents) - 1]
+
+    (draft,) = setting.drafts(4, Greedy(0), a=context)
+    assert draft.parents.tolist() == [-1, 0, 1, 2]
+    assert draft.probs is not None
+
+
+def test_where_one_token_is_allowed_there_is_no_second() -> None:
+    setting = Setting()
+    context = setting.start(
+        "a", [1, 2], SamplingParams(max_tokens=9, allowed_token_ids=[5], ignore_eos=True, temperature=0.0)
+    )
+
+    class Greedy(Wild):
+        def drew(self, parent: int, confidence: float) -> bool:
+            super().drew(parent, confidence)
+            return True
+
+        def frontier(self) -> list[int]:
+            return [len(self.parents) - 1]
+
+    (draft,) = setting.drafts(3, Greedy(0), a=context)
+    assert draft.tokens.tolist() == [5, 5, 5]
+    assert draft.parents.tolist() == [-1, 0, 1]
 
 
 def drafts_of(drafter: DraftModelDrafter, name: str, prompt: list[int], namespace: str | None) -> list[Draft]:

@@ -13,7 +13,7 @@ from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Ask, Chain, Choice, Node
+from outrider.decoding.plan import Ask, Choice, Drawn, Node
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Draft, StepRecord, Verdict
@@ -81,17 +81,23 @@ def test_a_strong_lookup_alone() -> None:
     assert found.tokens[:4].tolist() == [12, 13, 14, 15]
 
 
-def test_without_a_match_the_model_draws() -> None:
-    controller, drafter = make()
+@pytest.mark.parametrize("tree", [True, False])
+def test_without_a_match_the_model_draws(tree: bool) -> None:
+    controller, drafter = make(tree=tree)
     context = begin(drafter, controller, [3, 1, 2])
     (found,) = drafter.propose([job(context)])
     assert found.source == "draft_model"
-    assert 1 <= len(found) <= 8
-    assert found.parents.tolist() == list(range(-1, len(found) - 1))
+    chain = found.parents.tolist() == list(range(-1, len(found) - 1))
+    assert chain != tree
+    path, at = [], -1
+    while at in found.parents.tolist():  # first choices come first
+        at = found.parents.tolist().index(at)
+        path.append(int(found.tokens[at]))
+    assert 1 <= len(path) <= 8
     alone = DraftModelDrafter(draft())
     alone.begin(Request("r", (3, 1, 2), PARAMS))
-    (same,) = alone.propose([job(TokenContext([3, 1, 2]), len(found))])
-    assert found.tokens.tolist() == same.tokens.tolist()
+    (same,) = alone.propose([job(TokenContext([3, 1, 2]), len(path))])
+    assert path == same.tokens.tolist()
 
 
 def test_both_in_one_tree() -> None:
@@ -112,7 +118,7 @@ class Scripted(AutoController):
         choices = super().plan(asks)
         for ask, choice in zip(asks, choices, strict=True):
             assert ask.lookup is not None
-            choice.nodes, choice.draft, choice.after, choice.go_on = [0, 1], 3, 1, None
+            choice.nodes, choice.draft, choice.after, choice.guide = [0, 1], 3, 1, None
         return choices
 
 
@@ -189,13 +195,17 @@ def test_a_models_confidence_is_about_a_probability() -> None:
 def test_a_model_stops_where_it_is_told() -> None:
     told: list[float] = []
 
-    def go_on(said: float) -> bool:
-        told.append(said)
-        return len(told) < 3
+    class Three:
+        def drew(self, parent: int, said: float) -> bool:
+            told.append(said)
+            return False
+
+        def frontier(self) -> list[int]:
+            return [len(told) - 1] if len(told) < 3 else []
 
     model = DraftModelDrafter(draft())
     model.begin(Request("r", (3, 1, 2), PARAMS))
-    (found,) = model.propose([replace(job(TokenContext([3, 1, 2])), go_on=go_on)])
+    (found,) = model.propose([replace(job(TokenContext([3, 1, 2])), guide=Three())])
     assert (len(found), len(told)) == (3, 3)
     assert all(0.0 < said <= 1.0 for said in told)
 
@@ -275,14 +285,14 @@ def test_an_empty_chain_of_the_model_is_no_chain() -> None:
 
 
 def test_chains_carry_what_was_said() -> None:
-    noted: list[Chain | None] = []
+    noted: list[Drawn | None] = []
 
     class Notes(AutoController):
         def finish(
             self,
             asks: Sequence[Ask],
             choices: Sequence[Choice],
-            chains: Sequence[Chain | None],
+            chains: Sequence[Drawn | None],
             seconds: float = 0.0,
         ) -> list[list[Node]]:
             noted.extend(chains)
