@@ -477,3 +477,31 @@ def test_a_kept_prefix_is_not_fed_again() -> None:
     drafter.begin(Request("q", tuple(prompt), SamplingParams(max_tokens=9), namespace="a"))
     job = ProposeJob("q", TokenContext(prompt), 4, Sampler(SamplingParams(), VOCAB, [7]))
     assert drafter.behind(job) == 1
+
+
+def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
+    passes: list[int] = []
+
+    class Watched(ToyModel):
+        def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+            passes.append(sum(len(item.tokens) for item in items))
+            return super().forward(items)
+
+    drafter = DraftModelDrafter(Watched(), patience=8)
+    whole = DraftModelDrafter(ToyModel())
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    texts = {"long": [i % 60 for i in range(20)], "short": [5, 6, 7]}
+    jobs = []
+    for name, prompt in texts.items():
+        for one in (drafter, whole):
+            one.begin(Request(name, tuple(prompt), params))
+        jobs.append(ProposeJob(name, TokenContext(prompt), 2, Sampler(params, 64)))
+    sizes = []
+    for _ in range(4):
+        passes.clear()
+        drafts = drafter.propose(jobs)
+        sizes.append([len(draft) for draft in drafts])
+        assert max(passes) <= 8
+    assert sizes == [[0, 2], [0, 2], [0, 2], [2, 2]], "the short text does not wait for the long one"
+    wanted = whole.propose(jobs)
+    assert [d.tokens.tolist() for d in drafts] == [d.tokens.tolist() for d in wanted]
