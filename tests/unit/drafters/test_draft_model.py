@@ -15,9 +15,9 @@ from outrider.decoding.plan import Guide, passes, refed
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
-from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_model import DraftModelDrafter, _Turn
 from outrider.engines.base import Cache, ForwardItem
-from outrider.engines.toy import ToyModel
+from outrider.engines.toy import ToyCache, ToyModel
 from outrider.errors import ModelError
 
 VOCAB = 32
@@ -377,6 +377,50 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         assert behind == most or (len(draft) == budget and 1 <= behind < most), "full before its last branch"
 
 
+class FirstSlots(ToyCache):
+    """Keeps as many slots as it should, but the first ones."""
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        super().keep(base, range(base, base + len(slots)))
+
+
+def hangs_from_all(turn: _Turn) -> bool:
+    """Hangs every token from all that was fed before."""
+    more = prepare(turn)
+    turn.above = list(range(-1, len(turn.feed) - 1))
+    return more
+
+
+prepare = _Turn.prepare
+
+
+@pytest.mark.parametrize("twin", [None, "cache", "feed"])
+def test_a_cache_kept_wrongly_or_a_branch_hung_wrongly_is_caught(
+    twin: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(Watched):
+        def new_cache(self, capacity: int) -> Cache:
+            return FirstSlots(capacity) if twin == "cache" else super().new_cache(capacity)
+
+    if twin == "feed":
+        monkeypatch.setattr(_Turn, "prepare", hangs_from_all)
+    caught = 0
+    for seed in range(30):
+        setting = Setting(Model())
+        context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.0))
+        for token in (4, 9):
+            try:
+                (draft,) = setting.drafts(9, Wild(seed), a=context)
+                check_tree(setting, context, draft)
+            except AssertionError:
+                caught += 1
+                break
+            for accepted in max(paths(draft), key=len):
+                context.append(accepted)
+            context.append(token)
+    assert bool(caught) == (twin is not None)
+
+
 def test_branches_share_passes() -> None:
     class Pairs(Wild):
         def drew(self, parent: int, confidence: float) -> bool:
@@ -477,31 +521,3 @@ def test_a_kept_prefix_is_not_fed_again() -> None:
     drafter.begin(Request("q", tuple(prompt), SamplingParams(max_tokens=9), namespace="a"))
     job = ProposeJob("q", TokenContext(prompt), 4, Sampler(SamplingParams(), VOCAB, [7]))
     assert drafter.behind(job) == 1
-
-
-def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
-    passes: list[int] = []
-
-    class Watched(ToyModel):
-        def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
-            passes.append(sum(len(item.tokens) for item in items))
-            return super().forward(items)
-
-    drafter = DraftModelDrafter(Watched(), patience=8)
-    whole = DraftModelDrafter(ToyModel())
-    params = SamplingParams(temperature=0.0, max_tokens=40)
-    texts = {"long": [i % 60 for i in range(20)], "short": [5, 6, 7]}
-    jobs = []
-    for name, prompt in texts.items():
-        for one in (drafter, whole):
-            one.begin(Request(name, tuple(prompt), params))
-        jobs.append(ProposeJob(name, TokenContext(prompt), 2, Sampler(params, 64)))
-    sizes = []
-    for _ in range(4):
-        passes.clear()
-        drafts = drafter.propose(jobs)
-        sizes.append([len(draft) for draft in drafts])
-        assert max(passes) <= 8
-    assert sizes == [[0, 2], [0, 2], [0, 2], [2, 2]], "the short text does not wait for the long one"
-    wanted = whole.propose(jobs)
-    assert [d.tokens.tolist() for d in drafts] == [d.tokens.tolist() for d in wanted]
