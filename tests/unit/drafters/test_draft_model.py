@@ -65,6 +65,17 @@ class Wild:
         return [node for node in new if self.random.random() < 0.8]
 
 
+class Greedy(Wild):
+    """Always asks for one more token beside, and goes on from the last one."""
+
+    def drew(self, parent: int, confidence: float) -> bool:
+        super().drew(parent, confidence)
+        return True
+
+    def frontier(self) -> list[int]:
+        return [len(self.parents) - 1]
+
+
 class Setting:
     """A drafter, its model, and requests by name."""
 
@@ -446,14 +457,6 @@ def test_a_draft_that_states_distributions_stays_a_chain() -> None:
     setting = Setting(draws="own")
     context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.9, ignore_eos=True))
 
-    class Greedy(Wild):
-        def drew(self, parent: int, confidence: float) -> bool:
-            super().drew(parent, confidence)
-            return True
-
-        def frontier(self) -> list[int]:
-            return [len(self.parents) - 1]
-
     (draft,) = setting.drafts(4, Greedy(0), a=context)
     assert draft.parents.tolist() == [-1, 0, 1, 2]
     assert draft.probs is not None
@@ -464,14 +467,6 @@ def test_where_one_token_is_allowed_there_is_no_second() -> None:
     context = setting.start(
         "a", [1, 2], SamplingParams(max_tokens=9, allowed_token_ids=[5], ignore_eos=True, temperature=0.0)
     )
-
-    class Greedy(Wild):
-        def drew(self, parent: int, confidence: float) -> bool:
-            super().drew(parent, confidence)
-            return True
-
-        def frontier(self) -> list[int]:
-            return [len(self.parents) - 1]
 
     (draft,) = setting.drafts(3, Greedy(0), a=context)
     assert draft.tokens.tolist() == [5, 5, 5]
@@ -521,3 +516,31 @@ def test_a_kept_prefix_is_not_fed_again() -> None:
     drafter.begin(Request("q", tuple(prompt), SamplingParams(max_tokens=9), namespace="a"))
     job = ProposeJob("q", TokenContext(prompt), 4, Sampler(SamplingParams(), VOCAB, [7]))
     assert drafter.behind(job) == 1
+
+
+def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
+    passes: list[int] = []
+
+    class Watched(ToyModel):
+        def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+            passes.append(sum(len(item.tokens) for item in items))
+            return super().forward(items)
+
+    drafter = DraftModelDrafter(Watched(), patience=8)
+    whole = DraftModelDrafter(ToyModel())
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    texts = {"long": [i % 60 for i in range(20)], "short": [5, 6, 7]}
+    jobs = []
+    for name, prompt in texts.items():
+        for one in (drafter, whole):
+            one.begin(Request(name, tuple(prompt), params))
+        jobs.append(ProposeJob(name, TokenContext(prompt), 2, Sampler(params, 64)))
+    sizes = []
+    for _ in range(4):
+        passes.clear()
+        drafts = drafter.propose(jobs)
+        sizes.append([len(draft) for draft in drafts])
+        assert max(passes) <= 8
+    assert sizes == [[0, 2], [0, 2], [0, 2], [2, 2]], "the short text does not wait for the long one"
+    wanted = whole.propose(jobs)
+    assert [d.tokens.tolist() for d in drafts] == [d.tokens.tolist() for d in wanted]
