@@ -100,11 +100,13 @@ def measure(server: Served, key: Key, args: argparse.Namespace) -> dict[str, Any
     else:
         found = serve_parts.prefix(server, f"round {key[-1]}", repeats=3)
     after = machine.probe()
-    return {**found, "probe": before, "drift": round(machine.drift(before, after), 3)}
+    return {**found, "about": server.about, "probe": before, "drift": round(machine.drift(before, after), 3)}
 
 
 def run(args: argparse.Namespace, path: Path) -> int:
     """Measure what the journal lacks, write, print; 1 when an answer was lost, or changed by speculation."""
+    if args.slots <= serve_parts.STREAMS and "prefill" in args.parts:
+        raise SystemExit(f"prefill needs more than {serve_parts.STREAMS} --slots")
     start = starters(args)
     settings = {
         **{"outrider": outrider.__version__, "model": Path(args.model).name, "servers": list(start)},
@@ -192,6 +194,7 @@ def summary(found: Mapping[Key, Mapping[str, Any]], args: argparse.Namespace) ->
         if key[1] == AUTO
     ]
     return {
+        "servers": {key[1]: value["about"] for key, value in found.items()},
         "load": load,
         **others,
         "lost": sum(v["requests"] - v["answered"] for v in loads.values()),

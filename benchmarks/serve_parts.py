@@ -20,6 +20,7 @@ from serve_servers import Served
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 LONG_PROMPT, SYSTEM_PROMPT = 4096, 1024  # tokens
 STREAMS = 4
+WATCHED = 3.0  # seconds before the prompt
 SETTLED = 24  # tokens that each stream has before it is looked at
 
 
@@ -108,7 +109,7 @@ def prefill(server: Served, salt: str) -> dict[str, Any]:
                     if failed := next((t for t in tasks if t.done()), None):
                         await failed
                 start = time.perf_counter()
-                await asyncio.sleep(3.0)
+                await asyncio.sleep(WATCHED)
                 middle = time.perf_counter()
                 one = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **server.says}
                 long = await ask(http, PLAIN, one)

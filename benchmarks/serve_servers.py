@@ -56,6 +56,12 @@ class Served:
         """All that the server said."""
         return self._said if self._log.closed else Path(self._log.name).read_text("utf-8", "replace")
 
+    @property
+    def about(self) -> str:
+        """What llama.cpp says of its build; nothing for others."""
+        found = re.search(r"^system: (.*)$", self.log(), re.M)
+        return found[1].strip() if found else ""
+
     def complaints(self) -> list[str]:
         """Lines of the log that tell of a fault of the server."""
         return [line for line in self.log().splitlines() if re.match(r"ERROR|Traceback|\w*Error\b", line)]
