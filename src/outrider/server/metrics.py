@@ -194,9 +194,8 @@ class _EngineCollector(Collector):
 
 
 def speculation_state(text: str) -> tuple[str, str]:
-    """("on" or "off", a reason without numbers, so that there are few of them)."""
+    """("on" or "off", the reason in one of few words; its numbers are in the status)."""
     head, _, tail = text.partition(":")
     state = "off" if head.startswith("off") else "on"
-    reason = tail if state == "off" else ""
-    words = [w for w in reason.partition(";")[0].split() if not any(c.isdigit() for c in w)]
-    return state, " ".join(words)
+    reason = tail.strip() if state == "off" else ""
+    return state, "drafting would not pay" if any(c.isdigit() for c in reason) else reason
