@@ -135,7 +135,7 @@ class Bench:
     def __init__(self, target: Path, draft: Path) -> None:
         ngram = {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1}
         model = {"method": "draft_model", "model": str(draft)}
-        self.plain = LLM(target, max_num_seqs=3)
+        self.plain = LLM(target, speculative_config="none", max_num_seqs=3)
         self.drafting = [
             LLM(target, max_num_seqs=3, speculative_config={**config, "num_speculative_tokens": length})
             for config, length in ((ngram, 3), (model, 1), (model, 4), (model, 9))

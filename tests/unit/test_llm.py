@@ -73,7 +73,7 @@ def test_a_fixed_draft(target_file: Path, draft_file: Path) -> None:
 def test_the_same_tokens_with_and_without_speculation(
     target_file: Path, draft_file: Path, params: SamplingParams
 ) -> None:
-    plain = _ids(LLM(target_file), PROMPTS, params)
+    plain = _ids(LLM(target_file, speculative_config="none"), PROMPTS, params)
     assert len({tuple(ids) for ids in plain}) == len(PROMPTS)
     for arguments in [*SPECULATION, {"speculative_model": str(draft_file), "num_speculative_tokens": 3}]:
         assert _ids(LLM(target_file, **arguments), PROMPTS, params) == plain

@@ -44,7 +44,7 @@ SEEDED = ("-p", "the quick brown fox", "-n", "30", "--ignore-eos", "--seed", "7"
 def test_text_on_stdout_and_summary_on_stderr(run: Any, draft_file: Path) -> None:
     status, out, err = run(*SEEDED, "--spec", "draft_model", "-md", str(draft_file), "--draft", "4")
     assert status == 0
-    _, document, _ = run(*SEEDED, "--json")
+    _, document, _ = run(*SEEDED, "--spec", "none", "--json")
     assert out == json.loads(document)["text"] + "\n"
     for words in ("30 tokens", "acceptance rate", "mean acceptance length", "block efficiency", "verify"):
         assert words in err
@@ -78,7 +78,7 @@ def test_json_is_one_document_with_every_key_and_the_same_tokens(run: Any, draft
 def test_the_spellings_of_llama_cpp(run: Any, tmp_path: Path, draft_file: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("the quick brown fox\n", "utf-8")
-    _, expected, _ = run(*SEEDED, "--json")
+    _, expected, _ = run(*SEEDED, "--spec", "none", "--json")
     for line in (
         f"--file {prompt} --n-predict 30 --ignore-eos -s 7 --temp 0.7 -c 256 -t 1",
         f"-f {prompt} --n-predict 30 --ignore-eos -s 7 --temp 0.7 --ctx-size 256 --threads 1 --top-k 40",
@@ -101,7 +101,7 @@ def test_a_drawn_seed_is_reported_and_repeats(run: Any) -> None:
 def test_the_prompt_from_stdin(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the quick brown fox\n")))
     _, out, _ = run("-p", "-", *SEEDED[2:], "--json")
-    _, expected, _ = run(*SEEDED, "--json")
+    _, expected, _ = run(*SEEDED, "--spec", "none", "--json")
     assert json.loads(out)["prompt_token_ids"] == json.loads(expected)["prompt_token_ids"]
 
 
