@@ -26,7 +26,7 @@ from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.open import open_model
 from outrider.models.quantization import EMBEDDING, OUTPUT, loaded_bytes, loaded_type, quantized
 from outrider.models.source import ModelSource, Tensor
-from outrider.speculative import DraftModelConfig, parse_speculative
+from outrider.speculative import AutoConfig, parse_speculative
 from tests.native.support import run, same_bits, usable_isas
 from tests.support.models import Dims, encode, tiny_gguf, tiny_hf
 from tests.support.reference import Reference
@@ -272,10 +272,10 @@ def test_names_that_are_not_known() -> None:
         parse_speculative({"model": "d", "quantization": "q4k"})
     assert parse_engine("m", quantization="gguf").quantization is None
     assert parse_engine("m", quantization="q4_k").quantization == "q4_k"
-    assert parse_speculative({"model": "d", "quantization": "gguf"}) == DraftModelConfig("d")
+    assert parse_speculative({"model": "d", "quantization": "gguf"}) == AutoConfig("d")
     assert parse_speculative(
         speculative_model="d", speculative_model_quantization="q8_0"
-    ) == DraftModelConfig("d", quantization="q8_0")
+    ) == AutoConfig("d", quantization="q8_0")
 
 
 # --- Models --------------------------------------------------------------------------------------------
