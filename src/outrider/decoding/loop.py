@@ -380,7 +380,7 @@ class StepLoop:
         if self._drafter is None:
             seq.metrics.speculation = "off: there is no drafter"
         elif seq.request.draft_limit == 0:
-            seq.metrics.speculation = "off: the request asks for plain decoding"
+            seq.metrics.speculation = "off: plain decoding was asked for"
         else:
             seq.metrics.speculation = self._controller.explain(seq.request_id)
         self._release(seq)

@@ -1,0 +1,73 @@
+"""Put the cost curves that benchmarks/cost_curve.py measured into docs/kernels.md, between its markers.
+
+    python benchmarks/cost_curve.py -m MODEL.gguf … --json benchmarks/results/cost_curve-NAME.json
+    python benchmarks/cost_curve_docs.py
+
+Files are taken in the order of their models' sizes, the largest first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+DOCUMENT = HERE.parent / "docs" / "kernels.md"
+BEGIN, END = "<!-- cost_curve: begin -->", "<!-- cost_curve: end -->"
+
+
+def main() -> None:
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("cost_curve-*.json"))]
+    found.sort(key=lambda result: (-result["weights_bytes"], result["context"]))
+    body = "\n\n".join([INTRODUCTION, *(section(result) for result in found)])
+    text = DOCUMENT.read_text("utf-8")
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.S)
+    if not pattern.search(text):
+        raise SystemExit(f"{DOCUMENT} has no markers {BEGIN} and {END}")
+    DOCUMENT.write_text(pattern.sub(lambda _: f"{BEGIN}\n{body}\n{END}", text), "utf-8")
+
+
+INTRODUCTION = (
+    "Written by `benchmarks/cost_curve_docs.py` from `benchmarks/results/cost_curve-*.json`: milliseconds of "
+    "a pass over n tokens with all their logits, medians, the engines pass by pass in turns. llama.cpp is "
+    "the package llama-cpp-py-sync, ik_llama.cpp is ik-llama-cpp-python with run-time repacking."
+)
+
+
+def section(result: dict[str, Any]) -> str:
+    """One file as a paragraph and a table."""
+    curves: dict[str, dict[str, float]] = result["cost_curve_ms"]
+    own = curves["outrider"]
+    peers = [curve for name, curve in curves.items() if name != "outrider"]
+    before, after = result["probe"]
+    lines = [
+        f"**{result['model']}**, context {result['context']}, {result['threads']} threads, {result['isa']}, "
+        f"{result['machine']['cpu']}. Weights {result['weights_bytes'] / 1e6:.0f} MB at "
+        f"{result['read_gb_per_s']:.1f} GB/s: floor {result['floor_ms']:.1f} ms, of which T(1) reaches "
+        f"{result['share_of_floor']:.0%}. Probe: {before['read_gb_per_s']:.1f} → "
+        f"{after['read_gb_per_s']:.1f} GB/s.",
+        "",
+    ]
+    head = ["n", *curves, *(["/ better peer"] if peers else []), "T(n)/T(1)", "GB/s", "GMAC/s"]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for width in map(str, result["widths"]):
+        cells = [width, *(f"{curve[width]:.1f}" for curve in curves.values())]
+        if peers:
+            cells.append(f"{own[width] / min(peer[width] for peer in peers):.2f}")
+        cells += [
+            f"{own[width] / own['1']:.2f}",
+            f"{result['weights_bytes'] / own[width] / 1e6:.1f}",
+            f"{result['macs_per_token'] * int(width) / own[width] / 1e6:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if result.get("prefill_ms"):
+        each = ", ".join(f"{name} {ms:.0f} ms" for name, ms in result["prefill_ms"].items())
+        lines += ["", f"Prefill of {result['prefill_tokens']} tokens: {each}."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
