@@ -125,6 +125,10 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
     }
 }
 
+// How far ahead of the group at hand weights are asked for, in bytes. Several tokens' work on a group takes longer
+// than the hardware looks ahead, and two threads of one core share what does the looking.
+constexpr int kAhead = 4096;
+
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     const uint8_t* q = m.q + size_t(p) * m.q_stride;
@@ -132,6 +136,7 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
     __m512 f[NT];
     for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
     for (int g = 0; g < a.groups(); g++) {
+        for (int b = 0; b < kGroupBytes<K>; b += 64) _mm_prefetch(reinterpret_cast<const char*>(q) + kAhead + b, _MM_HINT_T0);
         add_group<K, NT>(q, s, g, a, t0, f);
         q += kGroupBytes<K>;
         if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
