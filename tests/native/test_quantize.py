@@ -273,9 +273,9 @@ def test_names_that_are_not_known() -> None:
     assert parse_engine("m", quantization="gguf").quantization is None
     assert parse_engine("m", quantization="q4_k").quantization == "q4_k"
     assert parse_speculative({"model": "d", "quantization": "gguf"}) == AutoConfig("d")
-    assert parse_speculative(
-        speculative_model="d", speculative_model_quantization="q8_0"
-    ) == AutoConfig("d", quantization="q8_0")
+    assert parse_speculative(speculative_model="d", speculative_model_quantization="q8_0") == AutoConfig(
+        "d", quantization="q8_0"
+    )
 
 
 # --- Models --------------------------------------------------------------------------------------------
