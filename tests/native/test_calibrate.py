@@ -30,6 +30,12 @@ def test_every_width_is_measured_as_far_as_the_context_reaches() -> None:
     assert set(calibrate.measure(ToyModel(40, 7, seed=1), clock=Clock())) == {1}
 
 
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes of a tiny model are too short to be steady."""
+    monkeypatch.setattr(calibrate, "UNSTEADY", 1e9)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> NativeModel:
     return NativeModel.load(open_model(tiny_gguf(tmp_path / "tiny.gguf")), threads=1)
@@ -56,7 +62,7 @@ def test_a_damaged_record_is_measured_again(
     calibrate.cost_model(model, None, tmp_path)
     (record,) = tmp_path.glob("*.json")
     record.write_text(damage)
-    monkeypatch.setattr(calibrate, "measure", lambda model: {1: 0.5, 2: 0.75})
+    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=0.0: {1: 0.5, 2: 0.75})
     assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(0.5)
     assert json.loads(record.read_text()) == {"seconds": {"1": 0.5, "2": 0.75}}
 
@@ -71,3 +77,13 @@ def test_another_thread_count_is_another_record(tmp_path: Path) -> None:
     for threads in (1, 2):
         calibrate.cost_model(NativeModel.load(open_model(path), threads=threads), None, tmp_path / "curves")
     assert len(list((tmp_path / "curves").glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize(("again", "kept"), [(1.1e-3, True), (2.5e-3, False)])
+def test_what_was_measured_beside_other_load_is_not_kept(
+    model: NativeModel, tmp_path: Path, again: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "UNSTEADY", 1.4)
+    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=1.0: {1: 1e-3 if seconds else again})
+    assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(1e-3)
+    assert bool(list(tmp_path.glob("*.json"))) == kept

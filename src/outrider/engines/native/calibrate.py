@@ -33,6 +33,7 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 CONTEXT = 32  # tokens before those that are measured
 ROUNDS = 12  # at most; the least time of a width counts
 SECONDS = 0.7  # for one model, about
+UNSTEADY = 1.4  # times as long as the best pass over one token took; the next one took more
 PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
 FOLDER = "cost-curves"
 
@@ -46,8 +47,10 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     path = (folder or cache_root() / FOLDER) / f"{_digest(model, blocks)}.json"
     curve = _recorded(path)
     if curve is None:
-        curve = measure(model if blocks is None else Within(model, blocks))
-        _record(path, curve)
+        watched = model if blocks is None else Within(model, blocks)
+        curve, again = measure(watched), measure(watched, 0.0)
+        if again[1] <= UNSTEADY * curve[1]:  # else other load is about: good enough for now, not to be kept
+            _record(path, curve)
     return CostModel(curve, CONTEXT)
 
 
