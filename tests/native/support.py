@@ -13,28 +13,33 @@ from outrider.engines.native import NativeCache, NativeModel, _core
 from outrider.models.source import ModelSource
 
 
+def core(threads: int = 1, isa: str = "portable") -> _core.Model:
+    """The smallest core there is, without weights. Raises ValueError for kernels that cannot run here."""
+    return _core.Model(
+        layers=1,
+        hidden=16,
+        heads=1,
+        kv_heads=1,
+        head_dim=16,
+        ffn=16,
+        vocab=1,
+        rope_dim=2,
+        rms_eps=1e-5,
+        rope_scale=1.0,
+        rope_interleaved=False,
+        half_cache=True,
+        inv_freq=np.ones(1, np.float32),
+        threads=threads,
+        isa=isa,
+    )
+
+
 def usable_isas() -> list[str]:
     """The kernels that this processor can run."""
     found = []
     for isa in ("portable", "avx2", "avx512", "neon"):
         try:
-            _core.Model(
-                layers=1,
-                hidden=16,
-                heads=1,
-                kv_heads=1,
-                head_dim=16,
-                ffn=16,
-                vocab=1,
-                rope_dim=2,
-                rms_eps=1e-5,
-                rope_scale=1.0,
-                rope_interleaved=False,
-                half_cache=True,
-                inv_freq=np.ones(1, np.float32),
-                threads=1,
-                isa=isa,
-            )
+            core(isa=isa)
         except ValueError:
             continue
         found.append(isa)

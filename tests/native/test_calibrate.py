@@ -62,7 +62,7 @@ def test_a_damaged_record_is_measured_again(
     calibrate.cost_model(model, None, tmp_path)
     (record,) = tmp_path.glob("*.json")
     record.write_text(damage)
-    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=0.0: {1: 0.5, 2: 0.75})
+    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=0.0, widths=(): {1: 0.5, 2: 0.75})
     assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(0.5)
     assert json.loads(record.read_text()) == {"seconds": {"1": 0.5, "2": 0.75}}
 
@@ -84,6 +84,8 @@ def test_what_was_measured_beside_other_load_is_not_kept(
     model: NativeModel, tmp_path: Path, again: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate, "UNSTEADY", 1.4)
-    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=1.0: {1: 1e-3 if seconds else again})
+    monkeypatch.setattr(
+        calibrate, "measure", lambda model, seconds=1.0, widths=(): {1: 1e-3 if seconds else again}
+    )
     assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(1e-3)
     assert bool(list(tmp_path.glob("*.json"))) == kept

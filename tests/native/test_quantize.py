@@ -27,7 +27,7 @@ from outrider.models.open import open_model
 from outrider.models.quantization import EMBEDDING, OUTPUT, loaded_bytes, loaded_type, quantized
 from outrider.models.source import ModelSource, Tensor
 from outrider.speculative import AutoConfig, parse_speculative
-from tests.native.support import run, same_bits, usable_isas
+from tests.native.support import core, run, same_bits, usable_isas
 from tests.support.models import Dims, encode, tiny_gguf, tiny_hf
 from tests.support.reference import Reference
 
@@ -36,27 +36,6 @@ Bytes = npt.NDArray[np.uint8]
 PROMPT = [int(i) for i in np.random.default_rng(5).integers(3, 320, 24)]
 WIDE = Dims(hidden=256, heads=4, kv_heads=2, ffn=512)
 MIXED = Dims(hidden=256, heads=4, kv_heads=2, ffn=96)  # ffn_down has no whole blocks of 256
-
-
-def core(threads: int = 1) -> _core.Model:
-    return _core.Model(
-        layers=1,
-        hidden=16,
-        heads=1,
-        kv_heads=1,
-        head_dim=16,
-        ffn=16,
-        vocab=1,
-        rope_dim=2,
-        rms_eps=1e-5,
-        rope_scale=1.0,
-        rope_interleaved=False,
-        half_cache=True,
-        inv_freq=np.ones(1, np.float32),
-        threads=threads,
-        isa="portable",
-    )
-
 
 CORE = core()
 

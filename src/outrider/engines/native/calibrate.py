@@ -48,7 +48,7 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     curve = _recorded(path)
     if curve is None:
         watched = model if blocks is None else Within(model, blocks)
-        curve, again = measure(watched), measure(watched, 0.0)
+        curve, again = measure(watched), measure(watched, 0.0, widths=(1,))
         if again[1] <= UNSTEADY * curve[1]:  # else other load is about: good enough for now, not to be kept
             _record(path, curve)
     return CostModel(curve, CONTEXT)
@@ -69,12 +69,15 @@ class Within:
 
 
 def measure(
-    model: LanguageModel, seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter
+    model: LanguageModel,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+    widths: Sequence[int] = WIDTHS,
 ) -> dict[int, float]:
-    """Seconds of a pass by its number of tokens, for WIDTHS as far as the model's context reaches: the least
-    of rounds over all widths, which together take about `seconds` but go round at least once."""
+    """Seconds of a pass by its number of tokens, for `widths` as far as the model's context reaches: the
+    least of rounds over all widths, which together take about `seconds` but go round at least once."""
     room = min(CONTEXT, model.max_positions - 1)
-    widths = [n for n in WIDTHS if room + n <= model.max_positions]
+    widths = [n for n in widths if room + n <= model.max_positions]
     cache = model.new_cache(room + widths[-1])
     best = dict.fromkeys(widths, math.inf)
 
