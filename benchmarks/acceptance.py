@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench import machine, workloads
+from outrider.bench import machine, report, workloads
 from outrider.bench.runner import prompt_of
 from outrider.cli.demo import present_pair
 from outrider.config import EngineConfig
@@ -246,10 +245,7 @@ def _expected(document: Mapping[str, Any]) -> str:
 
 def replaced(text: str, table: str) -> str:
     """`text` with what is between the markers replaced. Raises SystemExit when it has no markers."""
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.S)
-    if not pattern.search(text):
-        raise SystemExit(f"{DOCUMENT.name} has no {BEGIN} … {END}")
-    return pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text)
+    return report.put_between(text, BEGIN, END, table, DOCUMENT.name)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ Files are taken in the order of their models' sizes, the largest first.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from outrider.bench.report import put_between
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -24,10 +25,7 @@ def main() -> None:
     found.sort(key=lambda result: (-result["weights_bytes"], result["context"]))
     body = "\n\n".join([INTRODUCTION, *(section(result) for result in found)])
     text = DOCUMENT.read_text("utf-8")
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.S)
-    if not pattern.search(text):
-        raise SystemExit(f"{DOCUMENT} has no markers {BEGIN} and {END}")
-    DOCUMENT.write_text(pattern.sub(lambda _: f"{BEGIN}\n{body}\n{END}", text), "utf-8")
+    DOCUMENT.write_text(put_between(text, BEGIN, END, body, DOCUMENT.name), "utf-8")
 
 
 INTRODUCTION = (

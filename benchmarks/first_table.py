@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,7 @@ def rendered(documents: dict[str, dict[str, Any]]) -> str:
 
 def replaced(text: str, tables: str) -> str:
     """`text` with what is between the markers replaced. Raises SystemExit when it has no markers."""
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.S)
-    if not pattern.search(text):
-        raise SystemExit(f"{README.name} has no {BEGIN} … {END}")
-    return pattern.sub(lambda _: f"{BEGIN}\n{tables}\n{END}", text)
+    return report.put_between(text, BEGIN, END, tables, README.name)
 
 
 if __name__ == "__main__":

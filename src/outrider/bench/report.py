@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,3 +124,12 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
         for row in table
     ]
     return ["  ".join(row).rstrip() for row in cells]
+
+
+def put_between(text: str, begin: str, end: str, body: str, name: str) -> str:
+    """`text`, the document `name`, with what is between two markers replaced. Raises SystemExit when it has
+    no markers."""
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
+    if not pattern.search(text):
+        raise SystemExit(f"{name} has no {begin} … {end}")
+    return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
