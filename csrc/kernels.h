@@ -21,6 +21,22 @@ struct HeadCache {
     bool half;
 };
 
+// Attention takes this many positions together, and adds up what they give in order.
+constexpr int kSpan = 256;
+
+// Queries of some tokens of one sequence, of the heads that share one key-value head.
+struct Queries {
+    const float* q;          // of the first token's first head; a token's heads lie head_dim apart
+    size_t stride;           // in floats, from token to token
+    const Visible* visible;  // [tokens]
+    int tokens, group, head_dim;
+};
+
+// A partial result of attention: head_dim sums of values by e^(score - top), then `top`, then the sum of
+// e^(score - top); the rest is free.
+static inline size_t partial_floats(int head_dim) { return size_t(head_dim) + 16; }
+static inline size_t attend_scratch(const Queries& q) { return size_t(q.tokens) * q.group * kSpan + size_t(16) * q.head_dim; }
+
 struct MatmulOut {
     float* out;         // [tokens][stride]
     size_t stride;      // in floats
@@ -45,11 +61,14 @@ struct Kernels {
     void (*rope)(float* head, const float* cos, const float* sin, int dim, bool interleaved);
     void (*store_kv)(const HeadCache& cache, int slot, int head_dim, const float* key, const float* value);
     void (*copy_kv)(const HeadCache& cache, int from, int to, int head_dim);
-    // out[g] = softmax(q[g] . keys) . values for `group` query heads of one key-value head.
-    // q and out: [group][head_dim]; scores: scratch of group * (positions rounded up to 16) floats;
-    // gather: scratch of 32 * head_dim floats.
-    void (*attention)(const HeadCache& cache, const Visible& visible, const float* q, int group, int head_dim,
-                      float* scores, float* gather, float* out);
+    // What the positions [kSpan * span, kSpan * (span + 1)) give to each query: a partial result, at
+    // out + out_stride * token + partial_floats(head_dim) * head. Tokens that see none of them get nothing that counts.
+    // scratch: attend_scratch() floats.
+    void (*attend)(const HeadCache& cache, const Queries& q, int span, float* scratch, float* out, size_t out_stride);
+    // a = a and b together, where b is of later positions
+    void (*join_spans)(float* a, const float* b, int head_dim);
+    // out = the attention that partial result `a` stands for
+    void (*end_spans)(const float* a, int head_dim, float* out);
 };
 
 const Kernels* portable_kernels();

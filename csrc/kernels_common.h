@@ -1,12 +1,11 @@
 // Everything but the integer matrix products: written once on V16, included by each kernel file.
 #pragma once
+#include "attention.h"
 #include "kernels.h"
 #include "simd.h"
 
 namespace outrider {
 namespace {
-
-inline int imin(int a, int b) { return a < b ? a : b; }
 
 inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 v) {
     const int row = panel * kPanel, count = imin(kPanel, rows - row);
@@ -147,154 +146,6 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
     }
 }
 
-template <class T>
-inline T* key_of(const HeadCache& c, int slot) {
-    return reinterpret_cast<T*>(static_cast<uint8_t*>(c.blocks[slot / 16]) + c.key_offset) + slot % 16;
-}
-template <class T>
-inline T* value_of(const HeadCache& c, int slot, int head_dim) {
-    return reinterpret_cast<T*>(static_cast<uint8_t*>(c.blocks[slot / 16]) + c.value_offset) +
-           size_t(slot % 16) * head_dim;
-}
-
-template <class T>
-void store_kv_as(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
-    T *k = key_of<T>(c, slot), *v = value_of<T>(c, slot, head_dim), column[16];
-    for (int d = 0; d < head_dim; d += 16) {
-        vstore(column, vload(key + d));
-        for (int i = 0; i < 16; i++) k[16 * (d + i)] = column[i];
-        vstore(v + d, vload(value + d));
-    }
-}
-void store_kv(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
-    c.half ? store_kv_as<uint16_t>(c, slot, head_dim, key, value) : store_kv_as<float>(c, slot, head_dim, key, value);
-}
-
-template <class T>
-void copy_kv_as(const HeadCache& c, int from, int to, int head_dim) {
-    const T* k = key_of<T>(c, from);
-    T* k2 = key_of<T>(c, to);
-    for (int d = 0; d < head_dim; d++) k2[16 * d] = k[16 * d];
-    std::memcpy(value_of<T>(c, to, head_dim), value_of<T>(c, from, head_dim), sizeof(T) * size_t(head_dim));
-}
-void copy_kv(const HeadCache& c, int from, int to, int head_dim) {
-    c.half ? copy_kv_as<uint16_t>(c, from, to, head_dim) : copy_kv_as<float>(c, from, to, head_dim);
-}
-
-// Scores of 16 positions: each position is a lane, the sum over head_dim runs in order.
-template <class T, int G>
-inline void block_scores(const T* keys, const float* q, int head_dim, float* scores, size_t score_stride) {
-    V16 sum[G];
-    for (int g = 0; g < G; g++) sum[g] = vset(0.0f);
-    for (int d = 0; d < head_dim; d++) {
-        const V16 k = vload(keys + 16 * size_t(d));
-        for (int g = 0; g < G; g++) sum[g] = vfma(k, vset(q[size_t(g) * head_dim + d]), sum[g]);
-    }
-    for (int g = 0; g < G; g++) vstore(scores + g * score_stride, sum[g]);
-}
-
-// out[d] += weight[position] * value[position][d], positions in order.
-template <class T, int G>
-inline void block_values(const T* values, const float* weights, size_t stride, int count, int head_dim, float* out) {
-    for (int d = 0; d < head_dim; d += 16) {
-        V16 sum[G];
-        for (int g = 0; g < G; g++) sum[g] = vload(out + size_t(g) * head_dim + d);
-        for (int p = 0; p < count; p++) {
-            const V16 v = vload(values + size_t(p) * head_dim + d);
-            for (int g = 0; g < G; g++) sum[g] = vfma(v, vset(weights[g * stride + p]), sum[g]);
-        }
-        for (int g = 0; g < G; g++) vstore(out + size_t(g) * head_dim + d, sum[g]);
-    }
-}
-
-template <class T>
-void gather_block(const HeadCache& c, const int* slots, int count, int head_dim, T* keys, T* values) {
-    std::memset(keys, 0, sizeof(T) * 16 * size_t(head_dim));
-    for (int p = 0; p < count; p++) {
-        const T* k = key_of<T>(c, slots[p]);
-        for (int d = 0; d < head_dim; d++) keys[16 * d + p] = k[16 * d];
-        std::memcpy(values + size_t(p) * head_dim, value_of<T>(c, slots[p], head_dim), sizeof(T) * size_t(head_dim));
-    }
-}
-
-template <class T, int G>
-void attention_group(const HeadCache& c, const Visible& v, const float* q, int head_dim, float* scores, float* gather,
-                     float* out) {
-    const int blocks = (v.positions + 15) / 16, direct_blocks = v.direct < v.positions ? v.direct / 16 : blocks;
-    const size_t stride = size_t(blocks) * 16;
-    T* const gathered_keys = reinterpret_cast<T*>(gather);
-    T* const gathered_values = gathered_keys + 16 * size_t(head_dim);
-    V16 top[G], total[G];
-    for (int g = 0; g < G; g++) top[g] = vset(-INFINITY);
-    for (int b = 0; b < blocks; b++) {
-        const int count = imin(16, v.positions - 16 * b);
-        const T* keys = key_of<T>(c, 16 * b);
-        if (b >= direct_blocks) {
-            gather_block<T>(c, v.tail + (16 * b - v.direct), count, head_dim, gathered_keys, gathered_values);
-            keys = gathered_keys;
-        }
-        block_scores<T, G>(keys, q, head_dim, scores + 16 * b, stride);
-        for (int g = 0; g < G; g++) {
-            float* s = scores + g * stride + 16 * b;
-            const V16 kept = count < 16 ? vkeep(vload(s), count, -INFINITY) : vload(s);
-            vstore(s, kept);
-            top[g] = vmax(kept, top[g]);
-        }
-    }
-    for (int g = 0; g < G; g++) {
-        const V16 highest = vset(reduce_max(top[g]));
-        total[g] = vset(0.0f);
-        for (int b = 0; b < blocks; b++) {
-            float* s = scores + g * stride + 16 * b;
-            const int count = imin(16, v.positions - 16 * b);
-            V16 e = vexp(vsub(vload(s), highest));
-            if (count < 16) e = vkeep(e, count, 0.0f);
-            vstore(s, e);
-            total[g] = vadd(total[g], e);
-        }
-    }
-    std::memset(out, 0, sizeof(float) * G * size_t(head_dim));
-    for (int b = 0; b < blocks; b++) {
-        const int count = imin(16, v.positions - 16 * b);
-        const T* values = value_of<T>(c, 16 * b, head_dim);
-        if (b >= direct_blocks) {
-            gather_block<T>(c, v.tail + (16 * b - v.direct), count, head_dim, gathered_keys, gathered_values);
-            values = gathered_values;
-        }
-        block_values<T, G>(values, scores + 16 * b, stride, count, head_dim, out);
-    }
-    for (int g = 0; g < G; g++) {
-        const V16 inverse = vset(1.0f / reduce_add(total[g]));
-        for (int d = 0; d < head_dim; d += 16) {
-            float* o = out + size_t(g) * head_dim + d;
-            vstore(o, vmul(vload(o), inverse));
-        }
-    }
-}
-
-// Groups larger than four are cut: the results of a head do not depend on its neighbours.
-void attention(const HeadCache& c, const Visible& v, const float* q, int group, int head_dim, float* scores,
-               float* gather, float* out) {
-    for (int g = 0; g < group;) {
-        const int n = imin(4, group - g);
-        const float* qg = q + size_t(g) * head_dim;
-        float* og = out + size_t(g) * head_dim;
-#define OUTRIDER_GROUP(N)                                                                     \
-    case N:                                                                                   \
-        c.half ? attention_group<uint16_t, N>(c, v, qg, head_dim, scores, gather, og)         \
-               : attention_group<float, N>(c, v, qg, head_dim, scores, gather, og);           \
-        break;
-        switch (n) {
-            OUTRIDER_GROUP(1)
-            OUTRIDER_GROUP(2)
-            OUTRIDER_GROUP(3)
-            OUTRIDER_GROUP(4)
-        }
-#undef OUTRIDER_GROUP
-        g += n;
-    }
-}
-
 }  // namespace
 }  // namespace outrider
 
@@ -316,7 +167,7 @@ void attention(const HeadCache& c, const Visible& v, const float* q, int group, 
         }                                                                                                 \
     }                                                                                                     \
     const Kernels* function() {                                                                           \
-        static const Kernels table = {label, matmul,   rms_norm, quantize, quantize_fine,                 \
-                                      silu_mul, rope,  store_kv, copy_kv,  attention};                    \
+        static const Kernels table = {label, matmul, rms_norm, quantize, quantize_fine, silu_mul,         \
+                                      rope,  store_kv, copy_kv, attend, join_spans, end_spans};           \
         return &table;                                                                                    \
     }

@@ -173,6 +173,7 @@ void Model::check(const std::vector<Item>& items, const std::vector<int>* panels
 // Positions, and what each token sees.
 void Model::place(const std::vector<Item>& items) {
     tokens_.clear();
+    visible_.clear();
     tails_.clear();
     wanted_.clear();
     std::vector<int> depth, path;
@@ -194,11 +195,12 @@ void Model::place(const std::vector<Item>& items) {
                     tail.push_back(p < base ? p : path[size_t(position - p)]);
             }
             tails_.push_back(std::move(tail));
-            tokens_.push_back({item.cache, item.tokens[i], base + i, position, visible});
+            tokens_.push_back({item.cache, item.tokens[i], base + i, position});
+            visible_.push_back(visible);
         }
         for (int i = 0; i < item.row_count; i++) wanted_.push_back(first + item.rows[i]);
     }
-    for (size_t t = 0; t < tokens_.size(); t++) tokens_[t].visible.tail = tails_[t].data();
+    for (size_t t = 0; t < tokens_.size(); t++) visible_[t].tail = tails_[t].data();
 
     const size_t half = size_t(config_.rope_dim) / 2;
     cos_.resize(tokens_.size() * half);
@@ -276,22 +278,92 @@ void Model::rotate_and_store(int index, int t) {
     }
 }
 
-void Model::attend(int layer, int unit, int heads_per_unit, int thread) {
+// Tiles of tokens. Where there is little to share out (few tokens, long contexts), threads take the spans of a tile
+// apart, and keep what each gave; else one thread goes through them, which needs room for one only. Either way the
+// spans of a token are joined in order.
+void Model::cut_attention() {
     const Config& c = config_;
-    const int units = c.heads / heads_per_unit, t = unit / units, head = unit % units * heads_per_unit;
-    const Token& token = tokens_[size_t(t)];
+    constexpr int most = 16;                       // tokens of a tile
+    constexpr size_t room = size_t(32) << 20;      // bytes of partial results, at most, when spans are taken apart
+    const int n = int(tokens_.size());
+    tiles_.clear();
+    int spans = 1;
+    for (int t = 0; t < n;) {
+        Tile tile{t, 0, 1};
+        for (; t < n && tile.count < most && tokens_[size_t(t)].cache == tokens_[size_t(tile.first)].cache; t++, tile.count++)
+            tile.spans = std::max(tile.spans, (visible_[size_t(t)].positions + kSpan - 1) / kSpan);
+        spans = std::max(spans, tile.spans);
+        tiles_.push_back(tile);
+    }
+    const size_t one = size_t(n) * c.heads * partial_floats(c.head_dim);
+    const bool apart = int(tiles_.size()) * c.kv_heads < 4 * pool_->size() && one * spans * sizeof(float) <= room;
+    slots_ = apart ? spans : 1;
+    partials_.resize(one * slots_);
+}
+
+float* Model::partial(int slot, int t, int head) {
+    return partials_.data() + ((size_t(slot) * tokens_.size() + t) * config_.heads + head) * partial_floats(config_.head_dim);
+}
+
+Queries Model::queries(const Tile& tile, int head) const {
+    const Config& c = config_;
+    const size_t width = size_t(c.heads) * c.head_dim;
+    return {q_.data() + size_t(tile.first) * width + size_t(head) * c.head_dim, width, visible_.data() + tile.first,
+            tile.count, c.heads / c.kv_heads, c.head_dim};
+}
+
+// One span of one tile and key-value head.
+void Model::attend(int layer, const Tile& tile, int kv_head, int span, int thread) {
+    const Config& c = config_;
+    const int head = kv_head * (c.heads / c.kv_heads);
+    const size_t stride = size_t(c.heads) * partial_floats(c.head_dim);
+    const Queries q = queries(tile, head);
     std::vector<float>& scratch = scratch_[size_t(thread)];
-    const size_t scores = size_t(4) * ((token.visible.positions + 15) / 16) * 16, gather = size_t(32) * c.head_dim;
-    if (scratch.size() < scores + gather) scratch.resize((scores + gather) * 2);
-    const size_t at = (size_t(t) * c.heads + head) * c.head_dim;
-    kernels_.attention(token.cache->head(layer, head / (c.heads / c.kv_heads)), token.visible, q_.data() + at,
-                       heads_per_unit, c.head_dim, scratch.data() + gather, scratch.data(), attended_.row(0) + at);
+    const size_t work = attend_scratch(q), result = slots_ == 1 && span ? stride * size_t(tile.count) : 0;
+    if (scratch.size() < work + result) scratch.resize((work + result) * 2);
+    const HeadCache cache = tokens_[size_t(tile.first)].cache->head(layer, kv_head);
+    if (!result) return kernels_.attend(cache, q, span, scratch.data(), partial(slots_ == 1 ? 0 : span, tile.first, head), stride);
+    kernels_.attend(cache, q, span, scratch.data(), scratch.data() + work, stride);
+    for (int t = 0; t < tile.count; t++)
+        if (visible_[size_t(tile.first + t)].positions > span * kSpan)
+            for (int g = 0; g < q.group; g++)
+                kernels_.join_spans(partial(0, tile.first + t, head + g),
+                                    scratch.data() + work + stride * t + partial_floats(c.head_dim) * g, c.head_dim);
+}
+
+void Model::attention(int layer) {
+    const Config& c = config_;
+    Activations& attended = attended_.view();
+    int units = 0;
+    for (const Tile& tile : tiles_) units += slots_ == 1 ? c.kv_heads : c.kv_heads * tile.spans;
+    spread(int(tokens_.size()), units,
+           [&](int unit, int thread) {
+               for (const Tile& tile : tiles_) {
+                   const int n = slots_ == 1 ? c.kv_heads : c.kv_heads * tile.spans;
+                   if (unit >= n) {
+                       unit -= n;
+                       continue;
+                   }
+                   if (slots_ > 1) return attend(layer, tile, unit % c.kv_heads, unit / c.kv_heads, thread);
+                   for (int span = 0; span < tile.spans; span++) attend(layer, tile, unit, span, thread);
+                   return;
+               }
+           },
+           [&](int t) {
+               const int spans = (visible_[size_t(t)].positions + kSpan - 1) / kSpan;
+               for (int head = 0; head < c.heads; head++) {
+                   float* all = partial(0, t, head);
+                   for (int span = 1; span < std::min(spans, slots_); span++)
+                       kernels_.join_spans(all, partial(span, t, head), c.head_dim);
+                   kernels_.end_spans(all, c.head_dim, attended_.row(t) + size_t(head) * c.head_dim);
+               }
+               if (attended.q) kernels_.quantize(attended, t);
+           });
 }
 
 void Model::run_layers() {
     const Config& c = config_;
-    const int n = int(tokens_.size()), hidden = c.hidden, group = c.heads / c.kv_heads;
-    const int heads_per_unit = n * c.kv_heads % pool_->size() == 0 || n * c.kv_heads >= 4 * pool_->size() ? group : 1;
+    const int n = int(tokens_.size()), hidden = c.hidden;
     Activations &attention_in = attention_in_.view(), &attended = attended_.view(), &ffn_in = ffn_in_.view(),
                 &gated = gated_.view();
     const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim, ffn = size_t(c.ffn);
@@ -317,10 +389,7 @@ void Model::run_layers() {
                  {layer.k, input(layer.k), {k_.data(), kv_width, nullptr, false}},
                  {layer.v, input(layer.v), {v_.data(), kv_width, nullptr, false}}},
                 [&](int t) { rotate_and_store(i, t); });
-        spread(n, n * c.heads / heads_per_unit, [&](int unit, int thread) { attend(i, unit, heads_per_unit, thread); },
-               [&](int t) {
-                   if (attended.q) kernels_.quantize(attended, t);
-               });
+        attention(i);
         product(n, {{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, ffn_in_.row(t));
             if (ffn_in.q) kernels_.quantize(ffn_in, t);
@@ -396,6 +465,7 @@ void Model::forward(const std::vector<Item>& items, float* logits, const std::ve
     k_.resize(size_t(2) * n * c.kv_heads * c.head_dim);
     v_.resize(k_.size());
     up_.resize(size_t(n) * c.ffn);
+    cut_attention();
     {
         const auto turn = pool_->turn();
         run_layers();

@@ -80,7 +80,9 @@ class Model {
     struct Token {
         Cache* cache;
         int id, slot, position;
-        Visible visible;
+    };
+    struct Tile {  // tokens of one sequence, next to one another
+        int first, count, spans;
     };
     struct Part {
         const Matrix* matrix;
@@ -93,7 +95,11 @@ class Model {
     void check(const std::vector<Item>& items, const std::vector<int>* panels) const;
     void place(const std::vector<Item>& items);
     void rotate_and_store(int layer, int t);
-    void attend(int layer, int unit, int heads_per_unit, int thread);
+    void cut_attention();
+    void attention(int layer);
+    void attend(int layer, const Tile& tile, int kv_head, int span, int thread);
+    Queries queries(const Tile& tile, int head) const;
+    float* partial(int slot, int t, int head);
     void run_layers();
     void run_output(float* logits, const std::vector<int>* panels);
     template <class After>
@@ -116,7 +122,11 @@ class Model {
 
     // the pass under way
     std::vector<Token> tokens_;
+    std::vector<Visible> visible_;  // of tokens_
     std::vector<std::vector<int>> tails_;
+    std::vector<Tile> tiles_;
+    int slots_ = 1;                // partial results of attention that each token and head has room for
+    std::vector<float> partials_;  // [slots][tokens][heads][partial_floats]
     std::vector<float> x_, q_, k_, v_, up_, cos_, sin_;
     ActivationBuffer attention_in_, attended_, ffn_in_, gated_, last_;
     Activations attention_floats_;  // attention_in_ without the rows of remainders

@@ -197,6 +197,9 @@ inline V16 vkeep(const V16& a, int count, float fill) { OUTRIDER_LANES(i < count
 #undef OUTRIDER_LANES
 #endif
 
+inline int imin(int a, int b) { return a < b ? a : b; }
+inline int imax(int a, int b) { return a > b ? a : b; }
+
 // Sums and maxima across lanes, by one fixed tree: lanes 8 apart, then 4, 2, 1.
 #if defined(OUTRIDER_AVX512) || defined(OUTRIDER_AVX2)
 #if defined(OUTRIDER_AVX512)

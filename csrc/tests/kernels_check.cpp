@@ -235,19 +235,43 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
     }
     same("copy_kv " + shape, wanted, got);
 
-    const std::vector<float> q = floats(size_t(group) * head_dim, 0.3f);
-    for (int direct = 0; direct <= positions; direct += 16) {  // none, some and all positions in a tail
+    // Some tokens, the last of which sees all positions: in order, or from `direct` on along a path.
+    const int tokens = pick(1, 5), spans = (positions + kSpan - 1) / kSpan;
+    const std::vector<float> q = floats(size_t(tokens) * group * head_dim, 0.3f);
+    const size_t row = partial_floats(head_dim), stride = row * size_t(group), step = positions > 64 ? 112 : 16;
+    for (int direct = 0; direct <= positions; direct += int(step)) {  // none, some and all positions in a tail
         std::vector<int> tail;
         for (int p = direct; p < positions; p++) tail.push_back(pick(p, slots - 1));
-        for (const Visible& v : {Visible{positions, positions, nullptr}, Visible{positions, direct, tail.data()}}) {
-            if (v.tail && tail.empty()) continue;
-            const auto run = [&](const Kernels& table) {
-                std::vector<float> scores(size_t(group) * ((positions + 15) / 16) * 16), gather(size_t(32) * head_dim);
-                std::vector<float> out(size_t(group) * head_dim);
-                table.attention(wanted.cache, v, q.data(), group, head_dim, scores.data(), gather.data(), out.data());
+        for (const bool straight : {true, false}) {
+            if (!straight && tail.empty()) continue;
+            std::vector<Visible> visible;
+            for (int t = tokens - 1; t >= 0; t--) {
+                const int seen = std::max(1, positions - t);
+                visible.push_back({seen, straight || direct >= seen ? seen : direct, tail.data()});
+            }
+            const auto run = [&](const Kernels& table, int first, int count) {
+                const Queries queries{q.data() + size_t(first) * group * head_dim, size_t(group) * head_dim,
+                                      visible.data() + first, count, group, head_dim};
+                std::vector<float> scratch(attend_scratch(queries)), out(size_t(count) * group * head_dim);
+                std::vector<std::vector<float>> found(size_t(spans), std::vector<float>(stride * size_t(count)));
+                for (int s = 0; s < spans; s++)
+                    table.attend(wanted.cache, queries, s, scratch.data(), found[size_t(s)].data(), stride);
+                for (int r = 0; r < count * group; r++) {
+                    float* all = found[0].data() + row * size_t(r);
+                    for (int s = 1; s * kSpan < visible[size_t(first + r / group)].positions; s++)
+                        table.join_spans(all, found[size_t(s)].data() + row * size_t(r), head_dim);
+                    table.end_spans(all, head_dim, out.data() + size_t(r) * head_dim);
+                }
                 return out;
             };
-            same("attention " + shape + ", direct " + std::to_string(v.direct), run(oracle), run(kernels));
+            const std::string what = "attention " + shape + ", " + std::to_string(tokens) + " tokens, direct " +
+                                     std::to_string(straight ? positions : direct);
+            const std::vector<float> together = run(oracle, 0, tokens);
+            same(what, together, run(kernels, 0, tokens));
+            std::vector<float> apart;
+            for (int t = 0; t < tokens; t++)
+                for (float x : run(kernels, t, 1)) apart.push_back(x);
+            same(what + ", one by one", together, apart);
         }
     }
 }
@@ -257,10 +281,12 @@ void check(const Kernels& kernels) {
     check_matmuls(oracle, kernels);
     check_vectors(oracle, kernels);
     check_quantize(oracle, kernels);
-    for (int positions : {1, 15, 16, 17, 50})
-        for (int head_dim : {16, 64, 128})
-            for (int group : {1, 2, 3, 4, 7})
-                for (bool half : {true, false}) check_attention(oracle, kernels, positions, head_dim, group, half);
+    for (bool half : {true, false}) {
+        for (int positions : {1, 15, 16, 17, 50})
+            for (int head_dim : {16, 64, 128})
+                for (int group : {1, 2, 3, 4, 7}) check_attention(oracle, kernels, positions, head_dim, group, half);
+        for (int positions : {256, 258, 600}) check_attention(oracle, kernels, positions, 48, positions % 5 + 4, half);
+    }
 }
 
 }  // namespace

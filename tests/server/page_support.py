@@ -34,6 +34,10 @@ FLAGS = (
     "--no-sandbox",
     "--disable-dev-shm-usage",
     "--disable-gpu",
+    "--disable-background-networking",  # it would look its maker's hosts up
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
     "--window-size=1280,900",
 )
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import copy
 import dataclasses
 import json
@@ -108,7 +109,7 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("arguments", BAD, ids=str)
+@pytest.mark.parametrize("arguments", BAD, ids=lambda found: re.sub(r" at 0x\w+", "", str(found)))
 def test_a_bad_value_is_one_clear_line(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**arguments)
