@@ -12,8 +12,9 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*)
 demo: $(VENV)/.package
 	$(BIN)/outrider demo
 
+# Two files at a time, in their order: the long ones come first.
 test: lint $(VENV)/.model
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import re
 import copy
 import dataclasses
 import json
 import math
 import pickle
+import re
 from typing import Any
 
 import numpy as np
