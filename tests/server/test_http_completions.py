@@ -79,6 +79,19 @@ def test_usage_and_what_stands_around_a_choice(server: Running) -> None:
     assert complete(server, model="other", max_tokens=1).model == "other"
 
 
+def test_usage_says_what_of_the_prompt_was_cached(server: Running) -> None:
+    """Whole blocks of 16; not what samples of one request find of each other."""
+    prompt = [9, *range(40, 139)]
+
+    def cached(prompts: Any, **params: Any) -> int:
+        usage = complete(server, prompt=prompts, max_tokens=1, seed=1, **params).usage
+        return int(usage.prompt_tokens_details.cached_tokens)
+
+    assert cached(prompt, n=2) == 0
+    assert cached(prompt) == 96
+    assert cached([prompt, [8, *prompt]], n=2) == 96
+
+
 def test_all_kinds_of_prompts(server: Running) -> None:
     ids = server.pipeline.tokenizer.encode(PROMPT)
     params: dict[str, Any] = {"temperature": 0, "max_tokens": 8}

@@ -383,6 +383,8 @@ class StepLoop:
             seq.metrics.speculation = "off: plain decoding was asked for"
         else:
             seq.metrics.speculation = self._controller.explain(seq.request_id)
+        if seq.opened:
+            seq.metrics.cached_tokens = seq.handle.cached
         self._release(seq)
         event = FinishEvent(seq.request_id, reason, stop_reason, text_tail, seq.metrics, error)
         self._outbox.append(event)

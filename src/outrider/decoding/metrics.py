@@ -52,6 +52,7 @@ class RequestMetrics:
     num_passes:  target passes that scored this request (prefill not counted).
     num_tokens:  emitted tokens.
     sampling_seconds: the part of other_seconds that went into verifying and sampling.
+    cached_tokens: prompt tokens that others had computed.
     speculation: why speculation was on or off, in words.
     """
 
@@ -63,6 +64,7 @@ class RequestMetrics:
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
     sampling_seconds: float = 0.0
+    cached_tokens: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     by_drafter: dict[str, DraftCounts] = field(default_factory=dict)
     accepted_at: Counter[int] = field(default_factory=Counter)  # by depth, 1 = child of the anchor

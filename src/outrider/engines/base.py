@@ -149,6 +149,7 @@ class SeqHandle:
     text: list[int] = field(default_factory=list)  # of the sequence without the anchor, pending ones too
     scored: IntArray | None = None  # int32[n], the draft that was scored last
     namespace: str | None = None  # whom the sequence shares prefixes with
+    cached: int = 0  # prompt tokens that were taken over from others instead of computed
 
 
 class StepEngine(Protocol):

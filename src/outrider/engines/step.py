@@ -72,6 +72,7 @@ class CachedStepEngine:
             taken = self.prefixes.take(seq.cache, seq.text[:end], seq.namespace)
             seq.pending = seq.pending[taken:]
             seq.committed += taken
+            seq.cached += taken
 
     def _written(self, seq: SeqHandle, count: int) -> None:
         """So many pending tokens are in the cache now."""

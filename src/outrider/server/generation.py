@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from outrider.decoding.events import Event, FinishEvent, TokenEvent
 from outrider.decoding.logprobs import TokenLogprobs
-from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.request import Request
 from outrider.server.engine import Stream
 from outrider.server.errors import ApiError, api_error, json_response
@@ -58,7 +57,7 @@ class Answer:
         self.model = service.check_model(body.model)
         self.created = int(time.time())
         requests = [request for group in groups for request in group]
-        self.requests = requests
+        self.groups, self.requests = groups, requests
         self.choices = {r.request_id: Choice(index, r) for index, r in enumerate(requests)}
         self._prompt_tokens = sum(len(group[0].prompt) for group in groups)
         self._watch = watch
@@ -186,9 +185,10 @@ class Answer:
             "completion_tokens": completion,
             "total_tokens": self._prompt_tokens + completion,
         }
-        cached = [_cached(choice.end.metrics) for choice in self.choices.values() if choice.end is not None]
-        if known := [n for n in cached if n is not None]:
-            found["prompt_tokens_details"] = {"cached_tokens": min(sum(known), self._prompt_tokens)}
+        # Of several samples of one prompt, all but the first find what the first has computed.
+        groups = ((self.choices[request.request_id].end for request in group) for group in self.groups)
+        cached = [min((end.metrics.cached_tokens for end in group if end), default=0) for group in groups]
+        found["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
         return found
 
     def counted(self, choice: Choice) -> int:
@@ -238,8 +238,3 @@ async def respond(
         return await answer(http, whole())
     made = await begin()
     return EventStream(made.stream(service.submit(made.requests)))
-
-
-def _cached(metrics: RequestMetrics) -> int | None:
-    """Prompt tokens that were found in the prefix cache, where the engine says so."""
-    return getattr(metrics, "cached_tokens", None)
