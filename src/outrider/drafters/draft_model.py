@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -13,13 +12,13 @@ from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
 from outrider.decoding.plan import Guide, refed
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.rng import GROUP
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.drafters.confidence import RunnersUp, confidence
 from outrider.drafters.likely import LikelyTokens, frequent, together
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.engines.prefix import PrefixCache
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError
 
 Draws: TypeAlias = Literal["shared", "own", "greedy"]
 
@@ -338,22 +337,19 @@ class DraftModelDrafter:
         turn.add(parent, token, drawn_from)
         if guide is None:
             return
-        temperature = sampler.params.temperature
-        said = confidence(row, token, temperature)
-        more = guide.drew(parent, said) and not own
-        taken: list[tuple[int, np.float32]] = []
-        best, scale = float(row[token]), 1.0 / temperature if temperature > 0.0 else 1.0
-        while more and len(turn.tokens) < turn.budget:
-            taken.append((token, allowed[token]))
-            allowed[token] = -np.inf
-            try:
-                token = sampler.draw(allowed, row, context.position)
-            except (ConfigError, ModelError):  # no other is left
-                break
-            turn.add(parent, token, None)
-            more = guide.drew(parent, min(1.0, said * math.exp(min(0.0, (float(row[token]) - best) * scale))))
-        for token, value in taken:
-            allowed[token] = value
+        if own:
+            guide.drew(parent, confidence(row, token, sampler.params.temperature))
+            return
+        others = RunnersUp(sampler, allowed, row, context.position)
+        try:
+            following = others.after(token)
+            more = guide.drew(parent, others.lead(following))
+            while more and following is not None and len(turn.tokens) < turn.budget:
+                turn.add(parent, following, None)
+                more = guide.drew(parent, 1.0 - others.lead(following))
+                following = others.after(following) if more else None
+        finally:
+            others.restore()
 
     def _own(
         self, chance: Chance, distribution: Distribution, context: TokenContext
@@ -362,16 +358,3 @@ class DraftModelDrafter:
         if self._draws == "greedy":
             return int(distribution.ids[distribution.probs.argmax()]), None
         return chance.draws(distribution, len(context.path)), distribution
-
-
-def confidence(row: FloatArray, token: int, temperature: float) -> float:
-    """About the probability of a token, 0..1, from logits float32[vocab]. Of each group of ids only the
-    likeliest counts, which takes a tenth of the time; it is above the truth, as a calibration will find."""
-    whole = len(row) // GROUP * GROUP
-    tops = row[:whole].reshape(-1, GROUP).max(axis=1)
-    if whole < len(row):
-        tops = np.append(tops, row[whole:].max())
-    scale = 1.0 / temperature if temperature > 0.0 else 1.0
-    with np.errstate(over="ignore"):  # a tiny temperature: all or nothing
-        mass = float(np.exp((tops - row[token]) * scale).sum())
-    return min(1.0, 1.0 / mass) if mass > 0.0 else 0.0

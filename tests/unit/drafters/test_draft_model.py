@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.chance import Chance
@@ -15,6 +15,7 @@ from outrider.decoding.plan import Guide, passes, refed
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.drafters.confidence import RunnersUp
 from outrider.drafters.draft_model import DraftModelDrafter, _Turn
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.toy import ToyCache, ToyModel
@@ -351,6 +352,7 @@ def check_tree(setting: Setting, context: TokenContext, draft: Draft) -> None:
     st.sampled_from([0.0, 0.8]),
     st.lists(st.integers(0, VOCAB - 1), max_size=2),
 )
+@example([(6, 65, 1, 0), (1, 0, 0, 0)], 0.0, [])
 def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
     steps: list[tuple[int, int, int, int]], temperature: float, ahead: list[int]
 ) -> None:
@@ -386,6 +388,7 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         behind, most = setting.drafter.behind(asked), len(context.tokens) - confirmed
         assert behind is not None
         assert behind == most or (len(draft) == budget and 1 <= behind < most), "full before its last branch"
+        confirmed = len(context.tokens) - behind
 
 
 class FirstSlots(ToyCache):
@@ -450,7 +453,33 @@ def test_branches_share_passes() -> None:
     assert draft.parents.tolist() == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
     assert setting.model.passes == [[3], [2], [2]], "the path above both is not fed again"
     assert all(0.0 < said <= 1.0 for said in guide.said)
-    assert all(a >= b for a, b in zip(guide.said[::2], guide.said[1::2], strict=True)), "likelier ones first"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_lead_is_of_what_is_drawn_with_the_noise(temperature: float) -> None:
+    """A target whose logits differ by less than the lead says draws the same token; by more, it may not."""
+    sampler = Sampler(SamplingParams(temperature=temperature), VOCAB, [7], seed=9)
+    random = np.random.default_rng(5)
+    for position in range(40):
+        row = random.normal(0.0, 2.0, VOCAB).astype(np.float32)
+        before = row.copy()
+        first = sampler.draw(row, row, position)
+        others = RunnersUp(sampler, row, row, position)
+        second = others.after(first)
+        assert second is not None
+        assert second != first
+        lead = others.lead(second)
+        third = others.after(second)
+        assert third is not None
+        assert others.lead(third) >= lead
+        assert others.lead(None) == 1.0
+        others.restore()
+        assert (row == before).all()
+        distance = 1.5 * (-np.log1p(-lead) - 0.17) * (temperature or 1.0)
+        for share, same in ((0.99, True), (1.01, False)):
+            row[first] = before[first] - share * distance
+            assert (sampler.draw(row, row, position) == first) == same
+        row[:] = before
 
 
 def test_a_draft_that_states_distributions_stays_a_chain() -> None:
