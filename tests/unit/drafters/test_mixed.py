@@ -17,7 +17,8 @@ from outrider.decoding.plan import Ask, Choice, Drawn, Node
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Draft, StepRecord, Verdict
-from outrider.drafters.draft_model import DraftModelDrafter, confidence
+from outrider.drafters.confidence import confidence
+from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.mixed import MixedDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.step import CachedStepEngine
