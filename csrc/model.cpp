@@ -283,21 +283,21 @@ void Model::rotate_and_store(int index, int t) {
 // spans of a token are joined in order.
 void Model::cut_attention() {
     const Config& c = config_;
-    constexpr int most = 16;                       // tokens of a tile
-    constexpr size_t room = size_t(32) << 20;      // bytes of partial results, at most, when spans are taken apart
+    constexpr int most = 16;                   // tokens of a tile
+    constexpr size_t room = size_t(32) << 20;  // bytes of partial results, at most, when spans are taken apart
     const int n = int(tokens_.size());
     tiles_.clear();
-    int spans = 1;
+    int longest = 1;
     for (int t = 0; t < n;) {
         Tile tile{t, 0, 1};
         for (; t < n && tile.count < most && tokens_[size_t(t)].cache == tokens_[size_t(tile.first)].cache; t++, tile.count++)
-            tile.spans = std::max(tile.spans, (visible_[size_t(t)].positions + kSpan - 1) / kSpan);
-        spans = std::max(spans, tile.spans);
+            tile.spans = std::max(tile.spans, spans(t));
+        longest = std::max(longest, tile.spans);
         tiles_.push_back(tile);
     }
     const size_t one = size_t(n) * c.heads * partial_floats(c.head_dim);
-    const bool apart = int(tiles_.size()) * c.kv_heads < 4 * pool_->size() && one * spans * sizeof(float) <= room;
-    slots_ = apart ? spans : 1;
+    const bool apart = int(tiles_.size()) * c.kv_heads < 4 * pool_->size() && one * longest * sizeof(float) <= room;
+    slots_ = apart ? longest : 1;
     partials_.resize(one * slots_);
 }
 
@@ -305,41 +305,38 @@ float* Model::partial(int slot, int t, int head) {
     return partials_.data() + ((size_t(slot) * tokens_.size() + t) * config_.heads + head) * partial_floats(config_.head_dim);
 }
 
-Queries Model::queries(const Tile& tile, int head) const {
-    const Config& c = config_;
-    const size_t width = size_t(c.heads) * c.head_dim;
-    return {q_.data() + size_t(tile.first) * width + size_t(head) * c.head_dim, width, visible_.data() + tile.first,
-            tile.count, c.heads / c.kv_heads, c.head_dim};
-}
+// How many spans a token's positions lie in.
+int Model::spans(int t) const { return (visible_[size_t(t)].positions + kSpan - 1) / kSpan; }
 
-// One span of one tile and key-value head.
+// One span of one tile and key-value head; joined at once to those before it where there is one slot for all.
 void Model::attend(int layer, const Tile& tile, int kv_head, int span, int thread) {
     const Config& c = config_;
-    const int head = kv_head * (c.heads / c.kv_heads);
-    const size_t stride = size_t(c.heads) * partial_floats(c.head_dim);
-    const Queries q = queries(tile, head);
+    const int group = c.heads / c.kv_heads, head = kv_head * group;
+    const size_t width = size_t(c.heads) * c.head_dim, row = partial_floats(c.head_dim), stride = size_t(c.heads) * row;
+    const Queries q{q_.data() + size_t(tile.first) * width + size_t(head) * c.head_dim, width, visible_.data() + tile.first,
+                    tile.count, group, c.head_dim};
+    const bool joins = slots_ == 1 && span > 0;
     std::vector<float>& scratch = scratch_[size_t(thread)];
-    const size_t work = attend_scratch(q), result = slots_ == 1 && span ? stride * size_t(tile.count) : 0;
+    const size_t work = attend_scratch(q), result = joins ? stride * size_t(tile.count) : 0;
     if (scratch.size() < work + result) scratch.resize((work + result) * 2);
     const HeadCache cache = tokens_[size_t(tile.first)].cache->head(layer, kv_head);
-    if (!result) return kernels_.attend(cache, q, span, scratch.data(), partial(slots_ == 1 ? 0 : span, tile.first, head), stride);
-    kernels_.attend(cache, q, span, scratch.data(), scratch.data() + work, stride);
-    for (int t = 0; t < tile.count; t++)
-        if (visible_[size_t(tile.first + t)].positions > span * kSpan)
-            for (int g = 0; g < q.group; g++)
-                kernels_.join_spans(partial(0, tile.first + t, head + g),
-                                    scratch.data() + work + stride * t + partial_floats(c.head_dim) * g, c.head_dim);
+    float* const out = joins ? scratch.data() + work : partial(span, tile.first, head);
+    kernels_.attend(cache, q, span, scratch.data(), out, stride);
+    for (int t = 0; joins && t < tile.count; t++)
+        for (int g = 0; span < spans(tile.first + t) && g < group; g++)
+            kernels_.join_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g, c.head_dim);
 }
 
 void Model::attention(int layer) {
     const Config& c = config_;
     Activations& attended = attended_.view();
+    const auto pieces = [&](const Tile& tile) { return slots_ == 1 ? 1 : tile.spans; };
     int units = 0;
-    for (const Tile& tile : tiles_) units += slots_ == 1 ? c.kv_heads : c.kv_heads * tile.spans;
+    for (const Tile& tile : tiles_) units += c.kv_heads * pieces(tile);
     spread(int(tokens_.size()), units,
            [&](int unit, int thread) {
                for (const Tile& tile : tiles_) {
-                   const int n = slots_ == 1 ? c.kv_heads : c.kv_heads * tile.spans;
+                   const int n = c.kv_heads * pieces(tile);
                    if (unit >= n) {
                        unit -= n;
                        continue;
@@ -350,10 +347,9 @@ void Model::attention(int layer) {
                }
            },
            [&](int t) {
-               const int spans = (visible_[size_t(t)].positions + kSpan - 1) / kSpan;
                for (int head = 0; head < c.heads; head++) {
                    float* all = partial(0, t, head);
-                   for (int span = 1; span < std::min(spans, slots_); span++)
+                   for (int span = 1; span < std::min(spans(t), slots_); span++)
                        kernels_.join_spans(all, partial(span, t, head), c.head_dim);
                    kernels_.end_spans(all, c.head_dim, attended_.row(t) + size_t(head) * c.head_dim);
                }

@@ -98,7 +98,7 @@ class Model {
     void cut_attention();
     void attention(int layer);
     void attend(int layer, const Tile& tile, int kv_head, int span, int thread);
-    Queries queries(const Tile& tile, int head) const;
+    int spans(int t) const;
     float* partial(int slot, int t, int head);
     void run_layers();
     void run_output(float* logits, const std::vector<int>* panels);

@@ -74,6 +74,31 @@ def test_builds_and_threads_do_not_change_a_bit(sources: dict[str, ModelSource],
             )
 
 
+@pytest.mark.parametrize("isa", usable_isas())
+def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
+    """Attention joins spans of 256 positions: threads take a lone token's apart, one thread goes through
+    those of many tokens. Both give the same bits, along a tree's path too, and what float64 gives."""
+    dims = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32, context=1024)
+    source = open_model(tiny_gguf(tmp_path / "long.gguf", types="F32", dims=dims))
+    tokens = [int(i) for i in np.random.default_rng(3).integers(3, 320, 600)]
+    alone = one_at_a_time(load(source, isa, 2), tokens)
+    for threads, width in ((1, 600), (2, 5), (3, 250)):
+        model = load(source, isa, threads)
+        cache = model.new_cache(700)
+        together = np.concatenate([run(model, cache, tokens[i : i + width]) for i in range(0, 600, width)])
+        assert same_bits(alone, together), f"{width} tokens a pass, {threads} threads"
+    model = load(source, isa, 2)
+    cache = model.new_cache(700)
+    run(model, cache, tokens[:507])
+    beside = [9, *tokens[507:515]]  # a path behind a sibling, across the end of a span
+    tree = run(model, cache, beside, [-1, -1, *range(1, 8)])
+    assert same_bits(tree[1:], alone[507:515])
+    wanted = Reference(source, rounded=True).logits(tokens)[500:]
+    exact = load(source, isa, kv_dtype="f32")
+    error = np.linalg.norm(run(exact, exact.new_cache(600), tokens)[500:] - wanted, axis=1)
+    assert (error / np.linalg.norm(wanted, axis=1)).max() < 1e-5
+
+
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
