@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.cost_curve import gb_per_s, gmac_per_s
 from outrider.bench.report import put_between
 
 HERE = Path(__file__).resolve().parent
@@ -57,8 +58,8 @@ def section(result: dict[str, Any]) -> str:
             cells.append(f"{own[width] / min(peer[width] for peer in peers):.2f}")
         cells += [
             f"{own[width] / own['1']:.2f}",
-            f"{result['weights_bytes'] / own[width] / 1e6:.1f}",
-            f"{result['macs_per_token'] * int(width) / own[width] / 1e6:.0f}",
+            f"{gb_per_s(result['weights_bytes'], own[width]):.1f}",
+            f"{gmac_per_s(result['macs_per_token'], int(width), own[width]):.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     if result.get("prefill_ms"):
