@@ -15,7 +15,7 @@ namespace {
 
 // Rows of a tile, and its sums of 16 lanes: as many as the registers hold beside what they are multiplied by.
 #if defined(OUTRIDER_AVX512)
-constexpr int kRows = 8, kSums = 16;
+constexpr int kRows = 12, kSums = 24;
 #else
 constexpr int kRows = 6, kSums = 6;
 #endif
@@ -71,11 +71,12 @@ void gather_values(const HeadCache& c, const int* slots, int count, int head_dim
 }
 
 // A chunk of blocks is multiplied by all rows while the first cache holds it. What comes next is fetched meanwhile:
-// the hardware's prefetchers stop at the end of a block.
+// the hardware's prefetchers stop at the end of a block. Memory delivers all the time: this span's values while its
+// keys are multiplied, the next span's keys while its values are.
 constexpr int kChunk = 4;
 
 template <class T>
-struct Ahead {
+struct Fetch {
     const T *keys = nullptr, *values = nullptr;
 
     // (Inlined early: GCC takes a function that only prefetches for one without effect, and drops its calls.)
@@ -92,7 +93,7 @@ constexpr int times(int G) { return 4 * G <= kSums ? 4 : 2 * G <= kSums ? 2 : 1;
 
 // Scores of G rows and B blocks: each position is a lane, the sum over head_dim runs in order.
 template <class T, int G, int B>
-inline void score_tile(const T* const* keys, const float* const* rows, int head_dim, float* scores, const Ahead<T>* ahead) {
+inline void score_tile(const T* const* keys, const float* const* rows, int head_dim, float* scores, const Fetch<T>* ahead) {
     V16 sum[G][B];
     const float* q[G];
     const T* k[B];
@@ -117,7 +118,7 @@ inline void score_tile(const T* const* keys, const float* const* rows, int head_
 
 template <class T, int G>
 void score_rows(const T* const* keys, int blocks, const float* const* rows, int head_dim, float* scores,
-                const Ahead<T>* ahead) {
+                const Fetch<T>* ahead) {
     constexpr int B = times(G);
     int b = 0;
     for (; b + B <= blocks; b += B)
@@ -126,9 +127,12 @@ void score_rows(const T* const* keys, int blocks, const float* const* rows, int 
         score_tile<T, G, 1>(keys + b, rows, head_dim, scores + kBlock * b, ahead ? ahead + b : nullptr);
 }
 
-// out[row][d] += weight[row][position] * value[position][d], for G rows and 16 D columns, positions in order.
+// out[row][d] += weight[row][position] * value[position][d], for G rows and 16 D columns, positions in order. With
+// `ahead`, as much of each of these blocks is fetched.
 template <class T, int G, int D>
-inline void value_tile(const T* const* blocks, int count, int head_dim, int d, const float* weights, float* const* out) {
+inline void value_tile(const T* const* blocks, int count, int head_dim, int d, const float* weights, float* const* out,
+                       const T* const* ahead) {
+    constexpr int bytes = int(sizeof(T)) * 16 * D;  // of a position
     V16 sum[G][D];
     for (int g = 0; g < G; g++)
         for (int i = 0; i < D; i++) sum[g][i] = vload(out[g] + d + 16 * i);
@@ -136,7 +140,11 @@ inline void value_tile(const T* const* blocks, int count, int head_dim, int d, c
         const T* values = blocks[first / kBlock] + d;
         const float* w = weights + first;
         const int here = count - first < kBlock ? count - first : kBlock;
+        const T* block = ahead ? ahead[first / kBlock] : nullptr;
+        const char* next = block ? reinterpret_cast<const char*>(block + kBlock * d) : nullptr;
         for (int p = 0; p < here; p++, values += head_dim, w++) {
+            if (next)
+                for (int i = 0; i < bytes; i += 64) __builtin_prefetch(next + bytes * p + i, 0, 2);
             V16 v[D];
             for (int i = 0; i < D; i++) v[i] = vload(values + 16 * i);
             for (int g = 0; g < G; g++) {
@@ -151,10 +159,11 @@ inline void value_tile(const T* const* blocks, int count, int head_dim, int d, c
 
 // The columns from d on, up to `stop`.
 template <class T, int G>
-void value_rows(const T* const* blocks, int count, int head_dim, int d, int stop, const float* weights, float* const* out) {
+void value_rows(const T* const* blocks, int count, int head_dim, int d, int stop, const float* weights, float* const* out,
+                const T* const* ahead) {
     constexpr int D = times(G);
-    for (; d + 16 * D <= stop; d += 16 * D) value_tile<T, G, D>(blocks, count, head_dim, d, weights, out);
-    for (; d < stop; d += 16) value_tile<T, G, 1>(blocks, count, head_dim, d, weights, out);
+    for (; d + 16 * D <= stop; d += 16 * D) value_tile<T, G, D>(blocks, count, head_dim, d, weights, out, ahead);
+    for (; d < stop; d += 16) value_tile<T, G, 1>(blocks, count, head_dim, d, weights, out, ahead);
 }
 
 template <class T>
@@ -171,7 +180,8 @@ constexpr RowFunctions<T> row_functions(std::index_sequence<G...>) {
 template <class T>
 class Span {
   public:
-    Span(const HeadCache& cache, const Queries& q, int span, float* scratch, float* out, size_t out_stride)
+    Span(const HeadCache& cache, const Queries& q, int span, const NextKeys& next, float* scratch, float* out,
+         size_t out_stride)
         : cache_(cache), q_(q), first_(span * kSpan), rows_(q.tokens * q.group), scores_(scratch),
           gathered_(reinterpret_cast<T*>(scratch + size_t(rows_) * kSpan)), out_(out), out_stride_(out_stride) {
         shared_ = kSpanBlocks;
@@ -183,6 +193,8 @@ class Span {
             keys_[b] = key_of<T>(cache, first_ + kBlock * b);
             values_[b] = value_of<T>(cache, first_ + kBlock * b, q.head_dim);
         }
+        for (int b = 0; b < kSpanBlocks; b++)
+            next_[b] = kBlock * b < next.positions - kSpan * next.span ? key_of<T>(next.cache, kSpan * next.span + kBlock * b) : nullptr;
     }
 
     void run() {
@@ -190,7 +202,7 @@ class Span {
         for (int t = 0; t < q_.tokens; t++)
             if (seen(t) > 0) {
                 own_scores(t);
-                for (int g = 0; g < q_.group; g++) weigh(t, g);
+                weigh(t);
             }
         shared_values();
         for (int t = 0; t < q_.tokens; t++) own_values(t);
@@ -213,22 +225,24 @@ class Span {
         }
     }
 
-    void score(int row, int count, const T* const* keys, int block, int blocks, const Ahead<T>* ahead) {
+    void score(int row, int count, const T* const* keys, int block, int blocks, const Fetch<T>* ahead) {
         const float* queries[kRows];
         for (int i = 0; i < count; i++) queries[i] = query(row + i);
         functions_.scores[count - 1](keys, blocks, queries, q_.head_dim, scores_ + size_t(row) * kSpan + kBlock * block, ahead);
     }
 
-    void value(int row, int count, const T* const* blocks, int first, int positions, int d, int stop) {
+    void value(int row, int count, const T* const* blocks, int first, int positions, int d, int stop,
+               const T* const* ahead) {
         float* to[kRows];
         for (int i = 0; i < count; i++) to[i] = out(row + i);
-        functions_.values[count - 1](blocks, positions, q_.head_dim, d, stop, scores_ + size_t(row) * kSpan + first, to);
+        functions_.values[count - 1](blocks, positions, q_.head_dim, d, stop, scores_ + size_t(row) * kSpan + first, to,
+                                     ahead);
     }
 
     void shared_scores() {
         for (int b = 0; b < shared_; b += kChunk) {
             const int blocks = imin(kChunk, shared_ - b);
-            Ahead<T> ahead[kChunk];
+            Fetch<T> ahead[kChunk];
             for (int i = 0; i < blocks; i++)
                 ahead[i] = {b + kChunk + i < shared_ ? keys_[b + kChunk + i] : nullptr, values_[b + i]};
             tiles(0, rows_, [&](int row, int count) {
@@ -243,7 +257,7 @@ class Span {
         const int columns = 16 * times(imin(rows_, kRows));
         for (int d = 0; shared_ && d < q_.head_dim; d += columns)
             tiles(0, rows_, [&](int row, int count) {
-                value(row, count, values_, 0, kBlock * shared_, d, imin(q_.head_dim, d + columns));
+                value(row, count, values_, 0, kBlock * shared_, d, imin(q_.head_dim, d + columns), row == 0 ? next_ : nullptr);
             });
     }
 
@@ -272,22 +286,26 @@ class Span {
         });
     }
 
-    // Scores become weights.
-    void weigh(int t, int g) {
-        const int row = t * q_.group + g, count = seen(t);
-        float* scores = scores_ + size_t(row) * kSpan;
-        V16 top = vset(-INFINITY), total = vset(0.0f);
-        for (int p = 0; p < count; p += kBlock) top = vmax(vload(scores + p), top);
-        const float highest = reduce_max(top);
-        for (int p = 0; p < count; p += kBlock) {
-            V16 e = vexp(vsub(vload(scores + p), vset(highest)));
-            if (count - p < kBlock) e = vkeep(e, count - p, 0.0f);
-            vstore(scores + p, e);
-            total = vadd(total, e);
+    // Scores become weights. (All maxima first: the latency of one hides behind the others.)
+    void weigh(int t) {
+        const int row = t * q_.group, count = seen(t);
+        for (int g = 0; g < q_.group; g++) {
+            const float* scores = scores_ + size_t(row + g) * kSpan;
+            V16 top = vset(-INFINITY);
+            for (int p = 0; p < count; p += kBlock) top = vmax(vload(scores + p), top);
+            out(row + g)[q_.head_dim] = reduce_max(top);
         }
-        float* rest = out(row) + q_.head_dim;
-        rest[0] = highest;
-        rest[1] = reduce_add(total);
+        for (int g = 0; g < q_.group; g++) {
+            float *scores = scores_ + size_t(row + g) * kSpan, *rest = out(row + g) + q_.head_dim;
+            V16 total = vset(0.0f);
+            for (int p = 0; p < count; p += kBlock) {
+                V16 e = vexp(vsub(vload(scores + p), vset(rest[0])));
+                if (count - p < kBlock) e = vkeep(e, count - p, 0.0f);
+                vstore(scores + p, e);
+                total = vadd(total, e);
+            }
+            rest[1] = reduce_add(total);
+        }
     }
 
     void own_values(int t) {
@@ -297,7 +315,7 @@ class Span {
             else values = value_of<T>(cache_, first_ + kBlock * b, q_.head_dim);
             const int row = t * q_.group;
             tiles(row, row + q_.group, [&](int at, int rows) {
-                value(at, rows, &values, kBlock * b, count, 0, q_.head_dim);
+                value(at, rows, &values, kBlock * b, count, 0, q_.head_dim, nullptr);
             });
         });
     }
@@ -309,12 +327,13 @@ class Span {
     T* gathered_;                // a block of keys or values
     float* out_;
     size_t out_stride_;
-    const T *keys_[kSpanBlocks], *values_[kSpanBlocks];
+    const T *keys_[kSpanBlocks], *values_[kSpanBlocks], *next_[kSpanBlocks];
 };
 
-void attend(const HeadCache& c, const Queries& q, int span, float* scratch, float* out, size_t out_stride) {
-    c.half ? Span<uint16_t>(c, q, span, scratch, out, out_stride).run()
-           : Span<float>(c, q, span, scratch, out, out_stride).run();
+void attend(const HeadCache& c, const Queries& q, int span, const NextKeys& next, float* scratch, float* out,
+            size_t out_stride) {
+    c.half ? Span<uint16_t>(c, q, span, next, scratch, out, out_stride).run()
+           : Span<float>(c, q, span, next, scratch, out, out_stride).run();
 }
 
 // (values a, top a, total a) and those of later positions become those of both.

@@ -155,5 +155,6 @@ NB_MODULE(_core, m) {
         .def("read_gb_per_s", &Model::read_gb_per_s, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("isa", [](const Model& model) { return std::string(model.isa()); })
         .def_prop_ro("threads", &Model::threads)
-        .def_prop_ro("weights_bytes", &Model::weights_bytes);
+        .def_prop_ro("weights_bytes", &Model::weights_bytes)
+        .def_prop_ro("cache_bytes", &Model::cache_bytes);
 }

@@ -7,7 +7,8 @@
 
 namespace outrider {
 
-Cache::Cache(CacheShape shape, int capacity) : shape_(shape), capacity_(capacity) {
+Cache::Cache(CacheShape shape, int capacity, std::shared_ptr<BlockStore> store)
+    : shape_(shape), capacity_(capacity), store_(std::move(store)) {
     if (capacity < 1) throw std::invalid_argument("a cache needs a capacity of at least 1");
 }
 
@@ -23,19 +24,17 @@ void Cache::reserve(int count) {
     const size_t needed = (size_t(length_) + size_t(count) + 15) / 16;
     for (size_t i = size_t(length_) / 16; i < std::min(needed, blocks_.size()); i++) own(i);
     while (blocks_.size() < needed) {
-        // cleared: lanes beyond the last position are read (and masked), so they must be harmless numbers
-        Bytes memory = allocate(shape_.block_bytes());
-        std::memset(memory.get(), 0, shape_.block_bytes());
-        blocks_.emplace_back(memory.release(), FreeAligned());
+        // (Cleared: lanes beyond the last position are read, and masked, so they must be harmless numbers.)
+        blocks_.push_back(store_->take());
         pointers_.push_back(blocks_.back().get());
     }
 }
 
 void Cache::own(size_t block) {
     if (blocks_[block].use_count() == 1) return;
-    Bytes memory = allocate(shape_.block_bytes());
-    std::memcpy(memory.get(), blocks_[block].get(), shape_.block_bytes());
-    blocks_[block] = std::shared_ptr<uint8_t>(memory.release(), FreeAligned());
+    std::shared_ptr<uint8_t> copy = store_->take();
+    std::memcpy(copy.get(), blocks_[block].get(), shape_.block_bytes());
+    blocks_[block] = std::move(copy);
     pointers_[block] = blocks_[block].get();
 }
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "blocks.h"
 #include "kernels.h"
 
 namespace outrider {
@@ -28,7 +29,8 @@ struct SharedBlocks {
 
 class Cache {
   public:
-    Cache(CacheShape shape, int capacity);
+    // `store` gives blocks of shape.block_bytes().
+    Cache(CacheShape shape, int capacity, std::shared_ptr<BlockStore> store);
 
     int length() const { return length_; }
     int capacity() const { return capacity_; }
@@ -59,6 +61,7 @@ class Cache {
     CacheShape shape_;
     int capacity_, length_ = 0;
     bool closed_ = false;
+    std::shared_ptr<BlockStore> store_;
     std::vector<std::shared_ptr<uint8_t>> blocks_;
     std::vector<void*> pointers_;
 };

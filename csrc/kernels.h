@@ -32,6 +32,12 @@ struct Queries {
     int tokens, group, head_dim;
 };
 
+// Which keys the caller is likely to need after those at hand: a span's, up to `positions`. None when that is 0.
+struct NextKeys {
+    HeadCache cache{};
+    int span = 0, positions = 0;
+};
+
 // A partial result of attention: head_dim sums of values by e^(score - top), then `top`, then the sum of
 // e^(score - top); the rest is free.
 static inline size_t partial_floats(int head_dim) { return size_t(head_dim) + 16; }
@@ -64,7 +70,8 @@ struct Kernels {
     // What the positions [kSpan * span, kSpan * (span + 1)) give to each query: a partial result, at
     // out + out_stride * token + partial_floats(head_dim) * head. Tokens that see none of them get nothing that counts.
     // scratch: attend_scratch() floats.
-    void (*attend)(const HeadCache& cache, const Queries& q, int span, float* scratch, float* out, size_t out_stride);
+    void (*attend)(const HeadCache& cache, const Queries& q, int span, const NextKeys& next, float* scratch, float* out,
+                   size_t out_stride);
     // a = a and b together, where b is of later positions
     void (*join_spans)(float* a, const float* b, int head_dim);
     // out = the attention that partial result `a` stands for

@@ -41,6 +41,8 @@ Model::Model(Config config, int threads, const std::string& isa)
         throw std::invalid_argument("the rotary dimension does not fit the head size");
     if (c.kv_heads < 1 || c.heads % c.kv_heads)
         throw std::invalid_argument("query heads must be a multiple of key-value heads");
+    shape_ = {c.layers, c.kv_heads, c.head_dim, c.half_cache};
+    blocks_ = std::make_shared<BlockStore>(shape_.block_bytes());
 }
 
 void Model::add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file) {
@@ -142,8 +144,7 @@ double Model::read_gb_per_s() {
 }
 
 std::unique_ptr<Cache> Model::new_cache(int capacity) const {
-    return std::make_unique<Cache>(CacheShape{config_.layers, config_.kv_heads, config_.head_dim, config_.half_cache},
-                                   capacity);
+    return std::make_unique<Cache>(shape_, capacity, blocks_);
 }
 
 void Model::check(const std::vector<Item>& items, const std::vector<int>* panels) const {
@@ -218,16 +219,6 @@ int Model::chunk_size(int panels) const {
     return threads == 1 ? panels : std::max(1, panels / (threads * 5));
 }
 
-// Runs the chunks, then each_token(t) for every token: right here when that is quicker than a phase.
-template <class Work, class After>
-void Model::spread(int tokens, int chunks, const Work& work, const After& each_token) {
-    pool_->phase(chunks, work);
-    if (tokens <= 4)
-        for (int t = 0; t < tokens; t++) each_token(t);
-    else
-        pool_->phase(tokens, [&](int t, int) { each_token(t); });
-}
-
 template <class After>
 void Model::product(int tokens, std::initializer_list<Part> parts, const After& each_token) {
     int chunks = 0, panels = 0;
@@ -276,85 +267,6 @@ void Model::rotate_and_store(int index, int t) {
         kernels_.rope(k + at, cos, sin, c.rope_dim, c.rope_interleaved);
         kernels_.store_kv(token.cache->head(index, h), token.slot, c.head_dim, k + at, v + at);
     }
-}
-
-// Tiles of tokens. Where there is little to share out (few tokens, long contexts), threads take the spans of a tile
-// apart, and keep what each gave; else one thread goes through them, which needs room for one only. Either way the
-// spans of a token are joined in order.
-void Model::cut_attention() {
-    const Config& c = config_;
-    constexpr int most = 16;                   // tokens of a tile
-    constexpr size_t room = size_t(32) << 20;  // bytes of partial results, at most, when spans are taken apart
-    const int n = int(tokens_.size());
-    tiles_.clear();
-    int longest = 1;
-    for (int t = 0; t < n;) {
-        Tile tile{t, 0, 1};
-        for (; t < n && tile.count < most && tokens_[size_t(t)].cache == tokens_[size_t(tile.first)].cache; t++, tile.count++)
-            tile.spans = std::max(tile.spans, spans(t));
-        longest = std::max(longest, tile.spans);
-        tiles_.push_back(tile);
-    }
-    const size_t one = size_t(n) * c.heads * partial_floats(c.head_dim);
-    const bool apart = int(tiles_.size()) * c.kv_heads < 4 * pool_->size() && one * longest * sizeof(float) <= room;
-    slots_ = apart ? longest : 1;
-    partials_.resize(one * slots_);
-}
-
-float* Model::partial(int slot, int t, int head) {
-    return partials_.data() + ((size_t(slot) * tokens_.size() + t) * config_.heads + head) * partial_floats(config_.head_dim);
-}
-
-// How many spans a token's positions lie in.
-int Model::spans(int t) const { return (visible_[size_t(t)].positions + kSpan - 1) / kSpan; }
-
-// One span of one tile and key-value head; joined at once to those before it where there is one slot for all.
-void Model::attend(int layer, const Tile& tile, int kv_head, int span, int thread) {
-    const Config& c = config_;
-    const int group = c.heads / c.kv_heads, head = kv_head * group;
-    const size_t width = size_t(c.heads) * c.head_dim, row = partial_floats(c.head_dim), stride = size_t(c.heads) * row;
-    const Queries q{q_.data() + size_t(tile.first) * width + size_t(head) * c.head_dim, width, visible_.data() + tile.first,
-                    tile.count, group, c.head_dim};
-    const bool joins = slots_ == 1 && span > 0;
-    std::vector<float>& scratch = scratch_[size_t(thread)];
-    const size_t work = attend_scratch(q), result = joins ? stride * size_t(tile.count) : 0;
-    if (scratch.size() < work + result) scratch.resize((work + result) * 2);
-    const HeadCache cache = tokens_[size_t(tile.first)].cache->head(layer, kv_head);
-    float* const out = joins ? scratch.data() + work : partial(span, tile.first, head);
-    kernels_.attend(cache, q, span, scratch.data(), out, stride);
-    for (int t = 0; joins && t < tile.count; t++)
-        for (int g = 0; span < spans(tile.first + t) && g < group; g++)
-            kernels_.join_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g, c.head_dim);
-}
-
-void Model::attention(int layer) {
-    const Config& c = config_;
-    Activations& attended = attended_.view();
-    const auto pieces = [&](const Tile& tile) { return slots_ == 1 ? 1 : tile.spans; };
-    int units = 0;
-    for (const Tile& tile : tiles_) units += c.kv_heads * pieces(tile);
-    spread(int(tokens_.size()), units,
-           [&](int unit, int thread) {
-               for (const Tile& tile : tiles_) {
-                   const int n = c.kv_heads * pieces(tile);
-                   if (unit >= n) {
-                       unit -= n;
-                       continue;
-                   }
-                   if (slots_ > 1) return attend(layer, tile, unit % c.kv_heads, unit / c.kv_heads, thread);
-                   for (int span = 0; span < tile.spans; span++) attend(layer, tile, unit, span, thread);
-                   return;
-               }
-           },
-           [&](int t) {
-               for (int head = 0; head < c.heads; head++) {
-                   float* all = partial(0, t, head);
-                   for (int span = 1; span < std::min(spans(t), slots_); span++)
-                       kernels_.join_spans(all, partial(span, t, head), c.head_dim);
-                   kernels_.end_spans(all, c.head_dim, attended_.row(t) + size_t(head) * c.head_dim);
-               }
-               if (attended.q) kernels_.quantize(attended, t);
-           });
 }
 
 void Model::run_layers() {

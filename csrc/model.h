@@ -69,6 +69,7 @@ class Model {
     const char* isa() const { return kernels_.name; }
     int threads() const { return pool_->size(); }
     size_t weights_bytes() const;
+    size_t cache_bytes() const { return blocks_->bytes(); }  // held for the caches of this model
     // The best of a few reads of the packed weights by all threads: what this machine's memory can deliver.
     double read_gb_per_s();
 
@@ -81,8 +82,12 @@ class Model {
         Cache* cache;
         int id, slot, position;
     };
-    struct Tile {  // tokens of one sequence, next to one another
-        int first, count, spans;
+    struct Tile {  // tokens of one sequence, next to one another, and how much the one that sees most sees
+        int first, count, positions, spans;
+    };
+    struct Piece {  // of attention's work in a layer
+        const Tile* tile;
+        int kv_head, span;
     };
     struct Part {
         const Matrix* matrix;
@@ -97,18 +102,24 @@ class Model {
     void rotate_and_store(int layer, int t);
     void cut_attention();
     void attention(int layer);
-    void attend(int layer, const Tile& tile, int kv_head, int span, int thread);
+    Piece piece(int index) const;
+    NextKeys keys_of(int layer, const Piece& piece) const;
+    void attend(int layer, const Piece& piece, const NextKeys& next, int thread);
+    void join(int t, int first_head, int heads);
     int spans(int t) const;
     float* partial(int slot, int t, int head);
     void run_layers();
     void run_output(float* logits, const std::vector<int>* panels);
     template <class After>
     void product(int tokens, std::initializer_list<Part> parts, const After& each_token);
+    // Runs the chunks, then each_token(t) for every token: right here when that is quicker than a phase.
     template <class Work, class After>
     void spread(int tokens, int chunks, const Work& work, const After& each_token);
     int chunk_size(int panels) const;
 
     Config config_;
+    CacheShape shape_;
+    std::shared_ptr<BlockStore> blocks_;
     const Kernels& kernels_;
     std::shared_ptr<Pool> pool_;
     std::mutex one_pass_;
@@ -125,6 +136,7 @@ class Model {
     std::vector<Visible> visible_;  // of tokens_
     std::vector<std::vector<int>> tails_;
     std::vector<Tile> tiles_;
+    int pieces_ = 0;               // what attention in a layer is cut into: whole tiles when slots_ is 1, else their spans
     int slots_ = 1;                // partial results of attention that each token and head has room for
     std::vector<float> partials_;  // [slots][tokens][heads][partial_floats]
     std::vector<float> x_, q_, k_, v_, up_, cos_, sin_;
@@ -133,5 +145,14 @@ class Model {
     std::vector<int> wanted_;  // rows of x_ whose logits are asked for
     std::vector<std::vector<float>> scratch_;
 };
+
+template <class Work, class After>
+void Model::spread(int tokens, int chunks, const Work& work, const After& each_token) {
+    pool_->phase(chunks, work);
+    if (tokens <= 4)
+        for (int t = 0; t < tokens; t++) each_token(t);
+    else
+        pool_->phase(tokens, [&](int t, int) { each_token(t); });
+}
 
 }  // namespace outrider

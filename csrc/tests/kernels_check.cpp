@@ -254,8 +254,10 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                                       visible.data() + first, count, group, head_dim};
                 std::vector<float> scratch(attend_scratch(queries)), out(size_t(count) * group * head_dim);
                 std::vector<std::vector<float>> found(size_t(spans), std::vector<float>(stride * size_t(count)));
-                for (int s = 0; s < spans; s++)
-                    table.attend(wanted.cache, queries, s, scratch.data(), found[size_t(s)].data(), stride);
+                for (int s = 0; s < spans; s++) {  // (what is fetched for later must not matter; the last span has no next)
+                    const NextKeys next{wanted.cache, s + 1, positions};
+                    table.attend(wanted.cache, queries, s, next, scratch.data(), found[size_t(s)].data(), stride);
+                }
                 for (int r = 0; r < count * group; r++) {
                     float* all = found[0].data() + row * size_t(r);
                     for (int s = 1; s * kSpan < visible[size_t(first + r / group)].positions; s++)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engines.native import NativeModel
+from outrider.engines.base import CacheBlocks
+from outrider.engines.native import NativeCache, NativeModel
 from outrider.engines.toy import ToyCache
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.open import open_model
@@ -50,6 +52,50 @@ def test_memory_grows_by_blocks(model: NativeModel) -> None:
     assert cache.nbytes == 2 * one > 0
     cache.close()
     assert cache.nbytes == 0
+
+
+@pytest.fixture(scope="module")
+def slabbed(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
+    """A model whose blocks are large enough to come from slabs: 64 KiB each."""
+    dims = Dims(layers=2, heads=4, kv_heads=4, head_dim=128)
+    return load(open_model(tiny_gguf(tmp_path_factory.mktemp("slabs") / "m.gguf", dims=dims, types="Q8_0")))
+
+
+def grow_and_close(model: NativeModel, steps: list[tuple[int, int, bool]], random: Random) -> None:
+    """Steps: which cache grows, by how many tokens, and whether it is closed then, its full blocks kept."""
+    slab, block, most = 2 << 20, 1 << 16, 0
+    caches: dict[int, tuple[NativeCache, list[int]]] = {}
+    kept: list[tuple[CacheBlocks, list[int]]] = []
+    for which, count, close in steps:
+        cache, text = caches.setdefault(which, (model.new_cache(4096), []))
+        tokens = [3 + random.randrange(300) for _ in range(count)]
+        run(model, cache, tokens)
+        text += tokens
+        if close:
+            full = len(text) // 16 * 16
+            kept.append((cache.share(0, full), text[:full]))
+            cache.close()
+            del caches[which]
+        alive = sum(c.nbytes for c, _ in caches.values()) + sum(b.nbytes for b, _ in kept)
+        most = max(most, alive + block)  # (a closed cache's last block was there until just now)
+        assert alive <= model.cache_bytes <= most + slab
+    for blocks, text in kept:
+        cache = model.new_cache(4096)
+        cache.adopt(blocks)
+        caches[len(caches) + 6] = cache, text
+    for cache, text in caches.values():
+        assert same_bits(run(model, cache, [7]), run(model, model.new_cache(4096), [*text, 7])[-1:])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 90), st.booleans()), max_size=25), st.randoms())
+def test_slabs_hold_what_blocks_held_at_their_most(
+    slabbed: NativeModel, steps: list[tuple[int, int, bool]], random: Random
+) -> None:
+    """Memory taken is the most that was needed and a slab at most, all is given back in whatever order blocks
+    are let go, and none is given out twice."""
+    grow_and_close(slabbed, steps, random)
+    assert slabbed.cache_bytes == 0
 
 
 def test_bad_calls_change_nothing(model: NativeModel) -> None:

@@ -147,6 +147,12 @@ class NativeModel:
         """Bytes of packed matrices: what one pass over few tokens reads, embedding rows aside."""
         return self._core.weights_bytes
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes taken from the system for the blocks of this model's caches, and of whoever shares them: at
+        most 32 MiB more than they ever came to, since large blocks come from slabs on huge pages."""
+        return self._core.cache_bytes
+
     def read_gb_per_s(self) -> float:
         """Read bandwidth of all threads over the packed weights, in 1e9 bytes a second: with
         `weights_bytes`, the floor under the time of a pass. The best of a few tries, for about

@@ -1,0 +1,110 @@
+// Attention's share of a pass: how it is cut into pieces for the threads, and how the pieces' results are joined.
+#include <algorithm>
+
+#include "model.h"
+
+namespace outrider {
+
+// Tiles of tokens. Where there is little to share out (few tokens, long contexts), threads take the spans of a tile
+// apart, and keep what each gave; else one thread goes through them, which needs room for one only. Either way the
+// spans of a token are joined in order.
+void Model::cut_attention() {
+    const Config& c = config_;
+    constexpr int most = 16;                   // tokens of a tile
+    constexpr size_t room = size_t(32) << 20;  // bytes of partial results, at most, when spans are taken apart
+    const int n = int(tokens_.size());
+    tiles_.clear();
+    int longest = 1;
+    for (int t = 0; t < n;) {
+        Tile tile{t, 0, 0, 0};
+        for (; t < n && tile.count < most && tokens_[size_t(t)].cache == tokens_[size_t(tile.first)].cache; t++, tile.count++)
+            tile.positions = std::max(tile.positions, visible_[size_t(t)].positions);
+        tile.spans = (tile.positions + kSpan - 1) / kSpan;
+        longest = std::max(longest, tile.spans);
+        tiles_.push_back(tile);
+    }
+    const size_t one = size_t(n) * c.heads * partial_floats(c.head_dim);
+    const bool apart = int(tiles_.size()) * c.kv_heads < 4 * pool_->size() && one * longest * sizeof(float) <= room;
+    slots_ = apart ? longest : 1;
+    partials_.resize(one * slots_);
+    pieces_ = 0;
+    for (const Tile& tile : tiles_) pieces_ += c.kv_heads * (apart ? tile.spans : 1);
+}
+
+// Key-value heads follow one another, then spans, then tiles.
+Model::Piece Model::piece(int index) const {
+    for (const Tile& tile : tiles_) {
+        const int n = config_.kv_heads * (slots_ == 1 ? 1 : tile.spans);
+        if (index < n) return {&tile, index % config_.kv_heads, index / config_.kv_heads};
+        index -= n;
+    }
+    return {nullptr, 0, 0};
+}
+
+NextKeys Model::keys_of(int layer, const Piece& p) const {
+    if (!p.tile || p.span >= p.tile->spans) return {};
+    return {tokens_[size_t(p.tile->first)].cache->head(layer, p.kv_head), p.span, p.tile->positions};
+}
+
+float* Model::partial(int slot, int t, int head) {
+    return partials_.data() + ((size_t(slot) * tokens_.size() + t) * config_.heads + head) * partial_floats(config_.head_dim);
+}
+
+// How many spans a token's positions lie in.
+int Model::spans(int t) const { return (visible_[size_t(t)].positions + kSpan - 1) / kSpan; }
+
+// One span of one tile and key-value head; joined at once to those before it where there is one slot for all.
+void Model::attend(int layer, const Piece& p, const NextKeys& next, int thread) {
+    const Config& c = config_;
+    const Tile& tile = *p.tile;
+    const int group = c.heads / c.kv_heads, head = p.kv_head * group;
+    const size_t width = size_t(c.heads) * c.head_dim, row = partial_floats(c.head_dim), stride = size_t(c.heads) * row;
+    const Queries q{q_.data() + size_t(tile.first) * width + size_t(head) * c.head_dim, width, visible_.data() + tile.first,
+                    tile.count, group, c.head_dim};
+    const bool joins = slots_ == 1 && p.span > 0;
+    std::vector<float>& scratch = scratch_[size_t(thread)];
+    const size_t work = attend_scratch(q), result = joins ? stride * size_t(tile.count) : 0;
+    if (scratch.size() < work + result) scratch.resize((work + result) * 2);
+    const HeadCache cache = tokens_[size_t(tile.first)].cache->head(layer, p.kv_head);
+    float* const out = joins ? scratch.data() + work : partial(p.span, tile.first, head);
+    kernels_.attend(cache, q, p.span, next, scratch.data(), out, stride);
+    for (int t = 0; joins && t < tile.count; t++)
+        for (int g = 0; p.span < spans(tile.first + t) && g < group; g++)
+            kernels_.join_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g, c.head_dim);
+}
+
+// What the spans gave to some heads of a token becomes its attention.
+void Model::join(int t, int first_head, int heads) {
+    const Config& c = config_;
+    for (int head = first_head; head < first_head + heads; head++) {
+        float* all = partial(0, t, head);
+        for (int span = 1; span < std::min(spans(t), slots_); span++)
+            kernels_.join_spans(all, partial(span, t, head), c.head_dim);
+        kernels_.end_spans(all, c.head_dim, attended_.row(t) + size_t(head) * c.head_dim);
+    }
+}
+
+void Model::attention(int layer) {
+    const Config& c = config_;
+    const int n = int(tokens_.size()), group = c.heads / c.kv_heads;
+    constexpr int many = 4;  // spans whose joining is worth a phase of its own
+    const auto work = [&](int index, int thread) {
+        Piece p = piece(index);
+        // Threads that take pieces by turns come next to the one as many further on.
+        if (slots_ > 1) return attend(layer, p, keys_of(layer, piece(index + pool_->size())), thread);
+        for (; p.span < p.tile->spans; p.span++)
+            attend(layer, p, keys_of(layer, {p.tile, p.kv_head, p.span + 1}), thread);
+    };
+    const auto quantize = [&](int t) {
+        if (Activations& attended = attended_.view(); attended.q) kernels_.quantize(attended, t);
+    };
+    if (slots_ <= many)
+        return spread(n, pieces_, work, [&](int t) {
+            join(t, 0, c.heads);
+            quantize(t);
+        });
+    pool_->phase(pieces_, work);
+    spread(n, n * c.kv_heads, [&](int i, int) { join(i / c.kv_heads, i % c.kv_heads * group, group); }, quantize);
+}
+
+}  // namespace outrider
