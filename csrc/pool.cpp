@@ -4,6 +4,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#include "placement.h"
 
 namespace outrider {
 
@@ -19,14 +20,15 @@ static void relax() {
 constexpr int kSpins = 600;
 
 Pool::Pool(int threads) {
-    for (int i = 1; i < threads; i++) helpers_.emplace_back([this, i] { helper(i); });
+    for (int i = 1; i < threads; i++) helpers_.push_back(std::make_unique<Helper>());
+    for (int i = 1; i < threads; i++) helpers_[size_t(i) - 1]->thread = std::thread([this, i] { helper(i); });
 }
 
 Pool::~Pool() {
     stop_ = true;
     phase_.fetch_add(1);
     phase_.notify_all();
-    for (auto& t : helpers_) t.join();
+    for (auto& h : helpers_) h->thread.join();
 }
 
 std::shared_ptr<Pool> Pool::shared(int threads) {
@@ -47,7 +49,16 @@ void Pool::publish(uint32_t chunks, const void* work, Call call) {
     done_.store(0, std::memory_order_relaxed);
     next_.store(uint64_t(number) << 32, std::memory_order_release);
     phase_.store(number, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) phase_.notify_all();
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) wake();
+}
+
+// The system likes to wake a thread on the processor of whoever wakes it, and may leave the two there for the whole pass
+// while another is idle.
+void Pool::wake() {
+    caller_.store(thread_id(), std::memory_order_relaxed);
+    for (const auto& h : helpers_)
+        if (h->asleep.load(std::memory_order_relaxed)) keep_off(h->id.load(std::memory_order_relaxed));
+    phase_.notify_all();
 }
 
 // Takes chunks of the phase under way until none is left.
@@ -78,13 +89,18 @@ void Pool::finish(uint32_t chunks) {
 }
 
 void Pool::helper(int thread) {
+    Helper& own = *helpers_[size_t(thread) - 1];
+    own.id = thread_id();
     uint32_t seen = 0;
     for (;;) {
         for (int i = 0; i < kSpins && phase_.load(std::memory_order_acquire) == seen; i++) relax();
         if (phase_.load(std::memory_order_acquire) == seen) {
+            own.asleep.store(true, std::memory_order_relaxed);
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
             phase_.wait(seen, std::memory_order_seq_cst);
             sleepers_.fetch_sub(1, std::memory_order_relaxed);
+            own.asleep.store(false, std::memory_order_relaxed);
+            follow(caller_.load(std::memory_order_relaxed));
         }
         if (stop_) return;
         seen = phase_.load(std::memory_order_acquire);

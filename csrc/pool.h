@@ -53,13 +53,22 @@ class Pool {
         std::atomic<uint32_t> chunks{0};
     };
 
+    // A thread beside the caller.
+    struct Helper {
+        std::thread thread;
+        std::atomic<int> id{0};
+        std::atomic<bool> asleep{false};
+    };
+
     void publish(uint32_t chunks, const void* work, Call call);
+    void wake();
     void help(int thread);
     void finish(uint32_t chunks);
     void helper(int thread);
 
     std::mutex one_caller_;
-    std::vector<std::thread> helpers_;
+    std::vector<std::unique_ptr<Helper>> helpers_;
+    std::atomic<int> caller_{0};  // of the phase under way
     std::atomic<bool> stop_{false};
     Job jobs_[2];  // of the phase under way, and of the one before
     alignas(64) std::atomic<uint64_t> next_{0};   // phase number << 32 | next chunk
