@@ -96,7 +96,9 @@ class AutoController:
         self._context = 0  # their mean length
         self._batch: list[StepRecord] = []  # records of the pass so far
         self._curve = self.target.at(0)  # what passes cost at the length of the texts at hand
-        self._plain = self._curve.seconds(1)  # seconds of a plain step
+        self._plain = self._curve.seconds(1)  # seconds of a plain step, without prompt tokens of others
+        self._prompts = 0.0  # seconds that those add to this step, drafts or not
+        self._drafts = 0.0  # nodes verified for a sequence in a pass, a running mean
         self._rate = 1.0 / self._plain  # tokens per second that time is worth
         self._overhead = 0.0  # seconds of a step beside passes and sampling
         self._looking = 0.0  # seconds of one step's looking up and planning
@@ -105,10 +107,12 @@ class AutoController:
     # --- Controller ------------------------------------------------------------------------------
 
     def beside(self, sequences: int) -> int:
-        """As many prompt tokens as make the pass take at most BESIDE times as long, or ALONE seconds."""
+        """As many prompt tokens as make the pass take at most BESIDE times as long as passes do, with the drafts
+        that are usual; or ALONE seconds."""
         seconds = self.target.at(self._context).seconds
-        most, count = (BESIDE * seconds(sequences), 1) if sequences else (ALONE, LEAST_ALONE)
-        while count < MOST_BESIDE and seconds(sequences + count + 1) <= most:
+        width = sequences + round(self._drafts * sequences)
+        most, count = (BESIDE * seconds(width), 1) if sequences else (ALONE, LEAST_ALONE)
+        while count < MOST_BESIDE and seconds(width + count + 1) <= most:
             count += 1
         return count
 
@@ -119,7 +123,9 @@ class AutoController:
         self._context = sum([room.context for room in batch]) // width
         self._batch.clear()
         self._curve = self.target.at(self._context)
-        self._plain = self._curve.seconds(self._base) + self._overhead
+        # (A prompt's tokens have to be computed in this pass or another one: they make time no cheaper.)
+        self._plain = self._curve.seconds(width) + self._overhead
+        self._prompts = self._curve.seconds(self._base) - self._curve.seconds(width)
         fresh = sum([room.request_id not in self._states for room in batch])
         if fresh:  # what the texts before them gained says little of these
             self._worth = self._paid + (1.0 - fresh / width) * (self._worth - self._paid)
@@ -152,7 +158,8 @@ class AutoController:
             self.allowance.give_back(min(state.probe, (step.accepted - step.forced) / self._rate))
             state.probe = 0.0
         sampling = step.sampling_seconds / (step.accepted + 1)
-        self.report.add(request_id, step, step.emitted * (self._plain / self._width + sampling))
+        plain = (self._plain + self._prompts) / self._width
+        self.report.add(request_id, step, step.emitted * (plain + sampling))
         self.allowance.pass_time(step.draft_seconds + step.verify_seconds + step.other_seconds)
         self._batch.append(step)
         if len(self._batch) == self._width:
@@ -178,12 +185,14 @@ class AutoController:
     def _settle_rate(self, expected: float, seconds: float) -> None:
         """A step is expected to emit so many tokens in so many seconds."""
         self._worth = FADE * self._worth + expected * self._plain / self._width
-        self._paid = FADE * self._paid + seconds + self._overhead
+        self._paid = FADE * self._paid + seconds - self._prompts + self._overhead
 
     def _learn_pass(self) -> None:
         batch = self._batch
         seconds = sum([step.verify_seconds for step in batch])
-        width = max(batch[0].width, sum([1 + step.drafted for step in batch]))
+        drafted = sum([step.drafted for step in batch])
+        self._drafts += SMOOTH * (drafted / len(batch) - self._drafts)
+        width = max(batch[0].width, len(batch) + drafted)
         self.target.observe(self._context, width, seconds)
         other = sum([step.other_seconds - step.sampling_seconds for step in batch])
         self._overhead += SMOOTH * (min(other, seconds) - self._overhead)

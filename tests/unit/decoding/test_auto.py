@@ -271,3 +271,29 @@ def test_prompts_may_make_a_pass_longer_but_not_much() -> None:
     assert slow.beside(0) == 32
     quick = AutoController(CostModel({1: 1e-3, 16: 2e-3}))
     assert quick.beside(0) == 256
+
+
+def test_prompts_in_the_pass_make_no_draft_pay_that_would_not_without() -> None:
+    """They have to be computed in some pass, so a long pass is no reason to verify what is unlikely."""
+    sizes = []
+    for prompt_tokens in (0, 48):
+        controller = make(model=False)
+        controller.choose(rooms(), prompt_tokens)
+        asked = ask(lookup=chain(range(16), 0.9))
+        (choice,) = controller.plan([asked])
+        sizes.append(len(choice.nodes))
+    alone, beside = sizes
+    assert 0 < beside <= alone
+
+
+def test_more_prompt_tokens_join_passes_that_usual_drafts_make_long() -> None:
+    """Else a prompt would wait for as many passes as without speculation, and for longer ones."""
+    controller = make(model=False)
+    plainly = controller.beside(1)
+    for _ in range(60):
+        _, tree = step(controller, ask(lookup=chain(range(16), 0.9)))
+    seconds = controller.target.at(100).seconds
+    usual = 1 + len(tree)
+    assert usual > 8
+    assert controller.beside(1) > plainly
+    assert seconds(usual + controller.beside(1)) <= 2.0 * seconds(usual)
