@@ -141,6 +141,9 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
         const uint8_t* q = m.q + size_t(p) * m.q_stride;
         const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
         for (int g = 0; g < a.groups(); g++) {
+            // The next panel is asked for while this one is multiplied, half of it each time.
+            for (int b = 64 * half; b < kGroupBytes<K>; b += 128)
+                _mm_prefetch(reinterpret_cast<const char*>(q) + m.q_stride + b, _MM_HINT_T1);
             add_group<K, NT>(q, s, half, g, a, t0, f[half]);
             q += kGroupBytes<K>;
             if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;

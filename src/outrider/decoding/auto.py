@@ -107,8 +107,8 @@ class AutoController:
     # --- Controller ------------------------------------------------------------------------------
 
     def beside(self, sequences: int) -> int:
-        """As many prompt tokens as make the pass take at most BESIDE times as long as passes do, with the drafts
-        that are usual; or ALONE seconds."""
+        """As many prompt tokens as make the pass take at most BESIDE times as long as one with the usual drafts,
+        or ALONE seconds."""
         seconds = self.target.at(self._context).seconds
         width = sequences + round(self._drafts * sequences)
         most, count = (BESIDE * seconds(width), 1) if sequences else (ALONE, LEAST_ALONE)
