@@ -107,7 +107,7 @@ class AutoController:
     # --- Controller ------------------------------------------------------------------------------
 
     def beside(self, sequences: int) -> int:
-        """As many prompt tokens as make the pass take at most BESIDE times as long as one with the usual drafts,
+        """As many prompt tokens as make the pass take at most BESIDE times as long as usual drafts make it,
         or ALONE seconds."""
         seconds = self.target.at(self._context).seconds
         width = sequences + round(self._drafts * sequences)

@@ -14,6 +14,7 @@ FEW = 8.0  # tokens of evidence until which the model draws for one request at a
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 64  # steps over which catching up is paid off, if the output lasts as long
+PATIENCE = 0.28  # of the price of catching up: so much must drawing have promised before it is paid
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +74,10 @@ class Drawing:
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
         self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
+        self._promised: dict[
+            str, float
+        ] = {}  # by request, tokens that drawing gave by now, or would have given
+        self._promise = 0.0  # the same of this step
 
     def at(self, context: int) -> None:
         """A step begins, with texts of about this many tokens."""
@@ -83,6 +88,17 @@ class Drawing:
     ) -> float:
         """Let the model draw where that is worth more than `value`, the lookups' alone: in their place, or
         behind the likeliest path of one. Returns what it is worth, in tokens over plain decoding."""
+        self._promise = 0.0
+        worth = self._plan(asks, choices, base, value, prices)
+        for ask in asks:
+            if ask.behind is not None:
+                promised = self._promised.get(ask.request_id, 0.0)
+                self._promised[ask.request_id] = promised + self._promise / len(asks)
+        return worth
+
+    def _plan(
+        self, asks: Sequence[Ask], choices: Sequence[Choice], base: int, value: float, prices: Prices
+    ) -> float:
         drawn: list[tuple[Ask, Choice]] = []  # who is better off with the draft model
         step = _Pass([], base, base, 0, 0, 0.0)
         cold = self.accepted.evidence < FEW
@@ -131,7 +147,11 @@ class Drawing:
     def _best_length(
         self, step: _Pass, asks: Sequence[Ask], value: float, prices: Prices
     ) -> tuple[float, int]:
-        """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does."""
+        """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does.
+
+        Catching up is an investment that a text makes worthless when lookups find more in it. So it waits
+        until drawing would have given a good part of its price, as one who rents skis before buying them
+        (Karlin et al. 1988)."""
         rate, seconds, draw = prices.rate, prices.seconds, self.draw
         one, first = draw(len(step.hopes)), draw(step.usual)
         excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
@@ -150,6 +170,10 @@ class Drawing:
             gain = worth - value - excess / steps
             if gain > best_gain:
                 best, best_gain, longest = worth, gain, k
+        promised = sum([self._promised.get(ask.request_id, 0.0) for ask in asks]) + best - value
+        self._promise = max(self._promise, best - value)
+        if promised < PATIENCE * excess and any(ask.lookup is not None for ask in asks):
+            return value, 0
         return best, longest
 
     def _hoped(self, ask: Ask, room: int) -> list[float]:
@@ -196,6 +220,7 @@ class Drawing:
         """The request has ended."""
         self.accepted.forget(request_id)
         self.beside.forget(request_id)
+        self._promised.pop(request_id, None)
 
     def learn(
         self,

@@ -92,6 +92,23 @@ def test_what_it_missed_is_part_of_the_price() -> None:
     assert choice.draft > 0, "two thousand will"
 
 
+def test_catching_up_waits_while_lookups_may_make_it_worthless() -> None:
+    def steps_until_drawn(lookup: Lookup) -> int:
+        controller = make()
+        for steps in range(60):
+            asked = ask(lookup=lookup, behind=400 + steps)
+            controller.choose(rooms(tokens=2000))
+            (choice,) = controller.plan([asked])
+            if choice.draft:
+                return steps
+            (tree,) = controller.finish([asked], [choice], [None])
+            record(controller, tree, len(tree))
+        return 60
+
+    assert 2 <= steps_until_drawn(Lookup()) <= 20, "a part of what it costs must have been missed"
+    assert steps_until_drawn(chain(range(8), 0.95)) == 60, "a text that is copied needs no draft model"
+
+
 def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
     """Else a draft model that did well would never be fed another short text: what it missed is dear, and at
     the rate that it reaches a step gains nothing."""
