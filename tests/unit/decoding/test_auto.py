@@ -96,7 +96,7 @@ def test_catching_up_waits_while_lookups_may_make_it_worthless() -> None:
     def steps_until_drawn(lookup: Lookup) -> int:
         controller = make()
         for steps in range(60):
-            asked = ask(lookup=lookup, behind=4000 + steps)
+            asked = ask(lookup=lookup, behind=1500 + steps)
             controller.choose(rooms(tokens=2000))
             (choice,) = controller.plan([asked])
             if choice.draft:
