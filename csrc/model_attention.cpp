@@ -5,6 +5,8 @@
 
 namespace outrider {
 
+static int spans_of(int positions) { return (positions + kSpan - 1) / kSpan; }
+
 // Tiles of tokens. Where there is little to share out (few tokens, long contexts), threads take the spans of a tile
 // apart, and keep what each gave; else one thread goes through them, which needs room for one only. Either way the
 // spans of a token are joined in order.
@@ -19,7 +21,7 @@ void Model::cut_attention() {
         Tile tile{t, 0, 0, 0};
         for (; t < n && tile.count < most && tokens_[size_t(t)].cache == tokens_[size_t(tile.first)].cache; t++, tile.count++)
             tile.positions = std::max(tile.positions, visible_[size_t(t)].positions);
-        tile.spans = (tile.positions + kSpan - 1) / kSpan;
+        tile.spans = spans_of(tile.positions);
         longest = std::max(longest, tile.spans);
         tiles_.push_back(tile);
     }
@@ -51,7 +53,7 @@ float* Model::partial(int slot, int t, int head) {
 }
 
 // How many spans a token's positions lie in.
-int Model::spans(int t) const { return (visible_[size_t(t)].positions + kSpan - 1) / kSpan; }
+int Model::spans(int t) const { return spans_of(visible_[size_t(t)].positions); }
 
 // One span of one tile and key-value head; joined at once to those before it where there is one slot for all.
 void Model::attend(int layer, const Piece& p, const NextKeys& next, int thread) {

@@ -9,12 +9,14 @@ namespace outrider {
 
 int thread_id() { return int(syscall(SYS_gettid)); }
 
-void keep_off(int id) {
+void keep_off(const std::vector<int>& ids) {
     cpu_set_t allowed;
     const int here = sched_getcpu();
-    if (id == 0 || here < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    if (here < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
     CPU_CLR(here, &allowed);
-    if (CPU_COUNT(&allowed) > 0) sched_setaffinity(id, sizeof allowed, &allowed);
+    if (CPU_COUNT(&allowed) == 0) return;
+    for (int id : ids)
+        if (id != 0) sched_setaffinity(id, sizeof allowed, &allowed);
 }
 
 void follow(int id) {
@@ -26,7 +28,7 @@ void follow(int id) {
 #else
 namespace outrider {
 int thread_id() { return 0; }
-void keep_off(int) {}
+void keep_off(const std::vector<int>&) {}
 void follow(int) {}
 }  // namespace outrider
 #endif

@@ -56,8 +56,10 @@ void Pool::publish(uint32_t chunks, const void* work, Call call) {
 // while another is idle.
 void Pool::wake() {
     caller_.store(thread_id(), std::memory_order_relaxed);
+    asleep_.clear();
     for (const auto& h : helpers_)
-        if (h->asleep.load(std::memory_order_relaxed)) keep_off(h->id.load(std::memory_order_relaxed));
+        if (h->asleep.load(std::memory_order_relaxed)) asleep_.push_back(h->id.load(std::memory_order_relaxed));
+    keep_off(asleep_);
     phase_.notify_all();
 }
 

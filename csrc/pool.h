@@ -69,6 +69,7 @@ class Pool {
     std::mutex one_caller_;
     std::vector<std::unique_ptr<Helper>> helpers_;
     std::atomic<int> caller_{0};  // of the phase under way
+    std::vector<int> asleep_;     // helpers that it wakes
     std::atomic<bool> stop_{false};
     Job jobs_[2];  // of the phase under way, and of the one before
     alignas(64) std::atomic<uint64_t> next_{0};   // phase number << 32 | next chunk

@@ -74,10 +74,9 @@ class Drawing:
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
         self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
-        self._promised: dict[
-            str, float
-        ] = {}  # by request, tokens that drawing gave by now, or would have given
-        self._promise = 0.0  # the same of this step
+        # Tokens that drawing gave, or would have given: by request so far, and in this step.
+        self._promised: dict[str, float] = {}
+        self._promise = 0.0
 
     def at(self, context: int) -> None:
         """A step begins, with texts of about this many tokens."""
