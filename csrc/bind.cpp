@@ -55,11 +55,11 @@ Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, In
     return Logits(logits, {rows, vocab}, owner);
 }
 
-// Rows of floats of type `from` as rows of type `to`, by all threads of the model.
+// Rows of type `from` as rows of type `to`, by all threads of the model.
 NewBytes quantize(Model& model, const std::string& from, const std::string& to, int rows, int columns, Bytes1 data) {
     const outrider::Kind source = outrider::kind_by_name(from), target = outrider::kind_by_name(to);
     check_bytes(from, source, rows, columns, data.size());
-    if (!outrider::info(source).is_float || !outrider::can_quantize(target) || columns % outrider::info(target).block_columns)
+    if (!outrider::can_quantize(target) || columns % outrider::info(target).block_columns)
         throw std::invalid_argument("cannot quantize " + from + " with " + std::to_string(columns) + " columns to " + to);
     const size_t in_bytes = outrider::row_bytes(source, columns), out_bytes = outrider::row_bytes(target, columns);
     uint8_t* out = new uint8_t[size_t(rows) * out_bytes];

@@ -112,6 +112,48 @@ OUTRIDER_CLONES void quantize_q8_0(const float* x, uint8_t* out) {
     put_half(out, float_to_half(d));
 }
 
+// --- Q4_0: x = scale * q, q in -8..7, a scale of either sign --------------------------------------------------------
+
+OUTRIDER_CLONES void quantize_q4_0(const float* values, uint8_t* out) {
+    V8 x[4], w[4], q[4];
+    load<4>(values, x);
+    importance<4>(x, w);
+    V8 wx[4], top = x[0], bottom = x[0];
+    for (int i = 0; i < 4; i++) {
+        wx[i] = w[i] * x[i];
+        top = x[i] > top ? x[i] : top;
+        bottom = x[i] < bottom ? x[i] : bottom;
+    }
+    float highest = top[0], lowest = bottom[0], most = 0.0f, best = 0.0f;
+    for (int i = 1; i < 8; i++) {
+        highest = top[i] > highest ? top[i] : highest;
+        lowest = bottom[i] < lowest ? bottom[i] : lowest;
+    }
+    const float extreme = highest > -lowest ? highest : lowest;
+    // The extreme becomes about -8, or about 7.
+    for (const float reach : {-8.6f, -7.8f, -7.0f, 6.8f}) {
+        if (extreme == 0.0f) break;
+        round_to<4>(x, reach / extreme, 0.0f, -8.0f, 7.0f, q);
+        V8 v_qx = {}, v_qq = {};
+        for (int i = 0; i < 4; i++) {
+            v_qx += wx[i] * q[i];
+            v_qq += w[i] * q[i] * q[i];
+        }
+        const float qx = across(v_qx), qq = across(v_qq);
+        if (qx * qx > most * qq) {  // the best scale qx / qq takes qx^2 / qq from the squared error
+            most = qx * qx / qq;
+            best = qx / qq;
+        }
+    }
+    const uint16_t half = float_to_half(best);
+    const float d = half_to_float(half);
+    round_to<4>(x, d != 0.0f ? 1.0f / d : 0.0f, 0.0f, -8.0f, 7.0f, q);
+    uint8_t integers[32];
+    put_integers<4>(q, 8, integers);
+    put_half(out, half);
+    for (int i = 0; i < 16; i++) out[2 + i] = uint8_t(integers[i] | integers[16 + i] << 4);
+}
+
 // --- Q4_K: x = scale * q - minimum, q in 0..15 ---------------------------------------------------------------------
 
 struct Affine {
@@ -292,6 +334,7 @@ using Block = void (*)(const float*, uint8_t*);
 static Block block_of(Kind kind) {
     switch (kind) {
         case Kind::Q8_0: return quantize_q8_0;
+        case Kind::Q4_0: return quantize_q4_0;
         case Kind::Q4_K: return quantize_q4_k;
         case Kind::Q6_K: return quantize_q6_k;
         default: return nullptr;

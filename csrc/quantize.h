@@ -1,4 +1,4 @@
-// From floats to the blocks of ggml's Q8_0, Q4_K and Q6_K, for models that are quantized when they are loaded.
+// From floats to the blocks of ggml's Q8_0, Q6_K, Q4_K and Q4_0, for models that are quantized when they are loaded.
 #pragma once
 #include "layout.h"
 

@@ -12,6 +12,7 @@ Neutral: TypeAlias = Callable[[Any], bool]
 """Whether a value of a setting that nothing here reads changes nothing, so that it may be given."""
 
 QUANTIZATIONS = ("q8_0", "q4_k")  # of float models, at load (models/quantization.py)
+DRAFT_QUANTIZATION = "q4"  # of any draft model
 
 
 def is_(*values: object) -> Neutral:
@@ -44,11 +45,13 @@ def text(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a path or a name, not {value!r}")
 
 
-def quantization(name: object) -> None:
-    """Refuse all but QUANTIZATIONS."""
-    if not isinstance(name, str) or name not in QUANTIZATIONS:
-        hint = nearest(str(name), QUANTIZATIONS)
+def quantization(name: object, *, draft: bool = False) -> None:
+    """Refuse all but QUANTIZATIONS and, for a draft model, DRAFT_QUANTIZATION."""
+    known = (*QUANTIZATIONS, DRAFT_QUANTIZATION) if draft else QUANTIZATIONS
+    if not isinstance(name, str) or name not in known:
+        hint = nearest(str(name), known)
+        also = f", {DRAFT_QUANTIZATION} any draft; 'stored' leaves it as it is" if draft else ""
         raise ConfigError(
             f"quantization={name!r} is refused{hint}: {' and '.join(QUANTIZATIONS)} quantize a float model "
-            "when it is loaded; for any other type choose a file that is stored so"
+            f"when it is loaded{also}; for any other type choose a file that is stored so"
         )

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import memory
+from outrider.checks import DRAFT_QUANTIZATION
 from outrider.config import EngineConfig
 from outrider.decoding.costs import CostModel
 from outrider.decoding.loop import StepLoop
@@ -130,8 +131,10 @@ class Pipeline:
 
     @property
     def quantized(self) -> bool:
-        """True when a model was quantized at load: the text is then not that of the file's own weights."""
-        return any(s is not None and s.quantization is not None for s in (self.source, self.draft))
+        """True when a model was quantized at load by request: of a target, the text is then not that of the
+        file's own weights."""
+        usual = (None, DRAFT_QUANTIZATION)
+        return any(s is not None and s.quantization not in usual for s in (self.source, self.draft))
 
     @property
     def models(self) -> dict[str, str | None]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
-from outrider.checks import Neutral, anything, is_, one_of, positive, quantization, text
+from outrider.checks import DRAFT_QUANTIZATION, Neutral, anything, is_, one_of, positive, quantization, text
 from outrider.errors import ConfigError, nearest
 
 DEFAULT_DRAFT_TOKENS = 5
@@ -20,6 +20,7 @@ MAX_DRAFT_TOKENS = 128
 MOST_NODES = 16  # of a step's draft under `auto`, unless the user says otherwise
 VERIFICATIONS = ("coupled", "rejection", "block")  # acceptance rules, the default first
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
+AS_STORED = ("stored", "gguf")  # of a draft's weights; the second is vLLM's word
 
 # vLLM's names of the rule, and what they mean here.
 _RULES = {
@@ -60,7 +61,8 @@ class DraftModelConfig:
     max_model_len: positions, in tokens, beyond which the draft rests; None for the draft's own limit.
     revision: branch, tag or commit when `model` names a repository on the hub.
     verification: the acceptance rule, one of VERIFICATIONS.
-    quantization: as the engine's, for the draft's weights.
+    quantization: what the draft's weights are held in (models/quantization.py): by default about 4 bits, for
+        a quick draft; None as they are stored; or, of a float model, as the engine's.
     draft_sample_method: "greedy" drafts the draft's likeliest tokens; "probabilistic", or None, draws them
         from its distribution, as suits the rule.
     """
@@ -72,7 +74,7 @@ class DraftModelConfig:
     revision: str | None = None
     verification: str = VERIFICATIONS[0]
     draft_sample_method: str | None = None
-    quantization: str | None = None
+    quantization: str | None = DRAFT_QUANTIZATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class AutoConfig:
     revision: str | None = None
     verification: str = VERIFICATIONS[0]
     draft_sample_method: str | None = None
-    quantization: str | None = None
+    quantization: str | None = DRAFT_QUANTIZATION
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
@@ -145,7 +147,7 @@ _LOOKED_UP = "it is about a draft model's draws; the method 'ngram' looks its to
 _REFUSED_SPECULATIVE: dict[str, tuple[Neutral, str]] = {
     "draft_tensor_parallel_size": (is_(1), ONE_PROCESS),
     "tensor_parallel_size": (is_(1), ONE_PROCESS),
-    "quantization": (is_("gguf"), IN_THE_FILE),
+    "quantization": (is_(*AS_STORED), IN_THE_FILE),
     "enforce_eager": (anything, ""),
     "code_revision": (is_(), "no code of a model repository is ever run; leave it out"),
     "draft_sample_method": (is_("greedy"), _LOOKED_UP),
@@ -231,8 +233,8 @@ def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
         return NoneConfig()
     own = {f.name for f in fields(kind)}
     values = {k: v for k, v in given.items() if k != "method" and not (k in own and v is None)}
-    if "quantization" in own and values.get("quantization") == "gguf":  # vLLM: as the file has it
-        del values["quantization"]
+    if "quantization" in own and values.get("quantization") in AS_STORED:
+        values["quantization"] = None
     for key in [k for k in _RULES if k in values]:
         _take_rule(key, values)
     if kind is NgramConfig:
@@ -316,7 +318,7 @@ def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
     if config.draft_sample_method is not None:
         one_of("draft_sample_method", config.draft_sample_method, DRAFT_SAMPLE_METHODS)
     if config.quantization is not None:
-        quantization(config.quantization)
+        quantization(config.quantization, draft=True)
     if config.max_model_len is not None:
         positive("max_model_len", config.max_model_len)
     if config.revision is not None:

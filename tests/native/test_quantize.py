@@ -37,6 +37,7 @@ PROMPT = [int(i) for i in np.random.default_rng(5).integers(3, 320, 24)]
 WIDE = Dims(hidden=256, heads=4, kv_heads=2, ffn=512)
 MIXED = Dims(hidden=256, heads=4, kv_heads=2, ffn=96)  # ffn_down has no whole blocks of 256
 
+KINDS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 CORE = core()
 
 
@@ -93,21 +94,24 @@ def test_the_search_beats_the_simple_formats(kind: str) -> None:
 
     assert error(values, through(values, "Q4_K")) < 0.93 * simple("Q4_1")
     assert error(values, through(values, "Q6_K")) < 0.55 * simple("Q5_1")
+    assert error(values, through(values, "Q4_0")) < 0.99 * simple("Q4_0")
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("Q8_0", 0.006), ("Q6_K", 0.018), ("Q4_K", 0.072)])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("Q8_0", 0.006), ("Q6_K", 0.018), ("Q4_K", 0.072), ("Q4_0", 0.083)]
+)
 def test_the_error_of_normal_weights(kind: str, bound: float) -> None:
     values = samples("normal")
     found = error(values, through(values, kind))
     assert 0.5 * bound < found < bound
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_spoilt_scale_would_be_seen(kind: str) -> None:
     """The twin of the bounds above: one unit more in the last place that counts breaks them."""
     values = samples("normal")
-    packed = blocks(values, kind).copy().reshape(-1, {"Q8_0": 34, "Q4_K": 144, "Q6_K": 210}[kind])
-    packed[:, {"Q8_0": 1, "Q4_K": 1, "Q6_K": 209}[kind]] ^= 2  # a scale, times or by 1.5 or so
+    packed = blocks(values, kind).copy().reshape(-1, {"Q8_0": 34, "Q4_0": 18, "Q4_K": 144, "Q6_K": 210}[kind])
+    packed[:, {"Q8_0": 1, "Q4_0": 1, "Q4_K": 1, "Q6_K": 209}[kind]] ^= 2  # a scale, times or by 1.5 or so
     back = ggml.dequantize(packed.reshape(64, -1), GGMLQuantizationType[kind])
     assert error(values, back) > 0.1
 
@@ -119,13 +123,13 @@ FINITE = st.floats(-1000, 1000, width=32)
 @given(values=hnp.arrays(np.float32, (1, 256), elements=FINITE))
 def test_no_value_is_far_off(values: Floats) -> None:
     biggest = float(np.abs(values).max())
-    for kind, part in (("Q8_0", 1 / 200), ("Q6_K", 1 / 20), ("Q4_K", 1 / 5)):
+    for kind, part in (("Q8_0", 1 / 200), ("Q6_K", 1 / 20), ("Q4_K", 1 / 5), ("Q4_0", 1 / 5)):
         back = through(values, kind)
         assert np.isfinite(back).all()
         assert np.abs(values - back).max() <= biggest * part + 4e-6  # binary16 has no finer scales
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 63.0])
 def test_constants_come_back(kind: str, value: float) -> None:
     values = np.full((2, 512), value, np.float32)
@@ -141,13 +145,17 @@ def test_what_the_format_holds_exactly_comes_back() -> None:
     scale[:, 0] = minimum[:, 0] = 63
     values = (0.5 * scale * q - 2.0 * minimum).astype(np.float32).reshape(16, 256)
     assert error(values, through(values, "Q4_K")) < 1e-3
+    q = rng.integers(-8, 8, (16, 8, 32))
+    q[..., 0] = -8
+    values = (q * np.where(np.arange(8) % 2, 0.5, -3.0)[:, None]).astype(np.float32).reshape(16, 256)
+    assert error(values, through(values, "Q4_0")) < 1e-6
     q = rng.integers(-32, 32, (16, 16, 16))
     q[..., 0] = -32
     values = (q * np.where(np.arange(16) % 2, 127, -100)[:, None] * 0.25).astype(np.float32).reshape(16, 256)
     assert error(values, through(values, "Q6_K")) < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_threads_do_not_change_a_byte(kind: str) -> None:
     values = samples("outliers")[:50]
     wanted = blocks(values, kind)
@@ -157,12 +165,13 @@ def test_threads_do_not_change_a_byte(kind: str) -> None:
 
 DIGESTS = {
     "Q8_0": "5765296d730bfa35",
+    "Q4_0": "8d432e6fb36309af",
     "Q4_K": "061187641633b635",
     "Q6_K": "b3e38118aa030576",
 }
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_machine_makes_the_same_bytes(kind: str) -> None:
     words = np.arange(64 * 512, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(12345)
     values = ((words >> np.uint32(8)).astype(np.float32) - np.float32(2**23)) * np.float32(2**-28)
@@ -170,7 +179,7 @@ def test_every_machine_makes_the_same_bytes(kind: str) -> None:
     assert digest[:16] == DIGESTS[kind]
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_values_that_no_block_can_hold_are_refused(kind: str, value: float) -> None:
     values = np.ones((4, 512), np.float32)
@@ -184,14 +193,25 @@ def test_values_that_no_block_can_hold_are_refused(kind: str, value: float) -> N
 
 def test_what_cannot_be_quantized_is_refused() -> None:
     data = np.zeros(4 * 512, np.uint8)
-    for stored, kind, columns in (("F32", "Q4_0", 512), ("F32", "Q4_K", 128), ("F32", "F16", 512)):
+    for stored, kind, columns in (("F32", "Q4_1", 512), ("F32", "Q4_K", 128), ("F32", "F16", 512)):
         with pytest.raises(ValueError, match="cannot quantize"):
             CORE.quantize(stored, kind, data.size // 4 // columns, columns, data)
     with pytest.raises(ValueError, match="do not make"):
         CORE.quantize("F32", "Q8_0", 2, 512, data)
-    packed = np.zeros(34, np.uint8)
-    with pytest.raises(ValueError, match="cannot quantize"):
-        CORE.quantize("Q8_0", "Q8_0", 1, 32, packed)
+    with pytest.raises(ValueError, match="do not make"):
+        CORE.quantize("Q8_0", "Q4_0", 2, 32, np.zeros(34, np.uint8))
+
+
+@pytest.mark.parametrize("stored", ["Q8_0", "Q5_0", "Q6_K"])
+def test_what_is_quantized_already_is_quantized_from_its_values(stored: str) -> None:
+    values = samples("normal")[:4]
+    kind_stored = GGMLQuantizationType[stored]
+    data = blocks(values, stored) if stored == "Q6_K" else ggml.quantize(values, kind_stored)
+    held = np.asarray(ggml.dequantize(data, kind_stored), np.float32)
+    rows, columns = values.shape
+    for kind in KINDS:
+        found = CORE.quantize(stored, kind, rows, columns, data.ravel())
+        assert (found == blocks(held, kind).ravel()).all()
 
 
 # --- The plan ------------------------------------------------------------------------------------------
@@ -210,6 +230,28 @@ def test_which_type_each_matrix_gets(tmp_path: Path) -> None:
     assert source.display_name == "Tiny"
     assert eight.display_name == "Tiny (q8_0 at load)"
     assert four.display_name == "Tiny (q4_k at load; q8_0: ffn_down)"
+
+
+def test_which_type_a_drafts_matrices_get(tmp_path: Path) -> None:
+    """About four bits, from any file, where that saves a good part of the bytes."""
+
+    def kinds(types: str | dict[str, str], dims: Dims, *, tied: bool = True) -> dict[str, str]:
+        source = open_model(tiny_gguf(tmp_path / "m.gguf", types=types, dims=dims, tied=tied))
+        light = quantized(source, "q4")
+        held = {name: loaded_type(light, t) for name, t in light.tensors.items() if len(t.shape) == 2}
+        assert loaded_bytes(light) <= source.weights_bytes
+        assert light.display_name == ("Tiny" if light is source else "Tiny (q4 at load)")
+        return {name: kind for name, kind in held.items() if kind != source.tensors[name].type}
+
+    found = kinds("F16", MIXED, tied=False)
+    assert found[EMBEDDING] == found[OUTPUT] == "Q8_0"
+    assert found["blk.1.attn_q.weight"] == found["blk.0.ffn_down.weight"] == "Q4_0"
+    assert set(kinds("Q8_0", MIXED, tied=False)) == set(found) - {EMBEDDING, OUTPUT}
+    found = kinds({"attn_q": "Q5_0", "ffn_up": "Q4_1", "ffn_gate": "Q4_0"}, Dims(hidden=64, ffn=72))
+    assert found["blk.0.attn_q.weight"] == "Q4_0"
+    assert not {"blk.0.ffn_up.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_down.weight"} & set(found)
+    for light in ("Q4_0", "Q4_1"):  # 4.5 and 5 bits are light enough
+        assert kinds(light, WIDE) == {}
 
 
 def test_odd_columns_stay_as_they_are(tmp_path: Path) -> None:
@@ -251,7 +293,14 @@ def test_names_that_are_not_known() -> None:
         parse_speculative({"model": "d", "quantization": "q4k"})
     assert parse_engine("m", quantization="gguf").quantization is None
     assert parse_engine("m", quantization="q4_k").quantization == "q4_k"
-    assert parse_speculative({"model": "d", "quantization": "gguf"}) == AutoConfig("d")
+    for name in ("gguf", "stored"):
+        stored = parse_speculative({"model": "d", "quantization": name})
+        assert stored == AutoConfig("d", quantization=None)
+    for given_name in ("q4", None):
+        assert parse_speculative({"model": "d", "quantization": given_name}) == AutoConfig("d")
+    assert AutoConfig("d").quantization == "q4"
+    with pytest.raises(ConfigError, match=r"'stored' leaves it as it is"):
+        parse_speculative({"model": "d", "quantization": "q5"})
     assert parse_speculative(speculative_model="d", speculative_model_quantization="q8_0") == AutoConfig(
         "d", quantization="q8_0"
     )
@@ -282,7 +331,7 @@ def test_q8_0_at_load_is_the_file_stored_as_q8_0(tmp_path: Path) -> None:
         assert not same_bits(logits(floats), logits(stored))
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q4_k"])
+@pytest.mark.parametrize("name", ["q8_0", "q4_k", "q4"])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_safetensors_quantized_at_load(tmp_path: Path, name: str, dtype: str) -> None:
     folder = tiny_hf(tmp_path / "hf", arch="qwen2", dtype=dtype, dims=MIXED, tied=False)
@@ -293,10 +342,10 @@ def test_safetensors_quantized_at_load(tmp_path: Path, name: str, dtype: str) ->
     assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 0.02
     floats = logits(open_model(folder))
     off = np.linalg.norm(got - floats) / np.linalg.norm(floats)
-    assert 1e-4 < off < {"q8_0": 0.1, "q4_k": 0.5}[name]
+    assert 1e-4 < off < {"q8_0": 0.1, "q4_k": 0.5, "q4": 0.5}[name]
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q4_k"])
+@pytest.mark.parametrize("name", ["q8_0", "q4_k", "q4"])
 @pytest.mark.parametrize("isa", usable_isas())
 def test_width_and_build_do_not_change_a_bit(tmp_path: Path, name: str, isa: str) -> None:
     source = quantized(open_model(tiny_gguf(tmp_path / "m.gguf", dims=MIXED)), name)
@@ -311,10 +360,15 @@ def test_the_command_says_what_ran(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tiny_gguf(tmp_path / "m.gguf", dims=WIDE)
     command = ["run", "-m", str(path), "-p", "the fox", "-n", "4", "--temp", "0"]
     assert main([*command, "--quantization", "q4_k"]) == 0
-    assert "model                   Tiny (q4_k at load)\n" in capsys.readouterr().err
+    assert "target                  Tiny (q4_k at load)\n" in capsys.readouterr().err
     assert main([*command, "--quantization", "q8_0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == {"target": "Tiny (q8_0 at load)", "draft": None}
     assert main([*command, "--json"]) == 0
+    assert "models" not in json.loads(capsys.readouterr().out)
+    assert main([*command, "-md", str(path), "--draft", "2"]) == 0
+    names = "target                  Tiny\ndraft                   Tiny (q4 at load)\n"
+    assert names in capsys.readouterr().err
+    assert main([*command, "-md", str(path), "--draft-quantization", "stored", "--json"]) == 0
     assert "models" not in json.loads(capsys.readouterr().out)
     draft = {"model": str(path), "num_speculative_tokens": 2, "quantization": "q8_0"}
     assert main([*command, "--speculative-config", json.dumps(draft), "--json"]) == 0

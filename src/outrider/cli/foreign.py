@@ -33,7 +33,6 @@ VALUES: tuple[tuple[tuple[str, ...], tuple[str, ...] | None, str], ...] = (
     # vLLM
     (("--speculative-draft-tensor-parallel-size",), ("1",), "Outrider runs in one process on the CPU"),
     (("--speculative-disable-by-batch-size",), (), "the controller chooses for every batch"),
-    (("--speculative-model-quantization",), ("gguf",), f"{_CONFIG} (quantization)"),
     (("--spec-decoding-acceptance-method",), (), "use --verification"),
     (("--response-role",), ("assistant",), "answers come from the assistant"),
     (("--chat-template-content-format",), ("auto", "string"), "templates are given texts"),

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outrider.checks import QUANTIZATIONS
+from outrider.checks import DRAFT_QUANTIZATION, QUANTIZATIONS
 from outrider.cli.parser import integer, number
 from outrider.config import EngineConfig, parse_engine
 from outrider.decoding.params import SamplingParams
@@ -73,6 +73,13 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         "--verification",
         metavar="RULE",
         help=f"acceptance rule: {', '.join(VERIFICATIONS)} (default: {VERIFICATIONS[0]})",
+    )
+    group.add_argument(
+        *("--draft-quantization", "--speculative-model-quantization"),
+        dest="draft_quantization",
+        metavar="TYPE",
+        help=f"what the draft's weights are held in: {DRAFT_QUANTIZATION} (about 4 bits, default), stored "
+        f"(as in the file) or, of a float model, {' or '.join(QUANTIZATIONS)}",
     )
     group.add_argument(
         *("-sc", "--speculative-config"),
@@ -206,6 +213,7 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
         "prompt_lookup_max": args.prompt_lookup_max,
         "prompt_lookup_min": args.prompt_lookup_min,
         "verification": args.verification,
+        "quantization": args.draft_quantization,
     }
     given = {key: value for key, value in given.items() if value is not None}
     if args.speculative_config is not None:

@@ -107,9 +107,9 @@ def run(args: argparse.Namespace) -> int:
         found = document(output) | ({"models": pipeline.models} if pipeline.quantized else {})
         print(json.dumps(found, ensure_ascii=False, allow_nan=False), flush=True)
     else:
-        note = f"{'model':<23} {pipeline.source.display_name}\n" if pipeline.quantized else ""
+        models = "".join(f"{role:<23} {name}\n" for role, name in pipeline.models.items() if name)
         print(flush=True)
-        print("\n" + note + summary(output), file=sys.stderr)
+        print("\n" + models + summary(output), file=sys.stderr)
     return 130 if interrupted else 0
 
 

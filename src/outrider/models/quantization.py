@@ -1,10 +1,15 @@
-"""Quantization at load: which type each matrix of a float model is held in. The model that results is another
-target than the file's, and its name says so.
+"""Quantization at load: which type each matrix of a model is held in. The model that results is another than
+the file's, and its name says so.
 
-q8_0: every matrix as Q8_0.
-q4_k: every matrix as Q4_K, but the embedding and the output as Q6_K.
+q8_0: every matrix of a float model as Q8_0.
+q4_k: every matrix of a float model as Q4_K, but the embedding and the output as Q6_K.
 Where the columns are not a multiple of a type's block (256 for Q4_K and Q6_K, 32 for Q8_0) Q8_0 is taken, or
 else the file's own type. Norms and biases stay as they are.
+
+q4, for draft models: every matrix of any file as Q4_0, but the embedding and the output as Q8_0, where that
+saves a good part of its bytes. A draft's pass takes as long as its bytes take to be read, and what it gets
+wrong costs acceptance, never exactness. (Q4_K is closer to the weights, but takes five times as long to
+find.)
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
 
 FLOATS = ("F32", "F16", "BF16")
+SAVES = 1.15  # times as large a matrix must be in the file, or it stays as it is under q4
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 
@@ -27,11 +33,16 @@ OUTPUT = "output.weight"
 def quantized(source: ModelSource, name: str | None) -> ModelSource:
     """`source`, to be loaded with its matrices quantized as `name` says, under a name that tells it.
 
-    None leaves it as it is. Raises ConfigError for an unknown name, and for a source that is quantized in
-    its file already.
+    None leaves it as it is, and so does q4 what it would not make smaller. Raises ConfigError for an unknown
+    name, and for a source that is quantized in its file already, unless the name is q4.
     """
     if name is None:
         return source
+    if name == checks.DRAFT_QUANTIZATION:
+        chosen = replace(source, quantization=name)
+        if all(loaded_type(chosen, tensor) == tensor.type for tensor in source.tensors.values()):
+            return source
+        return replace(chosen, display_name=f"{source.display_name} ({name} at load)")
     checks.quantization(name)
     stored = Counter(t.type for t in source.tensors.values() if t.type not in FLOATS)
     if stored:
@@ -62,11 +73,22 @@ def loaded_type(source: ModelSource, tensor: Tensor) -> str:
     """The ggml type in which the engine holds `tensor` of `source`."""
     if source.quantization is None or len(tensor.shape) != 2:
         return tensor.type
+    if source.quantization == checks.DRAFT_QUANTIZATION:
+        return _light_type(tensor)
     wanted = ["Q8_0"]
     if source.quantization == "q4_k":
         wanted.insert(0, "Q6_K" if tensor.name in (EMBEDDING, OUTPUT) else "Q4_K")
     columns = tensor.shape[1]
     return next((kind for kind in wanted if columns % _sizes(kind)[0] == 0), tensor.type)
+
+
+def _light_type(tensor: Tensor) -> str:
+    """The type of a draft's matrix under q4."""
+    kind = "Q8_0" if tensor.name in (EMBEDDING, OUTPUT) else "Q4_0"
+    fits = tensor.shape[1] % _sizes(kind)[0] == 0
+    if fits and SAVES * type_bytes(kind, tensor.shape) <= type_bytes(tensor.type, tensor.shape):
+        return kind
+    return tensor.type
 
 
 def type_bytes(kind: str, shape: tuple[int, ...]) -> int:
