@@ -138,6 +138,8 @@ class AutoController:
             state = self._states.get(room.request_id)
             if state is None:
                 state = self._states[room.request_id] = _State()
+                if self.drawing is not None:
+                    self.drawing.begin()
             state.nodes = []
             state.left = room.tokens
             state.lookup_waited += 1

@@ -11,6 +11,7 @@ from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import Ask, Choice, Drawn, Node, chosen, merge, passes, refed
 
 FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
+START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 64  # steps over which catching up is paid off, if the output lasts as long
@@ -69,7 +70,7 @@ class Drawing:
         tree: bool = True,
     ) -> None:
         self.cost = cost
-        self.accepted = Acceptance(start)  # its first choices
+        self.accepted = Acceptance(start, START_WEIGHT)  # its first choices
         self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
@@ -214,6 +215,10 @@ class Drawing:
                 self.accepted.learn(request_id, node.drawn, node.model, i in kept)
             elif right.get(node.parent, node.beside) >= node.beside:  # those before it are wrong
                 self.beside.learn(request_id, node.beside, node.model, i in kept)
+
+    def begin(self) -> None:
+        """A new text begins."""
+        self.accepted.begin()
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""

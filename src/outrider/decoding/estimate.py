@@ -19,6 +19,7 @@ LAST_STAGE = 4
 BIN_WEIGHT = 4.0  # tokens that a bin's own centre counts for
 CELL_WEIGHT = 8.0  # tokens that a bin counts for in each of its stages
 START_WEIGHT = 2.0  # tokens that the start value counts for, where there is no confidence
+ANEW = 0.9  # what is left of what other texts taught, when a new one begins
 REQUEST_WEIGHT = 8.0  # tokens, of each outcome, that "as in other requests" counts for
 SHARED_MEMORY = 0.99  # what is left of a count, of all requests, after one more token
 REQUEST_MEMORY = 0.95
@@ -59,14 +60,15 @@ class _Requests:
 
 
 class Acceptance:
-    """One drafter's chances. `start` is what is expected of it before anything is known, 0..1.
+    """One drafter's chances. `start` is what is expected of it before anything is known, 0..1, and counts for
+    `weight` tokens.
 
     Chances are of a node given that its parent was accepted. A confidence of None means that the drafter
     does not say, or has not drafted yet: then the depth alone tells.
     """
 
-    def __init__(self, start: float = 0.7) -> None:
-        self.start = start
+    def __init__(self, start: float = 0.7, weight: float = START_WEIGHT) -> None:
+        self.start, self._weight = start, weight
         # Decayed [accepted, tried] counts, of all requests: by bin, by bin and stage, by stage.
         self._bins = [[0.0, 0.0] for _ in CENTRES]
         self._cells = [[[0.0, 0.0] for _ in range(LAST_STAGE + 1)] for _ in CENTRES]
@@ -103,6 +105,13 @@ class Acceptance:
         _count(self._stages[stage_of(depth)], chance)
         self._by_depth.learn(request_id, self._at_depth(depth), chance)
 
+    def begin(self) -> None:
+        """A new text begins: trust a little less that it is like the ones before, so that a drafter that did
+        badly is given a chance again some texts later."""
+        for count in (self._all, *self._stages):
+            count[0] *= ANEW
+            count[1] *= ANEW
+
     def forget(self, request_id: str) -> None:
         """The request has ended, or its text has changed character: it is like any other again."""
         self._by_confidence.forget(request_id)
@@ -111,7 +120,7 @@ class Acceptance:
     @property
     def mean(self) -> float:
         """The chance of a node, over everything that was tried lately."""
-        return (self._all[0] + START_WEIGHT * self.start) / (self._all[1] + START_WEIGHT)
+        return (self._all[0] + self._weight * self.start) / (self._all[1] + self._weight)
 
     @property
     def evidence(self) -> float:
@@ -120,7 +129,7 @@ class Acceptance:
 
     @property
     def _tested_mean(self) -> float:
-        return (self._tested[0] + START_WEIGHT * self.start) / (self._tested[1] + START_WEIGHT)
+        return (self._tested[0] + self._weight * self.start) / (self._tested[1] + self._weight)
 
     def _at_depth(self, depth: int) -> float:
         got, tried = self._stages[STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE]

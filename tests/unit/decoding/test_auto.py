@@ -126,6 +126,43 @@ def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
     assert choice.draft > 0
 
 
+def drawn_at_once(controller: AutoController, texts: int, accepted: int, tokens: int = 200) -> list[bool]:
+    """Whether the draft model, 60 tokens behind, is let draw in the first step of each of some texts; what it
+    draws there and in steps after it is accepted up to `accepted`."""
+    found = []
+    for text in range(texts):
+        name = f"{text}"
+        drawing: list[bool] = []
+        for at in range(12):
+            controller.choose([Room(name, tokens - at, 100 + at)])
+            asked = ask(name, behind=1 if any(drawing) else 60 + at)
+            (choice,) = controller.plan([asked])
+            drawn = Drawn([5], [0.6]) if choice.draft else None
+            (tree,) = controller.finish([asked], [choice], [drawn], 0.011 if drawn else 0.0)
+            record(controller, tree, min(accepted, len(tree)), name)
+            drawing.append(drawn is not None)
+        controller.release(name)
+        found.append(drawing[0])
+    return found
+
+
+def test_a_bad_text_or_two_do_not_shut_the_draft_model_out_of_the_others() -> None:
+    """Catching up with a text is more than any probe may cost, so without a fresh start nothing would ever
+    show that another text is another case."""
+    controller = make()
+    bad = drawn_at_once(controller, 30, accepted=0)
+    assert bad[0]
+    assert 2 <= sum(bad[5:]) <= 14, "now and then it is tried again"
+    good = drawn_at_once(controller, 20, accepted=1)
+    assert all(good[good.index(True) :])
+    assert good.index(True) <= 8
+    stubborn = make()
+    assert stubborn.drawing is not None
+    stubborn.drawing.begin = lambda: None  # type: ignore[method-assign]
+    assert not any(drawn_at_once(stubborn, 30, accepted=0)[5:])
+    assert not any(drawn_at_once(stubborn, 20, accepted=1)), "the twin: shut out for good"
+
+
 def test_a_strong_lookup_leaves_the_draft_model_alone() -> None:
     controller = make()
     controller.choose(rooms())

@@ -96,6 +96,30 @@ def test_few_misses_at_the_start_are_enough_to_doubt() -> None:
     assert acceptance.chance("r", 1) < 0.35
 
 
+def test_the_start_may_count_for_more() -> None:
+    light, heavy = Acceptance(0.7), Acceptance(0.7, 8.0)
+    for acceptance in (light, heavy):
+        assert acceptance.chance("r", 1) == pytest.approx(0.7)
+        for _ in range(3):
+            acceptance.suppose("r", 1, 0.0)
+    assert light.mean == pytest.approx(1.4 / 5, abs=0.01)
+    assert heavy.mean == pytest.approx(5.6 / 11, abs=0.01)
+
+
+def test_a_new_text_is_only_partly_held_to_the_ones_before() -> None:
+    acceptance = Acceptance(0.7, 8.0)
+    teach(acceptance, 0.0, 200, confidence=0.5)
+    calibrated, means = acceptance.chance("new", 1, 0.5), [acceptance.mean]
+    for _ in range(25):
+        acceptance.begin()
+        means.append(acceptance.mean)
+    assert means == sorted(means)
+    assert means[0] < 0.1
+    assert 0.35 < means[-1] < 0.7
+    assert acceptance.chance("new", 1) > 0.2
+    assert acceptance.chance("new", 1, 0.5) == calibrated, "what a confidence means is no matter of the text"
+
+
 @given(
     st.floats(0.01, 0.99),
     st.lists(
