@@ -20,9 +20,11 @@ from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
 
 FIRST_WAIT, LAST_WAIT = 8, 64  # steps between probes of a drafter that is off; doubles
-IDLE_STEPS = 4  # plain steps in a row before looking up is left out now and then
-LONGEST_SLEEP = 4  # steps without looking up
+IDLE_STEPS = 4  # steps in a row that looking up was not worth, before it is left out now and then
+LONGEST_SLEEP, DEAREST_SLEEP = 4, 16  # steps without looking up; the second where it is dear
 TOO_DEAR = 0.003  # of a plain step: looking up in vain is worth sleeping for above this
+GAIN_SMOOTH = 0.2  # of a new value in the running mean of what looking up saves
+SHARE = 0.01  # of the time that looking up in vain may take, before sleeps become longer
 UNSURE = 0.10  # deviation of log(T(n) / T(1)) at which a plain step is worth its price
 LOOKUP_START = 0.3  # what is expected of a lookup before anything is known
 FADE = 0.95  # of the evidence for the rate, per step
@@ -37,7 +39,7 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *("idle", "left", "length", "nodes", "probe", "probes", "sleep"),
+        *("gain", "idle", "left", "length", "nodes", "probe", "probes", "sleep"),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
 
@@ -47,7 +49,8 @@ class _State:
         self.probe = 0.0  # seconds taken from the allowance for this step
         self.probes = 0  # of the draft model so far
         self.length = 0  # of the last lookup's match
-        self.idle = 0  # steps in a row that drafted nothing
+        self.gain = 0.0  # seconds that its lookups save in a step, their verification paid: a running mean
+        self.idle = 0  # steps in a row that looking up was not worth
         self.sleep = 0  # steps left without looking up
         self.lookup_waited = self.model_waited = 0  # steps since the drafter was last tried
         self.lookup_wait = self.model_wait = FIRST_WAIT  # steps until it may be probed
@@ -101,17 +104,19 @@ class AutoController:
         self._drafts = 0.0  # nodes verified for a sequence in a pass, a running mean
         self._rate = 1.0 / self._plain  # tokens per second that time is worth
         self._overhead = 0.0  # seconds of a step beside passes and sampling
-        self._looking = 0.0  # seconds of one step's looking up and planning
+        self._looking = 0.0  # seconds of looking up and planning, in one step for one request
+        self._looked = 1  # requests that it was done for in this step
         self._worth = self._paid = 1.0  # plain seconds of what steps emit, and their own; fading
 
     # --- Controller ------------------------------------------------------------------------------
 
-    def beside(self, sequences: int) -> int:
-        """As many prompt tokens as make the pass take at most BESIDE times as long as usual drafts make it,
-        or ALONE seconds."""
+    def beside(self, sequences: int, joining: int = 0) -> int:
+        """As many prompt tokens as make the pass take at most BESIDE times as long as it will when those that
+        join decode too, with usual drafts; or ALONE seconds. (Were they let in more slowly, fewer would share
+        each pass, and the weights are read once for all who do.)"""
         seconds = self.target.at(self._context).seconds
-        width = sequences + round(self._drafts * sequences)
-        most, count = (BESIDE * seconds(width), 1) if sequences else (ALONE, LEAST_ALONE)
+        width, later = (n + round(self._drafts * n) for n in (sequences, sequences + joining))
+        most, count = (BESIDE * seconds(later), 1) if sequences else (ALONE, LEAST_ALONE)
         while count < MOST_BESIDE and seconds(width + count + 1) <= most:
             count += 1
         return count
@@ -216,12 +221,13 @@ class AutoController:
     # --- The step, for the drafter that carries it out --------------------------------------------
 
     def looked(self, seconds: float) -> None:
-        """How long looking up and planning took in this step."""
-        self._looking += SMOOTH * (seconds - self._looking)
+        """How long looking up and planning took in this step, for all requests."""
+        self._looking += SMOOTH * (seconds / self._looked - self._looking)
 
     def plan(self, asks: Sequence[Ask]) -> list[Choice]:
         """What to draft for each request."""
         rate, seconds = self._rate, self._curve.seconds
+        self._looked = max(1, len(asks))
         base = self._base + sum([ask.ahead for ask in asks])
         choices = [Choice() for _ in asks]
         offers: list[tuple[float, int, int]] = []
@@ -238,8 +244,10 @@ class AutoController:
             left = {ask.request_id: self._states[ask.request_id].left for ask in asks}
             value = self.drawing.plan(asks, choices, base, value, Prices(seconds, rate, left))
         self._probe(asks, choices, base, value)
+        more = (seconds(base + count) - seconds(base)) / max(1, count)
         for ask, choice in zip(asks, choices, strict=True):
-            self._rest(self._states[ask.request_id], choice)
+            gain = sum([choice.paths[i] for i in choice.nodes if i < len(choice.paths)]) / rate
+            self._rest(self._states[ask.request_id], gain - more * len(choice.nodes), choice.draft > 0)
         return choices
 
     def finish(
@@ -336,14 +344,18 @@ class AutoController:
                     state.model_waited, state.model_wait = 0, min(LAST_WAIT, 2 * state.model_wait)
                 return
 
-    def _rest(self, state: _State, choice: Choice) -> None:
-        """After some steps in vain, leave out looking up for a while, if it is dear for this target."""
-        if choice.nodes or choice.draft:
+    def _rest(self, state: _State, gain: float, drawing: bool) -> None:
+        """After some steps that looking up was not worth, `gain` seconds of them saved, leave it out for a
+        while. (What it takes is a request's own; what it saves of a pass is less, the more share it.)"""
+        state.gain += GAIN_SMOOTH * (gain - state.gain)
+        share = self._looking * self._width / self._plain  # of the time, if all others look up as well
+        if drawing or state.gain > self._looking:
             state.idle = 0
             return
         state.idle += 1
-        if state.idle >= IDLE_STEPS and self._looking > TOO_DEAR * self._plain:
-            state.sleep = min(LONGEST_SLEEP, 1 << min(10, state.idle - IDLE_STEPS))
+        if state.idle >= IDLE_STEPS and share > TOO_DEAR:
+            longest = min(DEAREST_SLEEP, max(LONGEST_SLEEP, round(share / SHARE)))
+            state.sleep = min(longest, 1 << min(10, state.idle - IDLE_STEPS))
 
     def _cut(
         self,

@@ -37,9 +37,10 @@ class Room:
 class Controller(Protocol):
     """Chooses each step's draft sizes."""
 
-    def beside(self, sequences: int) -> int:
-        """How many prompt tokens may join a pass in which so many sequences decode, at least 1. For 0: how
-        many a pass may have that is theirs alone; whoever arrives or leaves has to wait for it."""
+    def beside(self, sequences: int, joining: int = 0) -> int:
+        """How many prompt tokens, of `joining` requests that will then decode too, may join a pass in which
+        so many sequences decode, at least 1. Without such sequences: how many a pass may have that is theirs
+        alone; whoever arrives or leaves has to wait for it."""
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
@@ -63,8 +64,9 @@ class FixedController:
             raise ConfigError(f"num_speculative_tokens must be at least 0, not {num_speculative_tokens}")
         self.num_speculative_tokens = num_speculative_tokens
 
-    def beside(self, sequences: int) -> int:
-        return BESIDE if sequences else ALONE
+    def beside(self, sequences: int, joining: int = 0) -> int:
+        # As many as make the pass as wide as two of all who will then decode; few passes are much cheaper.
+        return max(BESIDE, sequences + 2 * joining) if sequences else ALONE
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         return [min(self.num_speculative_tokens, room.most) for room in batch]

@@ -210,7 +210,7 @@ class StepLoop:
         prompt: how many of which sequence. Prompts that are to be reported on are computed here and now."""
         if not waiting:
             return []
-        left = self._controller.beside(len(ready))
+        left = self._controller.beside(len(ready), len(waiting))
         joining = []
         for seq in waiting:
             take = min(left, len(seq.handle.pending))

@@ -161,8 +161,8 @@ class CountingController:
     def __init__(self, inner: Controller, totals: Totals) -> None:
         self._inner, self._totals = inner, totals
 
-    def beside(self, sequences: int) -> int:
-        return self._inner.beside(sequences)
+    def beside(self, sequences: int, joining: int = 0) -> int:
+        return self._inner.beside(sequences, joining)
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         return self._inner.choose(batch, prompt_tokens)

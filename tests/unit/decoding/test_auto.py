@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.decoding.auto import FIRST_WAIT, IDLE_STEPS, LONGEST_SLEEP, AutoController
+from outrider.decoding.auto import DEAREST_SLEEP, FIRST_WAIT, IDLE_STEPS, LONGEST_SLEEP, AutoController
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
 from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node
@@ -240,6 +240,48 @@ def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
     )
 
 
+def test_lookups_that_save_less_than_they_take_are_slept_over_too() -> None:
+    """Each saves something of the pass, and looking up takes more than that: without sleep, drafting would be
+    slower than not."""
+
+    def looks(seconds: float, chance: float) -> int:
+        controller = AutoController(CostModel({1: 0.01, 2: 0.0101, 4: 0.012, 8: 0.02, 16: 0.04}))
+        found = 0
+        for at in range(120):
+            (budget,) = controller.choose(rooms())
+            if not budget:
+                record(controller, [], 0)
+                continue
+            found += 1
+            (choice,) = controller.plan([ask(lookup=chain([1], 0.27))])
+            (tree,) = controller.finish([ask(lookup=chain([1], 0.27))], [choice], [None])
+            controller.looked(seconds)
+            record(controller, tree, len(tree) if at % 100 < 100 * chance else 0)
+        return found
+
+    assert looks(0.00002, 0.3) > 100, "cheap"
+    assert looks(0.004, 0.3) < 60, "two fifths of a pass, for a third of a token"
+    assert looks(0.004, 1.0) > 100, "a whole one"
+
+
+def test_a_wide_step_sleeps_longer_over_what_all_its_requests_look_up_in_vain() -> None:
+    controller = make(model=False)
+    names = [str(i) for i in range(8)]
+    asleep: list[int] = []
+    for _ in range(200):
+        budgets = controller.choose(rooms(8))
+        asleep.append(budgets.count(0))
+        awake = [name for name, budget in zip(names, budgets, strict=True) if budget]
+        if awake:
+            choices = controller.plan([ask(name, Lookup()) for name in awake])
+            controller.finish([ask(name) for name in awake], choices, [None] * len(awake))
+            controller.looked(0.0013 * len(awake))  # 15% of a pass when all do
+        for name in names:
+            record(controller, [], 0, name, TARGET[8] / 8)
+    runs = "".join("z" if count == 8 else " " for count in asleep).split()
+    assert LONGEST_SLEEP < max(map(len, runs)) <= DEAREST_SLEEP
+
+
 def test_budgets_are_within_the_room() -> None:
     assert make().choose([Room("a", 0), Room("b", 3), Room("c", 99)]) == [0, 3, 16]
 
@@ -321,6 +363,10 @@ def test_prompts_may_make_a_pass_longer_but_not_much() -> None:
         assert count >= 1
         assert seconds(sequences + count) <= 2.0 * seconds(sequences)
         assert seconds(sequences + count + 1) > 1.5 * seconds(sequences), "nor fewer than could be"
+    for sequences, joining in ((1, 3), (4, 4)):  # the more they will be, the quicker they are let in
+        count = controller.beside(sequences, joining)
+        assert count > controller.beside(sequences)
+        assert seconds(sequences + count) <= 2.0 * seconds(sequences + joining)
     slow = AutoController(CostModel({1: 1.0, 16: 3.0}))
     assert slow.beside(0) == 32
     quick = AutoController(CostModel({1: 1e-3, 16: 2e-3}))
