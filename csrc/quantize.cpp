@@ -23,7 +23,8 @@
 namespace outrider {
 namespace {
 
-constexpr float kLargest = 4e6f;  // so that no scale leaves binary16 and no squared error overflows
+constexpr float kLargest = 3e6f;  // so that no scale leaves binary16 and no squared error overflows
+constexpr float kLargestQ4_0 = 4e5f;  // its scale is at least a seventh of the largest value
 constexpr float kMagic = 12582912.0f;  // adding and taking it away rounds |x| < 2^22 to the nearest, ties to even
 OUTRIDER_INLINE float nearest(float x) { return (x + kMagic) - kMagic; }
 OUTRIDER_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
@@ -347,8 +348,9 @@ bool quantize_row(Kind kind, const float* x, int columns, uint8_t* out) {
     const KindInfo& k = info(kind);
     const Block block = block_of(kind);
     if (!block || columns % k.block_columns) throw std::invalid_argument(std::string("cannot quantize to ") + k.name);
+    const float largest = kind == Kind::Q4_0 ? kLargestQ4_0 : kLargest;
     bool good = true;
-    for (int c = 0; c < columns; c++) good &= std::fabs(x[c]) <= kLargest;  // false for NaN
+    for (int c = 0; c < columns; c++) good &= std::fabs(x[c]) <= largest;  // false for NaN
     for (int b = 0; good && b < columns / k.block_columns; b++)
         block(x + size_t(b) * k.block_columns, out + size_t(b) * k.block_bytes);
     return good;

@@ -7,7 +7,7 @@ namespace outrider {
 bool can_quantize(Kind kind);
 
 // One row of `columns` floats (a multiple of the type's block) into row_bytes(kind, columns) bytes. The same bytes on
-// every machine. Returns false when a value is not finite or larger than 4e6.
+// every machine. Returns false when a value is not finite or larger than 3e6 (4e5 for Q4_0).
 // Throws std::invalid_argument for a kind that can_quantize refuses.
 bool quantize_row(Kind kind, const float* x, int columns, uint8_t* out);
 

@@ -191,6 +191,17 @@ def test_values_that_no_block_can_hold_are_refused(kind: str, value: float) -> N
         encoded(CORE, tensor, kind)
 
 
+@pytest.mark.parametrize(("kind", "largest"), [("Q8_0", 3e6), ("Q4_0", 4e5), ("Q4_K", 3e6), ("Q6_K", 3e6)])
+def test_the_largest_values_do_not_overflow_a_scale(kind: str, largest: float) -> None:
+    rng = np.random.default_rng(4)
+    values = (largest * rng.choice([-1.0, -0.9, 0.1, 0.9, 1.0], (64, 512))).astype(np.float32)
+    back = through(values, kind)
+    assert np.isfinite(back).all()
+    assert error(values, back) < 0.1
+    with pytest.raises(ValueError, match="too large"):
+        blocks(1.01 * values, kind)
+
+
 def test_what_cannot_be_quantized_is_refused() -> None:
     data = np.zeros(4 * 512, np.uint8)
     for stored, kind, columns in (("F32", "Q4_1", 512), ("F32", "Q4_K", 128), ("F32", "F16", 512)):
