@@ -246,8 +246,8 @@ class AutoController:
         self._probe(asks, choices, base, value)
         more = (seconds(base + count) - seconds(base)) / max(1, count)
         for ask, choice in zip(asks, choices, strict=True):
-            gain = sum([choice.paths[i] for i in choice.nodes if i < len(choice.paths)]) / rate
-            self._rest(self._states[ask.request_id], gain - more * len(choice.nodes), choice.draft > 0)
+            gain = choice.looked / rate - more * len(choice.nodes)
+            self._rest(self._states[ask.request_id], gain, choice.draft > 0)
         return choices
 
     def finish(
@@ -348,11 +348,11 @@ class AutoController:
         """After some steps that looking up was not worth, `gain` seconds of them saved, leave it out for a
         while. (What it takes is a request's own; what it saves of a pass is less, the more share it.)"""
         state.gain += GAIN_SMOOTH * (gain - state.gain)
-        share = self._looking * self._width / self._plain  # of the time, if all others look up as well
         if drawing or state.gain > self._looking:
             state.idle = 0
             return
         state.idle += 1
+        share = self._looking * self._width / self._plain  # of the time, if all others look up as well
         if state.idle >= IDLE_STEPS and share > TOO_DEAR:
             longest = min(DEAREST_SLEEP, max(LONGEST_SLEEP, round(share / SHARE)))
             state.sleep = min(longest, 1 << min(10, state.idle - IDLE_STEPS))

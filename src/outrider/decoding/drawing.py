@@ -103,7 +103,7 @@ class Drawing:
         step = _Pass([], base, base, 0, 0, 0.0)
         cold = self.accepted.evidence < FEW
         for ask, choice in zip(asks, choices, strict=True):
-            looked = sum([choice.paths[i] for i in choice.nodes])
+            looked = choice.looked
             hoped = self._hoped(ask, ask.room) if ask.behind is not None else [0.0]
             if ask.behind is not None and hoped[-1] > looked and not (cold and drawn):
                 drawn.append((ask, choice))
@@ -132,7 +132,7 @@ class Drawing:
         after, depth = _likeliest_leaf(ask, choice)
         path = choice.paths[after]
         hoped = [path * tokens for tokens in self._hoped(ask, ask.room - len(choice.nodes))]
-        looked = sum([choice.paths[i] for i in choice.nodes])
+        looked = choice.looked
         usual, wide = min(ask.behind, 2) + depth, base + len(choice.nodes)
         step = _Pass([hoped], base, wide, usual, ask.behind + depth, looked)
         worth, count = self._best_length(step, [ask], value, prices)

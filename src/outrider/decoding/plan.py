@@ -78,6 +78,11 @@ class Choice:
     after: int = -1
     guide: Guide | None = None
 
+    @property
+    def looked(self) -> float:
+        """Tokens expected to be accepted of the lookup's nodes."""
+        return sum([self.paths[i] for i in self.nodes])
+
 
 @dataclass(slots=True, eq=False)
 class Drawn:

@@ -253,8 +253,9 @@ def test_lookups_that_save_less_than_they_take_are_slept_over_too() -> None:
                 record(controller, [], 0)
                 continue
             found += 1
-            (choice,) = controller.plan([ask(lookup=chain([1], 0.27))])
-            (tree,) = controller.finish([ask(lookup=chain([1], 0.27))], [choice], [None])
+            asked = ask(lookup=chain([1], 0.27))
+            (choice,) = controller.plan([asked])
+            (tree,) = controller.finish([asked], [choice], [None])
             controller.looked(seconds)
             record(controller, tree, len(tree) if at % 100 < 100 * chance else 0)
         return found
