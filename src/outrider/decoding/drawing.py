@@ -14,8 +14,8 @@ FEW = 8.0  # tokens of evidence until which the model draws for one request at a
 START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
-HORIZON = 64  # steps over which catching up is paid off, if the output lasts as long
-PATIENCE = 0.28  # of the price of catching up: so much must drawing have promised before it is paid
+HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
+DEAR = 12.0  # tokens that catching up costs: what costs less waits for a part of its price, this for all
 
 
 @dataclass(slots=True, eq=False)
@@ -149,9 +149,9 @@ class Drawing:
     ) -> tuple[float, int]:
         """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does.
 
-        Catching up is an investment that a text makes worthless when lookups find more in it. So it waits
-        until drawing would have given a good part of its price, as one who rents skis before buying them
-        (Karlin et al. 1988)."""
+        Catching up is an investment that a text makes worthless when it ends, or lookups find more in it.
+        So it waits until drawing would have given its price, as one who rents skis before buying them
+        (Karlin et al. 1988). What is cheap beside what texts usually gain waits for a part of that only."""
         rate, seconds, draw = prices.rate, prices.seconds, self.draw
         one, first = draw(len(step.hopes)), draw(step.usual)
         excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
@@ -172,7 +172,8 @@ class Drawing:
                 best, best_gain, longest = worth, gain, k
         promised = sum([self._promised.get(ask.request_id, 0.0) for ask in asks]) + best - value
         self._promise = max(self._promise, best - value)
-        if promised < PATIENCE * excess and any(ask.lookup is not None for ask in asks):
+        wait = excess * min(1.0, excess / DEAR)
+        if promised < wait and any(ask.lookup is not None for ask in asks):
             return value, 0
         return best, longest
 
