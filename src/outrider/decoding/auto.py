@@ -101,6 +101,8 @@ class AutoController:
         self._curve = self.target.at(0)  # what passes cost at the length of the texts at hand
         self._plain = self._curve.seconds(1)  # seconds of a plain step, without prompt tokens of others
         self._prompts = 0.0  # seconds that those add to this step, drafts or not
+        self._share = 0.0  # seconds that they may add to a pass
+        self._debt = 0.0  # seconds by which they have added more
         self._drafts = 0.0  # nodes verified for a sequence in a pass, a running mean
         self._rate = 1.0 / self._plain  # tokens per second that time is worth
         self._overhead = 0.0  # seconds of a step beside passes and sampling
@@ -113,9 +115,14 @@ class AutoController:
     def beside(self, sequences: int, joining: int = 0) -> int:
         """As many prompt tokens as make the pass take at most BESIDE times as long as it will when those that
         join decode too, with usual drafts; or ALONE seconds. (Were they let in more slowly, fewer would share
-        each pass, and the weights are read once for all who do.)"""
+        each pass, and the weights are read once for all who do.) None for a while after passes that took
+        longer: tokens far into a prompt see more keys than the curve knows of."""
         seconds = self.target.at(self._context).seconds
         width, later = (n + round(self._drafts * n) for n in (sequences, sequences + joining))
+        if sequences:
+            self._share = BESIDE * seconds(later) - seconds(width)
+            if self._debt > seconds(width):
+                return 0
         most, count = (BESIDE * seconds(later), 1) if sequences else (ALONE, LEAST_ALONE)
         while count < MOST_BESIDE and seconds(width + count + 1) <= most:
             count += 1
@@ -199,8 +206,12 @@ class AutoController:
         seconds = sum([step.verify_seconds for step in batch])
         drafted = sum([step.drafted for step in batch])
         self._drafts += SMOOTH * (drafted / len(batch) - self._drafts)
-        width = max(batch[0].width, len(batch) + drafted)
-        self.target.observe(self._context, width, seconds)
+        own = len(batch) + drafted
+        if batch[0].width > own:
+            self._debt += seconds - self._curve.seconds(own)
+        else:
+            self.target.observe(self._context, own, seconds)
+        self._debt = max(0.0, self._debt - self._share)
         other = sum([step.other_seconds - step.sampling_seconds for step in batch])
         self._overhead += SMOOTH * (min(other, seconds) - self._overhead)
 

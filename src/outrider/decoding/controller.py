@@ -39,8 +39,8 @@ class Controller(Protocol):
 
     def beside(self, sequences: int, joining: int = 0) -> int:
         """How many prompt tokens, of `joining` requests that will then decode too, may join a pass in which
-        so many sequences decode, at least 1. Without such sequences: how many a pass may have that is theirs
-        alone; whoever arrives or leaves has to wait for it."""
+        so many sequences decode; 0 to let them wait for another one. Without such sequences: how many a pass
+        may have that is theirs alone, at least 1; whoever arrives or leaves has to wait for it."""
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.

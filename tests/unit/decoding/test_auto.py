@@ -105,8 +105,25 @@ def test_catching_up_waits_while_lookups_may_make_it_worthless() -> None:
             record(controller, tree, len(tree))
         return 60
 
-    assert 2 <= steps_until_drawn(Lookup()) <= 20, "a part of what it costs must have been missed"
+    assert 2 <= steps_until_drawn(Lookup()) <= 40, "a part of what it costs must have been missed"
     assert steps_until_drawn(chain(range(8), 0.95)) == 60, "a text that is copied needs no draft model"
+
+
+def test_cheap_catching_up_waits_less_for_its_price() -> None:
+    def steps_until_drawn(behind: int) -> int:
+        controller = make()
+        for steps in range(60):
+            controller.choose(rooms(tokens=2000))
+            (choice,) = controller.plan([ask(lookup=Lookup(), behind=behind)])
+            if choice.draft:
+                return steps
+            controller.finish([ask(lookup=Lookup())], [choice], [None])
+            record(controller, [], 0)
+        return 60
+
+    waits = [steps_until_drawn(behind) for behind in (30, 400, 800)]
+    assert waits[0] == 0
+    assert 0 < 3 * waits[1] < waits[2], "twice the price waits more than twice as long"
 
 
 def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
@@ -385,6 +402,38 @@ def test_prompts_in_the_pass_make_no_draft_pay_that_would_not_without() -> None:
         sizes.append(len(choice.nodes))
     alone, beside = sizes
     assert 0 < beside <= alone
+
+
+def test_prompt_tokens_that_are_dearer_than_others_join_fewer_passes() -> None:
+    """Far into a prompt they see more keys, so that a pass takes longer; the curve knows nothing of that."""
+    controller = make(model=False)
+    seconds = controller.target.at(100).seconds
+    before = [seconds(n) for n in range(1, 17)]
+    alone, usual = seconds(2), controller.beside(2, 1)
+
+    def passes(dearer: float, count: int) -> tuple[float, list[int]]:
+        """(mean seconds of a pass, prompt tokens of each)."""
+        total, joined = 0.0, []
+        for _ in range(count):
+            prompt_tokens = controller.beside(2, 1)
+            controller.choose(rooms(2), prompt_tokens)
+            took = alone + dearer * (seconds(2 + prompt_tokens) - alone)
+            for name in "01":
+                done = StepRecord("none", 0, 0, 1, 0.0, took / 2, 0.0, width=2 + prompt_tokens)
+                controller.record(name, done)
+            total += took
+            joined.append(prompt_tokens)
+        return total / count, joined
+
+    mean, joined = passes(1.0, 40)
+    assert set(joined) == {usual}
+    for dearer in (3.0, 10.0):
+        mean, joined = passes(dearer, 200)
+        assert 1.7 * alone < mean < 2.0 * alone
+        assert set(joined) == {0, usual}
+    assert [seconds(n) for n in range(1, 17)] == pytest.approx(before, rel=0.02), "nor does it learn of it"
+    passes(1.0, 30)
+    assert set(passes(1.0, 40)[1]) == {usual}
 
 
 def test_more_prompt_tokens_join_passes_that_usual_drafts_make_long() -> None:
