@@ -19,6 +19,7 @@ from outrider.bench.stats import median
 from outrider.models.references import resolve
 from serve_servers import Served, llama_server, outrider_server
 
+WHEN = ("before", "during", "after")  # of a long prompt
 PARTS = ("load", "prefill", "prefix")
 AUTO, PLAIN = "outrider", "outrider, plain"
 CONTEXT = 8192
@@ -177,11 +178,7 @@ def summary(found: Mapping[Key, Mapping[str, Any]], args: argparse.Namespace) ->
                 for k in rounds[0]
                 if isinstance(rounds[0][k], int | float) and k != "drift"
             }
-            | (
-                {"rounds": [{k: r[k] for k in ("before", "during")} for r in rounds]}
-                if part == "prefill"
-                else {}
-            )
+            | ({"rounds": [{k: r[k] for k in WHEN} for r in rounds]} if part == "prefill" else {})
             for key, rounds in groups.items()
             if key[0] == part
         }
@@ -222,17 +219,18 @@ def rendered(document: Mapping[str, Any]) -> str:
             f"Speculation on and off: {same} text in {document['compared']} answers; {document['lost']} lost."
         )
     if document["prefill"]:
-        header = ["server", "before, ms", "during, ms", "ratio", "prompt's TTFT, s"]
+        header = ["server", "before, ms", "during, ms", "after, ms", "ratio", "prompt's TTFT, s"]
         rows = [
             [
                 name,
-                *(f"{median(r[w]['gap_ms']['mean'] for r in v['rounds']):.1f}" for w in ("before", "during")),
+                *(f"{median(r[w]['gap_ms']['mean'] for r in v['rounds']):.1f}" for w in WHEN),
                 f"{v['ratio']:.2f}",
                 f"{v['ttft_ms'] / 1e3:.1f}",
             ]
             for name, v in document["prefill"].items()
         ]
-        parts += ["Time between two events of four running streams, before and while 4096 tokens are read:"]
+        what = "before, while and after 4096 tokens are read"
+        parts += [f"Time between two events of four running streams, {what}:"]
         parts += [_markdown([header, *rows])]
     if document["prefix"]:
         header = ["server", "first, ms", "second, ms", "ratio"]

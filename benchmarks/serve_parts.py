@@ -20,7 +20,7 @@ from serve_servers import Served
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 LONG_PROMPT, SYSTEM_PROMPT = 4096, 1024  # tokens
 STREAMS = 4
-WATCHED = 3.0  # seconds before the prompt
+WATCHED = 3.0  # seconds before the prompt, and after it
 SETTLED = 24  # tokens that each stream has before it is looked at
 
 
@@ -82,7 +82,8 @@ def load(server: Served, clients: int, limit: int, max_tokens: int, salt: str) -
 
 
 def prefill(server: Served, salt: str) -> dict[str, Any]:
-    """The gaps between events of running streams, before and while a long prompt is read.
+    """The gaps between events of running streams, before, while and after a long prompt is read: they grow
+    with the streams' own texts, so the ratio is to the mean of before and after.
 
     Events, not tokens: how long a reader waits for something new. Tokens per second beside it.
     """
@@ -114,17 +115,26 @@ def prefill(server: Served, salt: str) -> dict[str, Any]:
                 one = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **server.says}
                 long = await ask(http, PLAIN, one)
                 end = time.perf_counter()
+                await asyncio.sleep(WATCHED)
+                last = time.perf_counter()
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            before, during = _window(events, start, middle), _window(events, middle, end)
+            edges = (start, middle, end, last)
+            before, during, after = (_window(events, a, b) for a, b in itertools.pairwise(edges))
+
+            def ratio(key: str) -> float:
+                alone: float = (before["gap_ms"][key] + after["gap_ms"][key]) / 2.0
+                return round(float(during["gap_ms"][key]) / alone, 2)
+
             return {
                 "ttft_ms": round(long.ttft * 1e3, 1),
                 "before": before,
                 "during": during,
-                "ratio": round(during["gap_ms"]["mean"] / before["gap_ms"]["mean"], 2),
-                "ratio_p50": round(during["gap_ms"]["p50"] / before["gap_ms"]["p50"], 2),
+                "after": after,
+                "ratio": ratio("mean"),
+                "ratio_p50": ratio("p50"),
             }
 
     return asyncio.run(work())
