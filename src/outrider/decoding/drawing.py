@@ -15,7 +15,8 @@ START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
-DEAR = 12.0  # tokens that catching up costs: what costs less waits for a part of its price, this for all
+DEAR = 8.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
+LONGEST_WAIT = 1.5  # times its price that it waits for at most
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +152,8 @@ class Drawing:
 
         Catching up is an investment that a text makes worthless when it ends, or lookups find more in it.
         So it waits until drawing would have given its price, as one who rents skis before buying them
-        (Karlin et al. 1988). What is cheap beside what texts usually gain waits for a part of that only."""
+        (Karlin et al. 1988): less than that where it is cheap beside what texts usually gain, and more
+        where it is dear."""
         rate, seconds, draw = prices.rate, prices.seconds, self.draw
         one, first = draw(len(step.hopes)), draw(step.usual)
         excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
@@ -172,7 +174,7 @@ class Drawing:
                 best, best_gain, longest = worth, gain, k
         promised = sum([self._promised.get(ask.request_id, 0.0) for ask in asks]) + best - value
         self._promise = max(self._promise, best - value)
-        wait = excess * min(1.0, excess / DEAR)
+        wait = excess * min(LONGEST_WAIT, excess / DEAR)
         if promised < wait and any(ask.lookup is not None for ask in asks):
             return value, 0
         return best, longest
