@@ -18,7 +18,7 @@ from outrider.speculative import NgramConfig, NoneConfig
 pytestmark = pytest.mark.model
 
 NGRAM = NgramConfig(num_speculative_tokens=5, prompt_lookup_max=3, prompt_lookup_min=1)
-ITEMS = [item for name in workloads.BUILT_IN for item in workloads.load(name)[:1]]
+ITEMS = [workloads.load(name)[0] for name in workloads.BUILT_IN]
 
 
 @pytest.fixture(scope="module")

@@ -119,11 +119,12 @@ class AutoController:
         longer: tokens far into a prompt see more keys than the curve knows of."""
         seconds = self.target.at(self._context).seconds
         width, later = (n + round(self._drafts * n) for n in (sequences, sequences + joining))
-        if sequences:
-            self._share = BESIDE * seconds(later) - seconds(width)
-            if self._debt > seconds(width):
-                return 0
         most, count = (BESIDE * seconds(later), 1) if sequences else (ALONE, LEAST_ALONE)
+        if sequences:
+            alone = seconds(width)
+            self._share = most - alone
+            if self._debt > alone:
+                return 0
         while count < MOST_BESIDE and seconds(width + count + 1) <= most:
             count += 1
         return count
