@@ -15,6 +15,7 @@ from outrider.decoding.controller import Room
 from outrider.decoding.costs import WIDEST, CostModel
 from outrider.decoding.drawing import Drawing, Prices
 from outrider.decoding.estimate import Acceptance
+from outrider.decoding.joining import Joining
 from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node, best_count, chosen, subtree
 from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
@@ -30,9 +31,6 @@ LOOKUP_START = 0.3  # what is expected of a lookup before anything is known
 FADE = 0.95  # of the evidence for the rate, per step
 NEW_TEXT = 12  # a match this long, after one of a third, is a change of character
 SMOOTH = 0.05  # of a new value in a running mean
-BESIDE = 1.8  # times as long a pass may take when prompt tokens of new requests join it
-ALONE = 0.25  # seconds that a pass of prompt tokens alone may take
-LEAST_ALONE, MOST_BESIDE = 32, 256  # prompt tokens of a pass: fewer, and the weights are read for too few
 
 
 class _State:
@@ -88,6 +86,7 @@ class AutoController:
             if model is None
             else Drawing(model, longest=longest, start=start, confident=confident, tree=tree)
         )
+        self._joining = Joining(self.target)
         self.by_lookup = Acceptance(LOOKUP_START)
         self.allowance = Allowance()
         self.report = Report()
@@ -101,9 +100,6 @@ class AutoController:
         self._curve = self.target.at(0)  # what passes cost at the length of the texts at hand
         self._plain = self._curve.seconds(1)  # seconds of a plain step, without prompt tokens of others
         self._prompts = 0.0  # seconds that those add to this step, drafts or not
-        self._share = 0.0  # seconds that they may add to a pass
-        self._debt = 0.0  # seconds by which they have added more
-        self._drafts = 0.0  # nodes verified for a sequence in a pass, a running mean
         self._rate = 1.0 / self._plain  # tokens per second that time is worth
         self._overhead = 0.0  # seconds of a step beside passes and sampling
         self._looking = 0.0  # seconds of looking up and planning, in one step for one request
@@ -113,21 +109,7 @@ class AutoController:
     # --- Controller ------------------------------------------------------------------------------
 
     def beside(self, sequences: int, joining: int = 0) -> int:
-        """As many prompt tokens as make the pass take at most BESIDE times as long as it will when those that
-        join decode too, with usual drafts; or ALONE seconds. (Were they let in more slowly, fewer would share
-        each pass, and the weights are read once for all who do.) None for a while after passes that took
-        longer: tokens far into a prompt see more keys than the curve knows of."""
-        seconds = self.target.at(self._context).seconds
-        width, later = (n + round(self._drafts * n) for n in (sequences, sequences + joining))
-        most, count = (BESIDE * seconds(later), 1) if sequences else (ALONE, LEAST_ALONE)
-        if sequences:
-            alone = seconds(width)
-            self._share = most - alone
-            if self._debt > alone:
-                return 0
-        while count < MOST_BESIDE and seconds(width + count + 1) <= most:
-            count += 1
-        return count
+        return self._joining.count(self._context, sequences, joining)
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most nodes for each request; 0 where not even looking up is worth its time."""
@@ -204,15 +186,7 @@ class AutoController:
 
     def _learn_pass(self) -> None:
         batch = self._batch
-        seconds = sum([step.verify_seconds for step in batch])
-        drafted = sum([step.drafted for step in batch])
-        self._drafts += SMOOTH * (drafted / len(batch) - self._drafts)
-        own = len(batch) + drafted
-        if batch[0].width > own:
-            self._debt += seconds - self._curve.seconds(own)
-        else:
-            self.target.observe(self._context, own, seconds)
-        self._debt = max(0.0, self._debt - self._share)
+        seconds = self._joining.learn(self._context, batch)
         other = sum([step.other_seconds - step.sampling_seconds for step in batch])
         self._overhead += SMOOTH * (min(other, seconds) - self._overhead)
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.decoding.costs import CostModel
+from outrider.decoding.joining import Joining
 from outrider.decoding.types import StepRecord
 from outrider.errors import ConfigError
-
-# Prompt tokens of a pass, where nothing is known of what passes cost: beside others that decode, and alone.
-BESIDE, ALONE = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +62,24 @@ class FixedController:
         if num_speculative_tokens < 0:
             raise ConfigError(f"num_speculative_tokens must be at least 0, not {num_speculative_tokens}")
         self.num_speculative_tokens = num_speculative_tokens
+        self._joining = Joining(CostModel())
+        self._context = 0  # mean length of the texts in the pass
+        self._width = 1  # how many they are
+        self._batch: list[StepRecord] = []  # records of the pass so far
 
     def beside(self, sequences: int, joining: int = 0) -> int:
-        # As many as make the pass as wide as two of all who will then decode; few passes are much cheaper.
-        return max(BESIDE, sequences + 2 * joining) if sequences else ALONE
+        return self._joining.count(self._context, sequences, joining)
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+        self._width = max(1, len(batch))
+        self._context = sum([room.context for room in batch]) // self._width
+        self._batch.clear()
         return [min(self.num_speculative_tokens, room.most) for room in batch]
 
     def record(self, request_id: str, step: StepRecord) -> None:
-        pass
+        self._batch.append(step)
+        if len(self._batch) == self._width:
+            self._joining.learn(self._context, self._batch)
 
     def explain(self, request_id: str) -> str:
         if self.num_speculative_tokens == 0:

@@ -264,11 +264,11 @@ class StepLoop:
     def _propose(self, batch: list[_Sequence], prompt_tokens: int) -> dict[str, Draft]:
         """Drafts by request, for those that the controller gives a budget: what the constraint leaves no
         choice about, and behind it what the drafter proposes."""
+        rooms = [seq.room() for seq in batch]
+        budgets = self._controller.choose(rooms, prompt_tokens)
         drafter = self._drafter
         if drafter is None:
             return {}
-        rooms = [seq.room() for seq in batch]
-        budgets = self._controller.choose(rooms, prompt_tokens)
         asked: list[tuple[_Sequence, ProposeJob]] = []
         drafts: dict[str, Draft] = {}
         for seq, room, budget in zip(batch, rooms, budgets, strict=True):

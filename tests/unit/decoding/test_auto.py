@@ -364,24 +364,6 @@ def test_a_step_costs_little() -> None:
     assert min(timeit.repeat(lambda: step(controller, asked), number=50, repeat=10)) / 50 < 1e-3
 
 
-def test_prompts_may_make_a_pass_longer_but_not_much() -> None:
-    controller = make()
-    seconds = controller.target.at(0).seconds
-    for sequences in (1, 4):
-        count = controller.beside(sequences)
-        assert count >= 1
-        assert seconds(sequences + count) <= 2.0 * seconds(sequences)
-        assert seconds(sequences + count + 1) > 1.5 * seconds(sequences), "nor fewer than could be"
-    for sequences, joining in ((1, 3), (4, 4)):  # the more they will be, the quicker they are let in
-        count = controller.beside(sequences, joining)
-        assert count > controller.beside(sequences)
-        assert seconds(sequences + count) <= 2.0 * seconds(sequences + joining)
-    slow = AutoController(CostModel({1: 1.0, 16: 3.0}))
-    assert slow.beside(0) == 32
-    quick = AutoController(CostModel({1: 1e-3, 16: 2e-3}))
-    assert quick.beside(0) == 256
-
-
 def test_prompts_in_the_pass_make_no_draft_pay_that_would_not_without() -> None:
     """They have to be computed in some pass, so a long pass is no reason to verify what is unlikely."""
     sizes = []
@@ -393,37 +375,6 @@ def test_prompts_in_the_pass_make_no_draft_pay_that_would_not_without() -> None:
         sizes.append(len(choice.nodes))
     alone, beside = sizes
     assert 0 < beside <= alone
-
-
-def test_prompt_tokens_that_are_dearer_than_others_join_fewer_passes() -> None:
-    """Far into a prompt they see more keys, so that a pass takes longer; the curve knows nothing of that."""
-    controller = make(model=False)
-    seconds = controller.target.at(100).seconds
-    before = [seconds(n) for n in range(1, 17)]
-    alone, usual = seconds(2), controller.beside(2, 1)
-
-    def passes(dearer: float, count: int) -> tuple[float, list[int]]:
-        """(mean seconds of a pass, prompt tokens of each)."""
-        total, joined = 0.0, []
-        for _ in range(count):
-            prompt_tokens = controller.beside(2, 1)
-            controller.choose(rooms(2), prompt_tokens)
-            took = alone + dearer * (seconds(2 + prompt_tokens) - alone)
-            for name in "01":
-                done = StepRecord("none", 0, 0, 1, 0.0, took / 2, 0.0, width=2 + prompt_tokens)
-                controller.record(name, done)
-            total += took
-            joined.append(prompt_tokens)
-        return total / count, joined
-
-    assert set(passes(1.0, 40)[1]) == {usual}
-    for dearer in (3.0, 10.0):
-        mean, joined = passes(dearer, 200)
-        assert 1.7 * alone < mean < 2.0 * alone
-        assert set(joined) == {0, usual}
-    assert [seconds(n) for n in range(1, 17)] == pytest.approx(before, rel=0.02), "nor does it learn of it"
-    passes(1.0, 30)
-    assert set(passes(1.0, 40)[1]) == {usual}
 
 
 def test_more_prompt_tokens_join_passes_that_usual_drafts_make_long() -> None:

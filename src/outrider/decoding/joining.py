@@ -1,0 +1,59 @@
+"""Prompt tokens that join the passes of texts in work: many enough, and not for long too many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.decoding.costs import CostModel
+from outrider.decoding.types import StepRecord
+
+BESIDE = 1.8  # times as long a pass may take when prompt tokens of new requests join it
+ALONE = 0.25  # seconds that a pass of prompt tokens alone may take
+LEAST_ALONE, MOST_BESIDE = 32, 256  # prompt tokens of a pass: fewer, and the weights are read for too few
+SMOOTH = 0.05  # of a new value in a running mean
+
+
+class Joining:
+    """Shares passes between texts that decode and prompts that are read.
+
+    A pass may take BESIDE times as long as it will when those that join decode too, with usual drafts; or
+    ALONE seconds. (Were they let in more slowly, fewer would share each pass, and the weights are read once
+    for all who do.) Tokens far into a prompt see more keys than the curve knows of, so passes may take longer
+    than that; what they take beyond it is a debt, and while it is high, passes go without prompt tokens.
+
+    target: what a pass costs. Learns from passes without prompt tokens: it would take a long prompt for a
+            slower machine.
+    """
+
+    def __init__(self, target: CostModel) -> None:
+        self._target = target
+        self._drafts = 0.0  # nodes verified for a sequence in a pass, a running mean
+        self._share = 0.0  # seconds that prompts may add to a pass
+        self._debt = 0.0  # seconds by which they have added more
+
+    def count(self, context: int, sequences: int, joining: int) -> int:
+        """Prompt tokens for the next pass, as `Controller.beside` says; texts of `context` tokens decode."""
+        seconds = self._target.at(context).seconds
+        width, later = (n + round(self._drafts * n) for n in (sequences, sequences + joining))
+        most, count = (BESIDE * seconds(later), 1) if sequences else (ALONE, LEAST_ALONE)
+        if sequences:
+            alone = seconds(width)
+            self._share = most - alone
+            if self._debt > alone:
+                return 0
+        while count < MOST_BESIDE and seconds(width + count + 1) <= most:
+            count += 1
+        return count
+
+    def learn(self, context: int, batch: Sequence[StepRecord]) -> float:
+        """Told what all sequences of a pass did. Returns the seconds that the pass took."""
+        seconds = sum([step.verify_seconds for step in batch])
+        drafted = sum([step.drafted for step in batch])
+        self._drafts += SMOOTH * (drafted / len(batch) - self._drafts)
+        own = len(batch) + drafted
+        if batch[0].width > own:
+            self._debt += seconds - self._target.at(context).seconds(own)
+        else:
+            self._target.observe(context, own, seconds)
+        self._debt = max(0.0, self._debt - self._share)
+        return seconds
