@@ -81,10 +81,10 @@ inline __m256 bytes_to_float(const uint8_t* p) {
 // One group of 32 columns and half a panel for NT tokens. Every integer here stays below 2^24, so that floats
 // hold it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, int g, const Activations& a, int t0, __m256* f) {
+inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, int g,
+                                                     const Activations& a, size_t at, __m256* f) {
     constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is signed already
-    const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
+    const int8_t* x = a.q + kGroup * at;
     const uint8_t* lines = q + 32 * half;
     __m256 scale = halves(s + 16 * half), minimum = scale;
     __m256i factor[2], pairs = _mm256_setzero_si256();
@@ -107,7 +107,7 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
         if constexpr (K == Kind::Q8_0) magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; t++) {
-            __m256i v = four(x + t * a.q_stride + 4 * slice);
+            __m256i v = four(x + kGroup * t + 4 * slice);
             if constexpr (K == Kind::Q8_0) v = _mm256_sign_epi8(v, w);
             v = _mm256_maddubs_epi16(magnitude, v);
             narrow[t] = slice % kNarrow<K> == 0 ? v : _mm256_add_epi16(narrow[t], v);
@@ -119,7 +119,7 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
     });
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
-        const size_t i = at + size_t(t) * groups;
+        const size_t i = at + t;
         if constexpr (K == Kind::Q6_K)
             sum[t] = _mm256_sub_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(pairs, pair(a.sum16 + 2 * i)), 5));
         __m256 v = _mm256_cvtepi32_ps(sum[t]);
@@ -135,19 +135,21 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     __m256 f[2][NT];
-    for (int half = 0; half < 2; half++)
-        for (int t = 0; t < NT; t++) f[half][t] = _mm256_setzero_ps();
     for (int half = 0; half < 2; half++) {
         const uint8_t* q = m.q + size_t(p) * m.q_stride;
         const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-        for (int g = 0; g < a.groups(); g++) {
+        __m256 sums[NT];  // (of a fixed place, so that they stay in registers)
+        for (int t = 0; t < NT; t++) sums[t] = _mm256_setzero_ps();
+        size_t at = a.at(t0, 0);
+        for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
             // The next panel is asked for while this one is multiplied, half of it each time.
             for (int b = 64 * half; b < kGroupBytes<K>; b += 128)
                 _mm_prefetch(reinterpret_cast<const char*>(q) + m.q_stride + b, _MM_HINT_T1);
-            add_group<K, NT>(q, s, half, g, a, t0, f[half]);
+            add_group<K, NT>(q, s, half, g, a, at, sums);
             q += kGroupBytes<K>;
             if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
         }
+        for (int t = 0; t < NT; t++) f[half][t] = sums[t];
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[0][t], f[1][t]});
 }
@@ -156,15 +158,18 @@ template <Kind K>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
     constexpr int widest = 4;
     for (int p = p0; p < p1; p++)
-        for (int t = 0, tiles = (a.tokens + widest - 1) / widest; t < a.tokens; tiles--) {
-            const int width = (a.tokens - t + tiles - 1) / tiles;  // tiles of nearly equal width
-            switch (width) {
-                case 1: panel_tile<K, 1>(m, a, p, t, out); break;
-                case 2: panel_tile<K, 2>(m, a, p, t, out); break;
-                case 3: panel_tile<K, 3>(m, a, p, t, out); break;
-                default: panel_tile<K, 4>(m, a, p, t, out); break;
+        for (int bundle = 0; bundle < a.tokens; bundle += a.pitch) {
+            const int end = imin(bundle + a.pitch, a.tokens);
+            for (int t = bundle, tiles = (end - bundle + widest - 1) / widest; t < end; tiles--) {
+                const int width = (end - t + tiles - 1) / tiles;  // tiles of nearly equal width
+                switch (width) {
+                    case 1: panel_tile<K, 1>(m, a, p, t, out); break;
+                    case 2: panel_tile<K, 2>(m, a, p, t, out); break;
+                    case 3: panel_tile<K, 3>(m, a, p, t, out); break;
+                    default: panel_tile<K, widest>(m, a, p, t, out); break;
+                }
+                t += width;
             }
-            t += width;
         }
 }
 

@@ -1,5 +1,4 @@
-// AVX-512 with VNNI: one vpdpbusd multiplies 16 rows by 4 columns and adds into 32 bits, with the
-// activations broadcast from memory by the same instruction.
+// AVX-512 with VNNI: one vpdpbusd multiplies 16 rows by 4 columns and adds into 32 bits.
 #include "kernels.h"
 #if defined(__x86_64__) && defined(__AVX512VNNI__)
 #define OUTRIDER_AVX512
@@ -79,21 +78,20 @@ inline __m512 bytes_to_float(const uint8_t* p) {
 // it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int g, const Activations& a,
-                                                     int t0, __m512* f) {
+                                                     size_t at, __m512* f) {
     constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
     constexpr bool is_super = K == Kind::Q4_K || K == Kind::Q5_K, six = K == Kind::Q6_K;
     constexpr int chains = six || NT <= 4 ? 2 : 1;
-    const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
+    const int8_t* x = a.q + kGroup * at;
     __m512i sum[chains][NT];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++)
         for (int c = 0; c < chains; c++)
-            sum[c][t] = six ? _mm512_set1_epi32(a.centre[2 * (at + t * groups) + c]) : _mm512_setzero_si512();
+            sum[c][t] = six ? _mm512_set1_epi32(a.centre[2 * (at + t) + c]) : _mm512_setzero_si512();
     unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
         const int c = six ? slice / 4 : chains == 2 ? slice % 2 : 0;
 #pragma GCC unroll 16
-        for (int t = 0; t < NT; t++) sum[c][t] = _mm512_dpbusd_epi32(sum[c][t], w, four(x + t * a.q_stride + 4 * slice));
+        for (int t = 0; t < NT; t++) sum[c][t] = _mm512_dpbusd_epi32(sum[c][t], w, four(x + kGroup * t + 4 * slice));
     });
     __m512 scale = halves(s), minimum = scale, even_scale = scale, odd_scale = scale;
     if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) minimum = halves(s + 32);
@@ -109,7 +107,7 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
     }
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
-        const size_t i = at + t * groups;
+        const size_t i = at + t;
         __m512 total;
         if constexpr (six)
             total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[1][t]), odd_scale,
@@ -135,9 +133,10 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
     const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
     __m512 f[NT];
     for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
-    for (int g = 0; g < a.groups(); g++) {
+    size_t at = a.at(t0, 0);
+    for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
         for (int b = 0; b < kGroupBytes<K>; b += 64) _mm_prefetch(reinterpret_cast<const char*>(q) + kAhead + b, _MM_HINT_T0);
-        add_group<K, NT>(q, s, g, a, t0, f);
+        add_group<K, NT>(q, s, g, a, at, f);
         q += kGroupBytes<K>;
         if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
     }
@@ -146,11 +145,8 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
 
 template <Kind K>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
-    constexpr int widest = 8;
     for (int p = p0; p < p1; p++)
-        for (int t = 0, tiles = (a.tokens + widest - 1) / widest; t < a.tokens; tiles--) {
-            const int width = (a.tokens - t + tiles - 1) / tiles;  // tiles of nearly equal width
-            switch (width) {
+        for (int t = 0; t < a.tokens; t += a.pitch) switch (imin(a.pitch, a.tokens - t)) {
                 case 1: panel_tile<K, 1>(m, a, p, t, out); break;
                 case 2: panel_tile<K, 2>(m, a, p, t, out); break;
                 case 3: panel_tile<K, 3>(m, a, p, t, out); break;
@@ -158,10 +154,8 @@ void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const
                 case 5: panel_tile<K, 5>(m, a, p, t, out); break;
                 case 6: panel_tile<K, 6>(m, a, p, t, out); break;
                 case 7: panel_tile<K, 7>(m, a, p, t, out); break;
-                default: panel_tile<K, 8>(m, a, p, t, out); break;
+                default: panel_tile<K, kBundle>(m, a, p, t, out); break;
             }
-            t += width;
-        }
 }
 
 }  // namespace

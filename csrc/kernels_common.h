@@ -82,11 +82,11 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
 }
 
 inline void store_group(Activations& a, int row, int g, V16 low, V16 high, float scale) {
-    int8_t* q = a.q + size_t(row) * a.q_stride + kGroup * size_t(g);
+    const size_t at = a.at(row, g);
+    int8_t* q = a.q + kGroup * at;
     vstore_i8(q, low);
     vstore_i8(q + 16, high);
     const float sums[2] = {reduce_add(vround(low)), reduce_add(vround(high))};  // small integers: exact
-    const size_t at = size_t(row) * a.groups() + g;
     for (int h = 0; h < 2; h++) {
         a.sum16[2 * at + h] = int16_t(sums[h]);
         a.centre[2 * at + h] = -32 * int32_t(sums[h]);

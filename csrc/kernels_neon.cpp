@@ -87,9 +87,8 @@ inline float32x4_t bytes_to_float(const uint8_t* p) {
 // floats hold it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g,
-                                                     const Activations& a, int t0, float32x4_t* f) {
-    const size_t groups = size_t(a.groups()), at = size_t(t0) * groups + g;
-    const int8_t* x = a.q + size_t(t0) * a.q_stride + kGroup * size_t(g);
+                                                     const Activations& a, size_t at, float32x4_t* f) {
+    const int8_t* x = a.q + kGroup * at;
     int8x16_t w[8];
     unpack<K>(q, quarter, w);
     float32x4_t scale = halves(s + 8 * quarter), minimum = scale;
@@ -107,8 +106,8 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
-        const int8_t* xt = x + size_t(t) * a.q_stride;
-        const size_t i = at + size_t(t) * groups;
+        const int8_t* xt = x + kGroup * t;
+        const size_t i = at + t;
         int32x4_t sum;
         if constexpr (K == Kind::Q6_K) {
             const int32x4_t u = dot4(vld1q_dup_s32(a.centre + 2 * i), w, xt);
@@ -132,9 +131,10 @@ __attribute__((noinline)) void panel_tile(const Matrix& m, const Activations& a,
     float32x4_t f[4 * NT];
 #pragma GCC unroll 32
     for (int i = 0; i < 4 * NT; i++) f[i] = vdupq_n_f32(0.0f);
-    for (int g = 0; g < a.groups(); g++) {
+    size_t at = a.at(t0, 0);
+    for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
 #pragma GCC unroll 4  // so that f stays in registers
-        for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, g, a, t0, f);
+        for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, g, a, at, f);
         q += kGroupBytes<K>;
         if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
     }
@@ -147,15 +147,18 @@ template <Kind K>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
     constexpr int widest = 4;  // 16 registers of sums, 8 of weights
     for (int p = p0; p < p1; p++)
-        for (int t = 0, tiles = (a.tokens + widest - 1) / widest; t < a.tokens; tiles--) {
-            const int width = (a.tokens - t + tiles - 1) / tiles;  // tiles of nearly equal width
-            switch (width) {
-                case 1: panel_tile<K, 1>(m, a, p, t, out); break;
-                case 2: panel_tile<K, 2>(m, a, p, t, out); break;
-                case 3: panel_tile<K, 3>(m, a, p, t, out); break;
-                default: panel_tile<K, 4>(m, a, p, t, out); break;
+        for (int bundle = 0; bundle < a.tokens; bundle += a.pitch) {
+            const int end = imin(bundle + a.pitch, a.tokens);
+            for (int t = bundle, tiles = (end - bundle + widest - 1) / widest; t < end; tiles--) {
+                const int width = (end - t + tiles - 1) / tiles;  // tiles of nearly equal width
+                switch (width) {
+                    case 1: panel_tile<K, 1>(m, a, p, t, out); break;
+                    case 2: panel_tile<K, 2>(m, a, p, t, out); break;
+                    case 3: panel_tile<K, 3>(m, a, p, t, out); break;
+                    default: panel_tile<K, widest>(m, a, p, t, out); break;
+                }
+                t += width;
             }
-            t += width;
         }
 }
 

@@ -37,8 +37,8 @@ inline V16 halves(const uint8_t* p) { return vload(reinterpret_cast<const uint16
 template <Kind K>
 inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const Activations& a, int t, V16 f) {
     constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
-    const size_t at = size_t(t) * a.groups() + g;
-    const int8_t* q = a.q + size_t(t) * a.q_stride + kGroup * size_t(g);
+    const size_t at = a.at(t, g);
+    const int8_t* q = a.q + kGroup * at;
     const V16 activation_scale = vset(a.scale[at]), scaled_sum = vset(a.scaled[at]);
     int32_t total[kPanel];
     if constexpr (K == Kind::Q6_K) {

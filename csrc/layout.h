@@ -27,6 +27,7 @@ constexpr int kLayoutVersion = 1;
 constexpr int kPanel = 16;   // rows
 constexpr int kGroup = 32;   // columns that share a scale (16 in Q6_K)
 constexpr int kBlock = 256;  // columns of a K-quant superblock
+constexpr int kBundle = 8;   // tokens, at most, whose activations lie together
 
 enum class Kind : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
@@ -77,17 +78,32 @@ size_t row_bytes(Kind kind, int columns);
 // Activations of n tokens, quantized: int8 with one float scale a token and 32 columns, and the sums over
 // columns that offsets and minimums are multiplied with. (One scale for 256 columns, as ggml's K-quants have it,
 // let one outlier blur 255 neighbours: logits of a 135M model were off by 10% on average, against 2%.)
+//
+// Tokens go in bundles of `pitch`, and what a group has of a bundle lies together: a tile of its tokens finds all that it
+// needs at fixed distances from one place, and goes through memory from front to back.
 struct Activations {
     int tokens = 0, columns = 0;
-    size_t q_stride = 0;       // bytes = columns rounded up to 64
-    const float* x = nullptr;  // [tokens][columns], the floats themselves
-    int8_t* q = nullptr;       // [tokens][q_stride]
-    float* scale = nullptr;    // [tokens][groups]
-    float* sum = nullptr;      // [tokens][groups], the integers' sums over 32 columns
-    float* scaled = nullptr;   // [tokens][groups], scale * sum
-    int16_t* sum16 = nullptr;  // [tokens][2 * groups], sums over 16 columns
-    int32_t* centre = nullptr;  // [tokens][2 * groups], -32 * sum16: Q6_K's integers are centred on 32
+    int pitch = 1;              // tokens of a bundle
+    const float* x = nullptr;   // [tokens][columns], the floats themselves
+    int8_t* q = nullptr;        // [bundles][groups][pitch][32]
+    float* scale = nullptr;     // [bundles][groups][pitch]
+    float* sum = nullptr;       // [bundles][groups][pitch], the integers' sums over 32 columns
+    float* scaled = nullptr;    // [bundles][groups][pitch], scale * sum
+    int16_t* sum16 = nullptr;   // [bundles][groups][pitch][2], sums over 16 columns
+    int32_t* centre = nullptr;  // [bundles][groups][pitch][2], -32 * sum16: Q6_K's integers are centred on 32
+
+    void shape(int tokens_, int columns_) {  // in bundles of nearly equal size
+        tokens = tokens_;
+        columns = columns_;
+        const int bundles = tokens > kBundle ? (tokens + kBundle - 1) / kBundle : 1;
+        pitch = tokens > 1 ? (tokens + bundles - 1) / bundles : 1;
+    }
     int groups() const { return columns / kGroup; }
+    size_t cells() const { return size_t((tokens + pitch - 1) / pitch) * size_t(pitch) * size_t(groups()); }
+    size_t at(int token, int group) const {
+        const int bundle = token / pitch;
+        return (size_t(bundle) * size_t(groups()) + size_t(group)) * size_t(pitch) + size_t(token - bundle * pitch);
+    }
 };
 
 }  // namespace outrider

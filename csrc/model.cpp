@@ -10,13 +10,11 @@
 namespace outrider {
 
 Activations& ActivationBuffer::shape(int tokens, int columns, bool quantized) {
-    view_.tokens = tokens;
-    view_.columns = columns;
-    view_.q_stride = (size_t(columns) + 63) / 64 * 64;
+    view_.shape(tokens, columns);
     x_.resize(size_t(tokens) * columns);
     if (quantized) {
-        const size_t groups = size_t(tokens) * view_.groups();
-        q_.resize(size_t(tokens) * view_.q_stride);
+        const size_t groups = view_.cells();
+        q_.resize(groups * kGroup);
         scale_.resize(groups);
         sum_.resize(groups);
         scaled_.resize(groups);

@@ -87,12 +87,10 @@ struct Buffer {
     std::vector<int32_t> centre;
 
     Buffer(int tokens, int columns, std::vector<float> values) : x(std::move(values)) {
-        a.tokens = tokens;
-        a.columns = columns;
-        a.q_stride = (size_t(columns) + 63) / 64 * 64;
-        const size_t groups = size_t(tokens) * a.groups();
+        a.shape(tokens, columns);
+        const size_t groups = a.cells();
         x.resize(size_t(tokens) * columns);
-        q.resize(size_t(tokens) * a.q_stride);
+        q.resize(groups * kGroup);
         scale.resize(groups);
         sum.resize(groups);
         scaled.resize(groups);
