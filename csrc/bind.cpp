@@ -44,8 +44,9 @@ Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, In
         rows += wanted.shape(0);
     }
     const size_t vocab = size_t(model.config().vocab);
-    float* logits = new float[rows * vocab + 1];
-    nb::capsule owner(logits, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    const std::shared_ptr<float> room = model.buffers().take(rows * vocab);
+    float* logits = room.get();
+    nb::capsule owner(new std::shared_ptr<float>(room), [](void* p) noexcept { delete static_cast<std::shared_ptr<float>*>(p); });
     std::vector<int> panels;
     if (blocks) panels.assign(blocks->data(), blocks->data() + blocks->shape(0));
     {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "buffers.h"
 #include "cache.h"
 #include "kernels.h"
 #include "pool.h"
@@ -65,6 +66,7 @@ class Model {
     // changed.
     void forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels = nullptr);
 
+    Buffers& buffers() const { return *buffers_; }  // for logits
     const Config& config() const { return config_; }
     const char* isa() const { return kernels_.name; }
     int threads() const { return pool_->size(); }
@@ -120,6 +122,7 @@ class Model {
     Config config_;
     CacheShape shape_;
     std::shared_ptr<BlockStore> blocks_;
+    std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
     const Kernels& kernels_;
     std::shared_ptr<Pool> pool_;
     std::mutex one_pass_;

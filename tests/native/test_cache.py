@@ -54,6 +54,19 @@ def test_memory_grows_by_blocks(model: NativeModel) -> None:
     assert cache.nbytes == 0
 
 
+def test_logits_take_the_memory_of_those_let_go_of(model: NativeModel) -> None:
+    cache = model.new_cache(128)
+    first = run(model, cache, [5] * 8)
+    place, before = first.ctypes.data, first.copy()
+    second = run(model, cache, [6] * 8)
+    assert second.ctypes.data != place
+    assert same_bits(first, before), "what is still held is left alone"
+    del first
+    third = run(model, cache, [7] * 3)
+    assert third.ctypes.data == place
+    assert same_bits(third, run(model, model.new_cache(128), [5] * 8 + [6] * 8 + [7] * 3)[-3:])
+
+
 @pytest.fixture(scope="module")
 def slabbed(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
     """A model whose blocks are large enough to come from slabs: 64 KiB each."""
