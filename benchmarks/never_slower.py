@@ -1,6 +1,7 @@
 """Does `auto` keep its promise? Against plain decoding, and against the best fixed setting of a sweep.
 
-    python benchmarks/never_slower.py [--sets smollm2,qwen,pair] [--limit N] [--runs K] [-n N] [--estimate]
+    python benchmarks/never_slower.py [--sets smollm2,qwen,pair] [--limit N] [--runs K] [-n N]
+                                      [--fixed 'suffix 8,draft_model 3'] [--estimate]
 
 The default model alone, and, where they are in the cache (or in the folder OUTRIDER_DEV_MODELS), the Qwen
 1.5B with lookup only and with the 0.5B draft; each on all built-in workloads, at two temperatures. A cell
@@ -62,13 +63,13 @@ class Models:
         return path.stat().st_size if path.is_file() else 100_000_000
 
 
-def fixed_settings(draft: str | None) -> dict[str, SpeculativeConfig]:
-    """The sweep, by name."""
+def fixed_settings(draft: str | None, wanted: Sequence[str] = ()) -> dict[str, SpeculativeConfig]:
+    """The sweep, by name; of them those that are wanted, or all."""
     found: dict[str, SpeculativeConfig] = {f"suffix {n}": SuffixConfig(n) for n in (4, 8, 16)}
     found["ngram 5"] = NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=2)
     if draft is not None:
         found |= {f"draft_model {k}": DraftModelConfig(draft, k) for k in range(1, 6)}
-    return found
+    return {name: setting for name, setting in found.items() if not wanted or name in wanted}
 
 
 def sets() -> list[Models]:
@@ -92,7 +93,7 @@ def runs_of(cell: tuple[str, str, str], args: argparse.Namespace) -> int:
     """Generations of a cell, without those that warm up or are repeated."""
     if cell[2] == RANDOM_NAME:
         return total_runs(args.limit, [BASELINE, "auto"], args.runs)
-    fixed = list(fixed_settings("draft" if cell[0] == "pair" else None))
+    fixed = list(fixed_settings("draft" if cell[0] == "pair" else None, args.fixed))
     return total_runs(args.sweep, [BASELINE, *fixed], 1) + total_runs(
         args.limit, [BASELINE, "auto", *fixed[: args.finalists]], args.runs
     )
@@ -250,6 +251,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("-n", type=int, default=256, help="most tokens of a run")
     parser.add_argument("--sweep", type=int, default=1, help="prompts on which the fixed settings are tried")
+    parser.add_argument("--fixed", type=names, default=[], help="the sweep's settings (default: all)")
     parser.add_argument("--finalists", type=int, default=1, help="the best of them, measured in full")
     parser.add_argument("--again", type=int, default=1, help="repetitions of a cell while the probe moves")
     parser.add_argument("--no-adversary", dest="adversary", action="store_false")
@@ -258,7 +260,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=RESULTS / "never_slower.json")
     parser.add_argument("--estimate", action="store_true", help="only say how long it would take")
     args = parser.parse_args()
-    for name, known in (("sets", there), ("workloads", workloads.BUILT_IN)):
+    settings = list(fixed_settings("draft"))
+    for name, known in (("sets", there), ("workloads", workloads.BUILT_IN), ("fixed", settings)):
         if unknown := [n for n in getattr(args, name) if n not in known]:
             parser.error(f"--{name}: {unknown[0]!r} is not one of {', '.join(known)}")
     return args
@@ -271,7 +274,10 @@ def main() -> int:
     settings = {
         "outrider": outrider.__version__,
         "models": {m.name: [Path(m.target).name, m.draft and Path(m.draft).name] for m in sets()},
-        **{name: getattr(args, name) for name in ("limit", "runs", "n", "sweep", "finalists", "threads")},
+        **{
+            name: getattr(args, name)
+            for name in ("limit", "runs", "n", "sweep", "fixed", "finalists", "threads")
+        },
     }
     journal = Journal(args.journal, settings)
     wanted = cells(args)
@@ -287,7 +293,11 @@ def main() -> int:
         mine = [cell for cell in todo if cell[0] == one.name]
         if not mine:
             continue
-        choices = {BASELINE: NoneConfig(), "auto": AutoConfig(one.draft), **fixed_settings(one.draft)}
+        choices = {
+            BASELINE: NoneConfig(),
+            "auto": AutoConfig(one.draft),
+            **fixed_settings(one.draft, args.fixed),
+        }
         config = EngineConfig(one.target, max_num_seqs=1, threads=args.threads)
         pipelines = dict(zip(choices, build_all(config, list(choices.values())), strict=True))
         seconds_a_run: list[float] = []

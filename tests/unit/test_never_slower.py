@@ -83,7 +83,7 @@ def test_targets_by_hand(never_slower: Any) -> None:
 def test_the_cells_and_their_runs(never_slower: Any) -> None:
     args = argparse.Namespace(
         sets=["smollm2", "pair"], temps=[0.0, 0.7], workloads=["chat", "edit"], adversary=True,
-        limit=6, sweep=2, runs=3, finalists=2,
+        limit=6, fixed=[], sweep=2, runs=3, finalists=2,
     )  # fmt: skip
     cells = never_slower.cells(args)
     assert len(cells) == 2 * 2 * 2 + 2
@@ -101,6 +101,10 @@ def test_every_fixed_setting_of_the_sweep(never_slower: Any) -> None:
     assert [n for n in pair if "draft" in n] == [f"draft_model {k}" for k in range(1, 6)]
     assert pair["draft_model 3"].num_speculative_tokens == 3
     assert pair["suffix 8"].num_speculative_tokens == 8
+    assert list(never_slower.fixed_settings("d", ["draft_model 3", "suffix 8"])) == [
+        "suffix 8",
+        "draft_model 3",
+    ]
 
 
 def test_a_journal_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
