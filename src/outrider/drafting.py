@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -98,11 +99,13 @@ def make_drafting(
     cost: Callable[[], CostModel],
     draft: DraftModel | None,
     lookup: SuffixDrafter | None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Drafting:
     """The parts of one choice.
 
     cost:          measures what the target's passes cost; called if the choice needs to know.
     draft, lookup: where the choice asks for them.
+    clock:         seconds, for the controller.
     Raises ConfigError when the rule cannot judge what the drafter proposes.
     """
     verifier = make_verifier(choice)
@@ -128,7 +131,7 @@ def make_drafting(
             most=choice.num_speculative_tokens,
             tree=verifier.trees,
         )
-        drafter = MixedDrafter(auto, lookup, model)
+        drafter = MixedDrafter(auto, lookup, model, clock=clock)
     assert drafter is not None
     check_pair(verifier, drafter)
     parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)

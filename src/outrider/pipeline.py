@@ -95,6 +95,7 @@ class Pipeline:
     context: most positions of a sequence, in tokens.
     draft:   the draft model's description, or None.
     rows:    what draws tokens from rows of logits; None is NumPy.
+    clock:   seconds, for metrics and the controller.
     """
 
     config: EngineConfig
@@ -106,6 +107,7 @@ class Pipeline:
     drafting: Drafting
     context: int
     rows: RowSampler | None = None
+    clock: Callable[[], float] = time.perf_counter
 
     def loop(self) -> StepLoop:
         """A fresh step loop; loops of one pipeline share its models and must not run at once."""
@@ -114,7 +116,7 @@ class Pipeline:
             self.drafting.drafter,
             self.drafting.verifier,
             self.drafting.controller,
-            clock=time.perf_counter,
+            clock=self.clock,
             max_num_seqs=self.config.max_num_seqs,
             max_context=self.context,
             vocab_size=min(self.tokenizer.vocab_size, self.engine.vocab_size),
@@ -163,6 +165,8 @@ def build_all(
     loader: ModelLoader | None = None,
     *,
     wrap: Callable[[LanguageModel], LanguageModel] = lambda model: model,
+    costs: Costs | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     memory_check: MemoryCheck | None = None,
     progress: bool = True,
 ) -> list[Pipeline]:
@@ -171,6 +175,8 @@ def build_all(
 
     loader:   puts the weights into an engine; None means the native one.
     wrap:     put around each loaded model, to watch it.
+    costs:    what passes of a loaded model cost; None measures the native engine's and guesses others'.
+    clock:    seconds, for metrics and the controller; texts never depend on it.
     memory_check: raises when the models and their caches would not fit; None takes the usual one, which wants
               room for max_num_seqs sequences.
     progress: a bar on stderr while a model is fetched.
@@ -187,7 +193,8 @@ def build_all(
     )
     (memory_check or _check_memory)(config, context, [source, *_distinct(drafts)])
 
-    rows, costs = (native_rows(), native_costs()) if loader is None else (None, guessed_costs)
+    rows = native_rows() if loader is None else None
+    costs = costs or (native_costs() if loader is None else guessed_costs)
     loader = loader or native_loader(config)
     target = loader(source, config.threads)
     engine = CachedStepEngine(wrap(target), tree_attention=True, exact_bits=True)
@@ -202,9 +209,9 @@ def build_all(
             draft = DraftModel(
                 wrapped[key], common, functools.partial(costs, loaded[key], frequent(loaded[key]))
             )
-        drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup)
+        drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup, clock)
         pipelines.append(
-            Pipeline(config, choice, source, described, tokenizer, engine, drafting, context, rows)
+            Pipeline(config, choice, source, described, tokenizer, engine, drafting, context, rows, clock)
         )
     return pipelines
 

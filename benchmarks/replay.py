@@ -1,0 +1,286 @@
+"""What the controller makes of texts: `auto` and fixed settings on recorded ones, by a clock of given costs.
+
+    python benchmarks/replay.py [--methods auto,'draft_model 3',…] [--workloads …] [--temps 0,0.7] [--limit N]
+
+The Qwen target wrote the texts of the built-in workloads once; here it only says them again. The draft model
+is real, and so are drafters, controller and step loop, but a pass takes what COSTS says, measured on a quiet
+machine, and nothing else takes time. So a difference of 1% is a difference, on any machine and beside any
+other load, and the next run says the same; the sweep that takes hours in real time takes minutes. What it
+cannot show: the machine's moods, and what looking up and planning take (a quarter of a millisecond a step).
+
+Records the texts first where --texts is not there yet (some minutes, once). Writes results/replay.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from never_slower import PLAIN, fixed_settings
+from outrider.bench import stats, workloads
+from outrider.bench.cost_curve import aligned
+from outrider.bench.runner import prompt_of
+from outrider.cli.demo import present_pair
+from outrider.config import EngineConfig
+from outrider.decoding.costs import CostCurve, CostModel
+from outrider.decoding.types import FloatArray, IntArray
+from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
+from outrider.llm import LLM
+from outrider.models.source import ModelSource
+from outrider.pipeline import build_all, load_native, native_rows
+from outrider.speculative import AutoConfig, NoneConfig, SpeculativeConfig
+
+RESULTS = Path(__file__).resolve().parent / "results"
+# Milliseconds of a pass over n tokens: of the 1.5B (cost_curve-qwen-1.5b.json), and of the 0.5B as it drafts,
+# in four bits and with a quarter of its vocabulary.
+COSTS = {
+    "target": {1: 59, 2: 59.5, 3: 61.4, 4: 67, 5: 75, 6: 81, 8: 88, 12: 133, 16: 161, 24: 250, 32: 320},
+    "draft": {1: 14.1, 2: 14.8, 3: 16.1, 4: 17.5, 5: 18.5, 6: 19.7, 8: 25, 12: 36, 16: 46, 24: 69, 32: 90},
+}
+MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
+AS_THE_BEST = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What the target wrote for a prompt, as token ids."""
+
+    workload: str
+    id: str
+    temperature: float
+    seed: int
+    prompt: list[int]
+    output: list[int]
+
+
+class Clock:
+    """Seconds that only passes make go by."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def curve(costs: Mapping[int, float]) -> CostCurve:
+    """Seconds by width, of milliseconds."""
+    return CostCurve({n: ms / 1e3 for n, ms in costs.items()})
+
+
+class ReplayCache:
+    """Remembers nothing but its length."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+
+    def truncate(self, length: int) -> None:
+        self.length = length
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        self.length = base + len(slots)
+
+    def close(self) -> None:
+        self.length = 0
+
+
+class Replay:
+    """A LanguageModel that says `text` again, to whoever follows it so far; anything else it finds wrong."""
+
+    def __init__(self, vocab_size: int, costs: Mapping[int, float], clock: Clock) -> None:
+        self.vocab_size, self.max_positions = vocab_size, 1 << 20
+        self.text: list[int] = []
+        self.costs = curve(costs)
+        self._clock = clock
+
+    def new_cache(self, capacity: int) -> ReplayCache:
+        return ReplayCache(capacity)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        self._clock.now += self.costs.seconds(sum(len(item.tokens) for item in items))
+        return [self._rows(item) for item in items]
+
+    def _rows(self, item: ForwardItem) -> FloatArray:
+        assert isinstance(item.cache, ReplayCache)
+        base, text = item.cache.length, self.text
+        right: list[bool] = []
+        places: list[int] = []
+        for token, parent in zip(item.tokens.tolist(), item.parents.tolist(), strict=True):
+            place = base if parent < 0 else places[parent] + 1
+            right.append((parent < 0 or right[parent]) and place < len(text) and token == text[place])
+            places.append(place)
+        item.cache.length = base + len(places)
+        rows = np.full((len(item.rows), self.vocab_size), -30.0, np.float32)
+        for row, node in enumerate(item.rows.tolist()):
+            after = places[node] + 1
+            rows[row, text[after] if right[node] and after < len(text) else 0] = 30.0
+        return rows
+
+
+class Timed:
+    """A model whose passes take what they are said to cost."""
+
+    def __init__(self, inner: BlockModel, costs: Mapping[int, float], clock: Clock) -> None:
+        self._inner, self._clock = inner, clock
+        self.costs = curve(costs)
+        self.vocab_size, self.max_positions = inner.vocab_size, inner.max_positions
+        self.block_size = inner.block_size
+
+    def new_cache(self, capacity: int) -> Any:
+        return self._inner.new_cache(capacity)
+
+    def _tick(self, items: Sequence[ForwardItem]) -> None:
+        self._clock.now += self.costs.seconds(sum(len(item.tokens) for item in items))
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        self._tick(items)
+        return self._inner.forward(items)
+
+    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+        self._tick(items)
+        return self._inner.forward_within(items, blocks)
+
+
+def record(target: str, temps: Sequence[float], limit: int, most: int) -> list[Text]:
+    """The target's own texts, written at full speed."""
+    (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
+    llm = LLM.from_pipeline(pipeline)
+    found = []
+    for name in workloads.BUILT_IN:
+        items = workloads.load(name)[:limit]
+        prompts = [prompt_of(pipeline, item.prompt, False) for item in items]
+        for temperature in temps:
+            params = [
+                replace(PLAIN, temperature=temperature, max_tokens=most, seed=seed)
+                for seed in range(len(items))
+            ]
+            for seed, (item, out) in enumerate(zip(items, llm.generate(prompts, params), strict=True)):
+                ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
+                found.append(Text(name, item.id, temperature, seed, *ids))
+        print(f"recorded {name}", file=sys.stderr)
+    return found
+
+
+class Stage:
+    """All methods on one replayed target."""
+
+    def __init__(self, target: str, choices: Mapping[str, SpeculativeConfig]) -> None:
+        self._clock = Clock()
+        models: list[Replay] = []
+
+        def load(source: ModelSource, threads: int | None) -> LanguageModel:
+            if not models:  # the target is the first
+                models.append(Replay(source.architecture.vocab_size, COSTS["target"], self._clock))
+                return models[0]
+            draft = load_native(source, threads)
+            assert isinstance(draft, BlockModel)
+            return Timed(draft, COSTS["draft"], self._clock)
+
+        def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
+            assert isinstance(model, Replay | Timed)
+            return CostModel({n: model.costs.seconds(n) for n in MEASURED}, 32)
+
+        config = EngineConfig(target, max_num_seqs=1)
+        pipelines = build_all(config, list(choices.values()), load, costs=costs, clock=self._clock)
+        self._target = models[0]
+        self._llms = {
+            name: LLM.from_pipeline(replace(pipeline, rows=native_rows()))
+            for name, pipeline in zip(choices, pipelines, strict=True)
+        }
+
+    def speedup(self, method: str, text: Text) -> float:
+        """Times as fast as plain decoding, from the first token on. Raises SystemExit for a changed text."""
+        self._target.text = [*text.prompt, *text.output]
+        params = replace(PLAIN, temperature=text.temperature, max_tokens=len(text.output), seed=text.seed)
+        (out,) = self._llms[method].generate({"prompt_token_ids": text.prompt}, params)
+        if list(out.outputs[0].token_ids) != text.output:
+            raise SystemExit(f"{method} changed the text of {text.id} at temperature {text.temperature:g}")
+        metrics = out.outputs[0].metrics
+        assert metrics.first_token is not None
+        assert metrics.last_token is not None
+        plain = (len(text.output) - 1) * self._target.costs.seconds(1)
+        return plain / (metrics.last_token - metrics.first_token)
+
+
+def table(rows: Mapping[tuple[str, str], Mapping[str, float]], methods: Sequence[str]) -> str:
+    """A line for each workload and temperature, and their geometric means."""
+    lines = [["T", "workload", *methods, "auto / best fixed"]]
+    for (temperature, workload), row in rows.items():
+        fixed = [row[m] for m in methods if m != "auto"]
+        share = f"{row['auto'] / max(fixed):.2f}" if fixed and "auto" in row else "–"
+        lines.append([temperature, workload, *(f"{row[m]:.2f}" for m in methods), share])
+    for temperature in dict.fromkeys(t for t, _ in rows):
+        mine = [row for (t, _), row in rows.items() if t == temperature]
+        means = (f"{stats.geomean(row[m] for row in mine):.2f}" for m in methods)
+        lines.append([temperature, "all", *means, ""])
+    return aligned(lines)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def names(text: str) -> list[str]:
+        return [name.strip() for name in text.split(",")]
+
+    known = ["auto", *fixed_settings("draft")]
+    parser.add_argument("--methods", type=names, default=known, help=f"of {', '.join(known)}")
+    parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
+    parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
+    parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
+    parser.add_argument("-n", type=int, default=256, help="most tokens of a text")
+    parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
+    parser.add_argument("--json", type=Path, default=RESULTS / "replay.json")
+    args = parser.parse_args()
+    for name, all_of_them in (("methods", known), ("workloads", workloads.BUILT_IN)):
+        if unknown := [n for n in getattr(args, name) if n not in all_of_them]:
+            parser.error(f"--{name}: {unknown[0]!r} is not one of {', '.join(all_of_them)}")
+    return args
+
+
+def main() -> int:
+    """Record what is missing, replay, print; 1 when `auto` is not as fast as the best somewhere."""
+    args = arguments()
+    if (pair := present_pair()) is None:
+        print("needs the Qwen pair: outrider pull qwen-coder-1.5b qwen-coder-0.5b", file=sys.stderr)
+        return 1
+    target, draft = map(str, pair)
+    if not args.texts.exists():
+        args.texts.parent.mkdir(parents=True, exist_ok=True)
+        recorded = record(target, args.temps, args.limit, args.n)
+        args.texts.write_text(json.dumps([asdict(text) for text in recorded]), "utf-8")
+    texts = [Text(**text) for text in json.loads(args.texts.read_text("utf-8"))]
+    choices = {"auto": AutoConfig(draft), **fixed_settings(draft), "plain": NoneConfig()}
+    stage = Stage(target, {name: choices[name] for name in args.methods})
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    each: list[dict[str, Any]] = []
+    for temperature in args.temps:
+        for workload in args.workloads:
+            mine = [t for t in texts if (t.workload, t.temperature) == (workload, temperature)][: args.limit]
+            found = {m: [stage.speedup(m, t) for t in mine] for m in args.methods}
+            rows[f"{temperature:g}", workload] = {m: stats.geomean(v) for m, v in found.items()}
+            each.append({"workload": workload, "temperature": temperature, "speedup": found})
+            print(f"{workload}, T {temperature:g}", file=sys.stderr)
+    document = {"costs_ms": COSTS, "limit": args.limit, "n": args.n, "cells": each}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    print(table(rows, args.methods))
+    below = [
+        where
+        for where, row in rows.items()
+        if "auto" in row and row["auto"] < AS_THE_BEST * max(row.values())
+    ]
+    print(f"\nauto under {AS_THE_BEST:g} of the best fixed setting: {below or 'nowhere'}")
+    return 1 if below else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""benchmarks/replay.py: a target that says its text again, and a clock that only passes move."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.decoding.controller import FixedController
+from outrider.decoding.events import TokenEvent
+from outrider.decoding.loop import StepLoop
+from outrider.decoding.params import SamplingParams
+from outrider.decoding.request import Request
+from outrider.decoding.verify import CoupledVerifier
+from outrider.drafters.ngram import NgramDrafter
+from outrider.engines.base import ForwardItem
+from outrider.engines.step import CachedStepEngine
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+COSTS = {1: 10.0, 2: 11.0, 4: 12.0, 8: 20.0}
+
+
+@pytest.fixture(scope="module")
+def replay() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("replay")
+
+
+def item(cache: Any, tokens: list[int], parents: list[int]) -> ForwardItem:
+    rows = np.arange(len(tokens), dtype=np.int32)
+    return ForwardItem(cache, np.array(tokens, np.int32), np.array(parents, np.int32), rows)
+
+
+def test_whoever_follows_the_text_is_told_how_it_goes_on(replay: Any) -> None:
+    model = replay.Replay(50, COSTS, clock := replay.Clock())
+    model.text = [7, 8, 9, 10, 11]
+    cache = model.new_cache(10)
+    rows = model.forward([item(cache, [7, 8, 9, 20, 9], [-1, 0, 1, 1, 3])])[0]
+    assert rows.argmax(1).tolist() == [8, 9, 10, 0, 0], "nobody is told more behind a wrong token"
+    assert cache.length == 5
+    assert clock() == pytest.approx(model.costs.seconds(5))
+    cache.keep(2, [2])
+    assert cache.length == 3
+    assert model.forward([item(cache, [10], [-1])])[0].argmax(1).tolist() == [11]
+
+
+def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(replay: Any) -> None:
+    text = [1, 2, 3, 4] * 12
+    seconds = []
+    for length in (0, 4):
+        model = replay.Replay(50, COSTS, clock := replay.Clock())
+        model.text = text
+        loop = StepLoop(
+            CachedStepEngine(model, tree_attention=True, exact_bits=True),
+            NgramDrafter(3, 1),
+            CoupledVerifier(),
+            FixedController(length),
+            clock=clock,
+        )
+        request = Request("a", tuple(text[:8]), SamplingParams(temperature=0.0, max_tokens=40), seed=0)
+        events = [e for e in loop.generate([request]) if isinstance(e, TokenEvent)]
+        assert [event.token_id for event in events] == text[8:]
+        seconds.append(clock())
+    assert seconds[1] < 0.5 * seconds[0]
