@@ -207,9 +207,10 @@ def _median(rounds: Sequence[Mapping[str, Any]], name: str) -> float:
 def rendered(document: Mapping[str, Any]) -> str:
     """The tables, as they stand in docs/server.md."""
     about, settings = document["machine"], document["settings"]
+    most = settings["max_tokens"]
     parts = [
         f"{settings['model']}, {settings['threads'] or 'all'} threads, {settings['slots']} places, greedy, "
-        f"at most {settings['max_tokens']} tokens, {6 * settings['limit']} prompts at each level; "
+        f"{most // 2} to {most} tokens, {6 * settings['limit']} prompts at each level; "
         f"{about['cpu']}, {about['cores']} cores."
     ]
     if document["load"]:

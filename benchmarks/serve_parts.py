@@ -44,10 +44,14 @@ def warm_up(server: Served) -> None:
 
 
 def load(server: Served, clients: int, limit: int, max_tokens: int, salt: str) -> dict[str, Any]:
-    """All prompts through so many clients, each of which sends its next when it has its answer."""
-    waiting = prompts(limit, salt)
+    """All prompts through so many clients, each of which sends its next when it has its answer.
+
+    Answers have from half of `max_tokens` to all of it. Were they alike, streams that go in step, as they do
+    without speculation, would end together, and all clients would ask at once, with nobody to wait for.
+    """
+    waiting = [(prompt, max_tokens * (4 + i % 5) // 8) for i, prompt in enumerate(prompts(limit, salt))]
     asked = len(waiting)
-    fields = {"temperature": 0, "max_tokens": max_tokens, **server.says}
+    fields = {"temperature": 0, **server.says}
     if not server.peer:
         fields["cache_salt"] = salt  # what other levels looked up helps nobody
     answers: dict[str, Answer] = {}
@@ -57,8 +61,9 @@ def load(server: Served, clients: int, limit: int, max_tokens: int, salt: str) -
 
             async def one() -> None:
                 while waiting:
-                    prompt = waiting.pop()
-                    body = {**fields, "messages": [{"role": "user", "content": prompt}]}
+                    prompt, most = waiting.pop()
+                    message = {"role": "user", "content": prompt}
+                    body = {**fields, "max_tokens": most, "messages": [message]}
                     answers[prompt] = await ask(http, CHAT, body)
 
             began = time.perf_counter()
