@@ -145,17 +145,9 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
 
 template <Kind K>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
+    constexpr int widest = kBundle;
     for (int p = p0; p < p1; p++)
-        for (int t = 0; t < a.tokens; t += a.pitch) switch (imin(a.pitch, a.tokens - t)) {
-                case 1: panel_tile<K, 1>(m, a, p, t, out); break;
-                case 2: panel_tile<K, 2>(m, a, p, t, out); break;
-                case 3: panel_tile<K, 3>(m, a, p, t, out); break;
-                case 4: panel_tile<K, 4>(m, a, p, t, out); break;
-                case 5: panel_tile<K, 5>(m, a, p, t, out); break;
-                case 6: panel_tile<K, 6>(m, a, p, t, out); break;
-                case 7: panel_tile<K, 7>(m, a, p, t, out); break;
-                default: panel_tile<K, kBundle>(m, a, p, t, out); break;
-            }
+        each_tile<widest>(a, [&](int t, auto width) { panel_tile<K, decltype(width)::value>(m, a, p, t, out); });
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Everything but the integer matrix products: written once on V16, included by each kernel file.
 #pragma once
+#include <type_traits>
+
 #include "attention.h"
 #include "kernels.h"
 #include "simd.h"
@@ -21,6 +23,27 @@ inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 
     for (int i = 0; i < count; i++) {
         if (o.bias) t[i] = t[i] + o.bias[row + i];
         out[i] = o.add ? out[i] + t[i] : t[i];
+    }
+}
+
+// tile(width) with `width` as a constant.
+template <int MOST, class Tile>
+inline void with_width(int width, const Tile& tile) {
+    if constexpr (MOST > 1)
+        if (width < MOST) return with_width<MOST - 1>(width, tile);
+    tile(std::integral_constant<int, MOST>{});
+}
+
+// tile(first token, width) for tiles of nearly equal width, each inside a bundle.
+template <int WIDEST, class Tile>
+inline void each_tile(const Activations& a, const Tile& tile) {
+    for (int bundle = 0; bundle < a.tokens; bundle += a.pitch) {
+        const int end = imin(bundle + a.pitch, a.tokens);
+        for (int t = bundle, tiles = (end - bundle + WIDEST - 1) / WIDEST; t < end; tiles--) {
+            const int width = (end - t + tiles - 1) / tiles;
+            with_width<WIDEST>(width, [&](auto constant) { tile(t, constant); });
+            t += width;
+        }
     }
 }
 

@@ -147,19 +147,7 @@ template <Kind K>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
     constexpr int widest = 4;  // 16 registers of sums, 8 of weights
     for (int p = p0; p < p1; p++)
-        for (int bundle = 0; bundle < a.tokens; bundle += a.pitch) {
-            const int end = imin(bundle + a.pitch, a.tokens);
-            for (int t = bundle, tiles = (end - bundle + widest - 1) / widest; t < end; tiles--) {
-                const int width = (end - t + tiles - 1) / tiles;  // tiles of nearly equal width
-                switch (width) {
-                    case 1: panel_tile<K, 1>(m, a, p, t, out); break;
-                    case 2: panel_tile<K, 2>(m, a, p, t, out); break;
-                    case 3: panel_tile<K, 3>(m, a, p, t, out); break;
-                    default: panel_tile<K, widest>(m, a, p, t, out); break;
-                }
-                t += width;
-            }
-        }
+        each_tile<widest>(a, [&](int t, auto width) { panel_tile<K, decltype(width)::value>(m, a, p, t, out); });
 }
 
 }  // namespace
