@@ -235,15 +235,23 @@ def summary(checked: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def names(text: str) -> list[str]:
+    """Of an option that takes several, parted by commas."""
+    return [name.strip() for name in text.split(",")]
+
+
+def check_names(parser: argparse.ArgumentParser, args: argparse.Namespace, **known: Sequence[str]) -> None:
+    """End with one line when an option has a name that is not among those known for it."""
+    for option, usable in known.items():
+        if unknown := [name for name in getattr(args, option) if name not in usable]:
+            parser.error(f"--{option}: {unknown[0]!r} is not one of {', '.join(usable)}")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     there = [m.name for m in sets()]
-
-    def names(text: str) -> list[str]:
-        return [name.strip() for name in text.split(",")]
-
     parser.add_argument("--sets", type=names, default=there, help=f"of {', '.join(there)}")
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
     parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
@@ -260,10 +268,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=RESULTS / "never_slower.json")
     parser.add_argument("--estimate", action="store_true", help="only say how long it would take")
     args = parser.parse_args()
-    settings = list(fixed_settings("draft"))
-    for name, known in (("sets", there), ("workloads", workloads.BUILT_IN), ("fixed", settings)):
-        if unknown := [n for n in getattr(args, name) if n not in known]:
-            parser.error(f"--{name}: {unknown[0]!r} is not one of {', '.join(known)}")
+    check_names(parser, args, sets=there, workloads=workloads.BUILT_IN, fixed=list(fixed_settings("draft")))
     return args
 
 

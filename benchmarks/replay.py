@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from never_slower import PLAIN, fixed_settings
+from never_slower import AS_THE_BEST, PLAIN, check_names, fixed_settings, names
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
 from outrider.bench.runner import prompt_of
@@ -35,7 +35,7 @@ from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
 from outrider.pipeline import build_all, load_native, native_rows
-from outrider.speculative import AutoConfig, NoneConfig, SpeculativeConfig
+from outrider.speculative import AutoConfig, SpeculativeConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
 # Milliseconds of a pass over n tokens: of the 1.5B (cost_curve-qwen-1.5b.json), and of the 0.5B as it drafts,
@@ -45,7 +45,6 @@ COSTS = {
     "draft": {1: 14.1, 2: 14.8, 3: 16.1, 4: 17.5, 5: 18.5, 6: 19.7, 8: 25, 12: 36, 16: 46, 24: 69, 32: 90},
 }
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
-AS_THE_BEST = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+    def run(self, costs: CostCurve, items: Sequence[ForwardItem]) -> None:
+        """A pass over these."""
+        self.now += costs.seconds(sum(len(item.tokens) for item in items))
 
 
 def curve(costs: Mapping[int, float]) -> CostCurve:
@@ -104,7 +107,7 @@ class Replay:
         return ReplayCache(capacity)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
-        self._clock.now += self.costs.seconds(sum(len(item.tokens) for item in items))
+        self._clock.run(self.costs, items)
         return [self._rows(item) for item in items]
 
     def _rows(self, item: ForwardItem) -> FloatArray:
@@ -136,15 +139,12 @@ class Timed:
     def new_cache(self, capacity: int) -> Any:
         return self._inner.new_cache(capacity)
 
-    def _tick(self, items: Sequence[ForwardItem]) -> None:
-        self._clock.now += self.costs.seconds(sum(len(item.tokens) for item in items))
-
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
-        self._tick(items)
+        self._clock.run(self.costs, items)
         return self._inner.forward(items)
 
     def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
-        self._tick(items)
+        self._clock.run(self.costs, items)
         return self._inner.forward_within(items, blocks)
 
 
@@ -227,10 +227,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-    def names(text: str) -> list[str]:
-        return [name.strip() for name in text.split(",")]
-
     known = ["auto", *fixed_settings("draft")]
     parser.add_argument("--methods", type=names, default=known, help=f"of {', '.join(known)}")
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
@@ -240,9 +236,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
     parser.add_argument("--json", type=Path, default=RESULTS / "replay.json")
     args = parser.parse_args()
-    for name, all_of_them in (("methods", known), ("workloads", workloads.BUILT_IN)):
-        if unknown := [n for n in getattr(args, name) if n not in all_of_them]:
-            parser.error(f"--{name}: {unknown[0]!r} is not one of {', '.join(all_of_them)}")
+    check_names(parser, args, methods=known, workloads=workloads.BUILT_IN)
     return args
 
 
@@ -258,7 +252,7 @@ def main() -> int:
         recorded = record(target, args.temps, args.limit, args.n)
         args.texts.write_text(json.dumps([asdict(text) for text in recorded]), "utf-8")
     texts = [Text(**text) for text in json.loads(args.texts.read_text("utf-8"))]
-    choices = {"auto": AutoConfig(draft), **fixed_settings(draft), "plain": NoneConfig()}
+    choices = {"auto": AutoConfig(draft), **fixed_settings(draft)}
     stage = Stage(target, {name: choices[name] for name in args.methods})
     rows: dict[tuple[str, str], dict[str, float]] = {}
     each: list[dict[str, Any]] = []

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from outrider.decoding.controller import FixedController
@@ -17,8 +16,8 @@ from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
 from outrider.decoding.verify import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
+from tests.native.support import item
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COSTS = {1: 10.0, 2: 11.0, 4: 12.0, 8: 20.0}
@@ -29,11 +28,6 @@ def replay() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module("replay")
-
-
-def item(cache: Any, tokens: list[int], parents: list[int]) -> ForwardItem:
-    rows = np.arange(len(tokens), dtype=np.int32)
-    return ForwardItem(cache, np.array(tokens, np.int32), np.array(parents, np.int32), rows)
 
 
 def test_whoever_follows_the_text_is_told_how_it_goes_on(replay: Any) -> None:

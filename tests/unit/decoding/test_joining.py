@@ -67,7 +67,7 @@ def test_texts_slow_down_to_half_at_most_while_a_long_prompt_is_read(kind: str, 
     plainly(controller, 20)
     usual = controller.beside(2, 1)
     mean, joined = passes(controller, dearer, 400)
-    assert 1.5 * alone < mean < 2.0 * alone
+    assert 1.7 * alone < mean < 2.0 * alone
     assert set(joined) <= {0, usual}
     assert (0 in joined) == (dearer > 1.0)
     passes(controller, 1.0, 30)
@@ -78,5 +78,6 @@ def test_a_long_prompt_teaches_nothing_about_drafts() -> None:
     controller = AutoController(costs := CostModel(CURVE))
     before = [costs.at(100).seconds(n) for n in range(1, 17)]
     usual = set(passes(controller, 1.0, 40)[1])
-    assert set(passes(controller, 3.0, 200)[1]) == {0, *usual}
+    for dearer in (3.0, 10.0):
+        assert set(passes(controller, dearer, 200)[1]) == {0, *usual}
     assert [costs.at(100).seconds(n) for n in range(1, 17)] == pytest.approx(before, rel=0.02)
