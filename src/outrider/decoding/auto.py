@@ -96,7 +96,6 @@ class AutoController:
         self._width = 1  # sequences in the pass
         self._base = 1  # tokens in the pass without any draft: theirs, and prompt tokens of others
         self._context = 0  # their mean length
-        self._batch: list[StepRecord] = []  # records of the pass so far
         self._curve = self.target.at(0)  # what passes cost at the length of the texts at hand
         self._plain = self._curve.seconds(1)  # seconds of a plain step, without prompt tokens of others
         self._prompts = 0.0  # seconds that those add to this step, drafts or not
@@ -109,15 +108,15 @@ class AutoController:
     # --- Controller ------------------------------------------------------------------------------
 
     def beside(self, sequences: int, joining: int = 0) -> int:
-        return self._joining.count(self._context, sequences, joining)
+        return self._joining.count(sequences, joining)
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most nodes for each request; 0 where not even looking up is worth its time."""
-        self._width = width = max(1, len(batch))
+        self._joining.begin([room.context for room in batch])
+        self._width = width = self._joining.width
+        self._context = context = self._joining.context
         self._base = width + prompt_tokens
-        self._context = sum([room.context for room in batch]) // width
-        self._batch.clear()
-        self._curve = self.target.at(self._context)
+        self._curve = self.target.at(context)
         # (A prompt's tokens have to be computed in this pass or another one: they make time no cheaper.)
         self._plain = self._curve.seconds(width) + self._overhead
         self._prompts = self._curve.seconds(self._base) - self._curve.seconds(width)
@@ -127,7 +126,7 @@ class AutoController:
         # What decoding reaches now, at least plainly.
         self._rate = max(1.0, self._worth / self._paid) * width / self._plain
         if self.drawing is not None:
-            self.drawing.at(self._context)
+            self.drawing.at(context)
         budgets = []
         for room in batch:
             state = self._states.get(room.request_id)
@@ -158,9 +157,10 @@ class AutoController:
         plain = (self._plain + self._prompts) / self._width
         self.report.add(request_id, step, step.emitted * (plain + sampling))
         self.allowance.pass_time(step.draft_seconds + step.verify_seconds + step.other_seconds)
-        self._batch.append(step)
-        if len(self._batch) == self._width:
-            self._learn_pass()
+        if batch := self._joining.record(step):
+            seconds = sum([record.verify_seconds for record in batch])
+            other = sum([record.other_seconds - record.sampling_seconds for record in batch])
+            self._overhead += SMOOTH * (min(other, seconds) - self._overhead)
 
     def explain(self, request_id: str) -> str:
         """Which drafter ran how often, why, and what it gave."""
@@ -183,12 +183,6 @@ class AutoController:
         """A step is expected to emit so many tokens in so many seconds."""
         self._worth = FADE * self._worth + expected * self._plain / self._width
         self._paid = FADE * self._paid + seconds - self._prompts + self._overhead
-
-    def _learn_pass(self) -> None:
-        batch = self._batch
-        seconds = self._joining.learn(self._context, batch)
-        other = sum([step.other_seconds - step.sampling_seconds for step in batch])
-        self._overhead += SMOOTH * (min(other, seconds) - self._overhead)
 
     def _why_off(self) -> str:
         """At what chance a first token would pay, and what the chances are."""

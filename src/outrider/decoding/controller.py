@@ -63,23 +63,16 @@ class FixedController:
             raise ConfigError(f"num_speculative_tokens must be at least 0, not {num_speculative_tokens}")
         self.num_speculative_tokens = num_speculative_tokens
         self._joining = Joining(CostModel())
-        self._context = 0  # mean length of the texts in the pass
-        self._width = 1  # how many they are
-        self._batch: list[StepRecord] = []  # records of the pass so far
 
     def beside(self, sequences: int, joining: int = 0) -> int:
-        return self._joining.count(self._context, sequences, joining)
+        return self._joining.count(sequences, joining)
 
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
-        self._width = max(1, len(batch))
-        self._context = sum([room.context for room in batch]) // self._width
-        self._batch.clear()
+        self._joining.begin([room.context for room in batch])
         return [min(self.num_speculative_tokens, room.most) for room in batch]
 
     def record(self, request_id: str, step: StepRecord) -> None:
-        self._batch.append(step)
-        if len(self._batch) == self._width:
-            self._joining.learn(self._context, self._batch)
+        self._joining.record(step)
 
     def explain(self, request_id: str) -> str:
         if self.num_speculative_tokens == 0:

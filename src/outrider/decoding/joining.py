@@ -27,13 +27,22 @@ class Joining:
 
     def __init__(self, target: CostModel) -> None:
         self._target = target
+        self.width = 1  # sequences that decode in the pass
+        self.context = 0  # tokens of their texts, the mean
+        self._records: list[StepRecord] = []  # of the pass so far
         self._drafts = 0.0  # nodes verified for a sequence in a pass, a running mean
         self._share = 0.0  # seconds that prompts may add to a pass
         self._debt = 0.0  # seconds by which they have added more
 
-    def count(self, context: int, sequences: int, joining: int) -> int:
-        """Prompt tokens for the next pass, as `Controller.beside` says; texts of `context` tokens decode."""
-        seconds = self._target.at(context).seconds
+    def begin(self, contexts: Sequence[int]) -> None:
+        """A pass in which texts of so many tokens decode."""
+        self.width = max(1, len(contexts))
+        self.context = sum(contexts) // self.width
+        self._records.clear()
+
+    def count(self, sequences: int, joining: int) -> int:
+        """Prompt tokens for the next pass, as `Controller.beside` says."""
+        seconds = self._target.at(self.context).seconds
         width, later = (n + round(self._drafts * n) for n in (sequences, sequences + joining))
         most, count = (BESIDE * seconds(later), 1) if sequences else (ALONE, LEAST_ALONE)
         if sequences:
@@ -45,15 +54,18 @@ class Joining:
             count += 1
         return count
 
-    def learn(self, context: int, batch: Sequence[StepRecord]) -> float:
-        """Told what all sequences of a pass did. Returns the seconds that the pass took."""
-        seconds = sum([step.verify_seconds for step in batch])
-        drafted = sum([step.drafted for step in batch])
-        self._drafts += SMOOTH * (drafted / len(batch) - self._drafts)
-        own = len(batch) + drafted
-        if batch[0].width > own:
-            self._debt += seconds - self._target.at(context).seconds(own)
+    def record(self, step: StepRecord) -> Sequence[StepRecord]:
+        """What one of the sequences did. Returns what all of them did once that is known, and learns then."""
+        self._records.append(step)
+        if len(self._records) < self.width:
+            return ()
+        seconds = sum([record.verify_seconds for record in self._records])
+        drafted = sum([record.drafted for record in self._records])
+        self._drafts += SMOOTH * (drafted / self.width - self._drafts)
+        own = self.width + drafted
+        if step.width > own:
+            self._debt += seconds - self._target.at(self.context).seconds(own)
         else:
-            self._target.observe(context, own, seconds)
+            self._target.observe(self.context, own, seconds)
         self._debt = max(0.0, self._debt - self._share)
-        return seconds
+        return self._records

@@ -17,19 +17,19 @@ def test_a_pass_becomes_longer_but_not_much() -> None:
     costs = CostModel(CURVE)
     joining, seconds = Joining(costs), costs.at(0).seconds
     for sequences in (1, 4):
-        count = joining.count(0, sequences, 0)
+        count = joining.count(sequences, 0)
         assert count >= 1
         assert seconds(sequences + count) <= 2.0 * seconds(sequences)
         assert seconds(sequences + count + 1) > 1.5 * seconds(sequences), "nor fewer than could be"
     for sequences, more in ((1, 3), (4, 4)):  # the more they will be, the quicker they are let in
-        count = joining.count(0, sequences, more)
-        assert count > joining.count(0, sequences, 0)
+        count = joining.count(sequences, more)
+        assert count > joining.count(sequences, 0)
         assert seconds(sequences + count) <= 2.0 * seconds(sequences + more)
 
 
 def test_prompts_alone_have_wide_passes_within_reason() -> None:
-    assert Joining(CostModel({1: 1.0, 16: 3.0})).count(0, 0, 1) == 32
-    assert Joining(CostModel({1: 1e-3, 16: 2e-3})).count(0, 0, 1) == 256
+    assert Joining(CostModel({1: 1.0, 16: 3.0})).count(0, 1) == 32
+    assert Joining(CostModel({1: 1e-3, 16: 2e-3})).count(0, 1) == 256
 
 
 def plainly(controller: Controller, count: int) -> None:
