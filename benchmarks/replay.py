@@ -8,7 +8,7 @@ machine, and nothing else takes time. So a difference of 1% is a difference, on 
 other load, and the next run says the same; the sweep that takes hours in real time takes minutes. What it
 cannot show: the machine's moods, and what looking up and planning take (a quarter of a millisecond a step).
 
-Records the texts first where --texts is not there yet (some minutes, once). Writes results/replay.json.
+Texts that the file --texts lacks are written first (some minutes, once). Writes results/replay.json.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the target wrote for a prompt, as token ids."""
+    """What the target wrote for a prompt: that in words, and both as token ids."""
 
     workload: str
     id: str
     temperature: float
     seed: int
+    asked: str
     prompt: list[int]
     output: list[int]
 
@@ -148,24 +149,33 @@ class Timed:
         return self._inner.forward_within(items, blocks)
 
 
-def record(target: str, temps: Sequence[float], limit: int, most: int) -> list[Text]:
-    """The target's own texts, written at full speed."""
-    (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
-    llm = LLM.from_pipeline(pipeline)
-    found = []
-    for name in workloads.BUILT_IN:
-        items = workloads.load(name)[:limit]
-        prompts = [prompt_of(pipeline, item.prompt, False) for item in items]
-        for temperature in temps:
-            params = [
-                replace(PLAIN, temperature=temperature, max_tokens=most, seed=seed)
-                for seed in range(len(items))
-            ]
-            for seed, (item, out) in enumerate(zip(items, llm.generate(prompts, params), strict=True)):
-                ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
-                found.append(Text(name, item.id, temperature, seed, *ids))
-        print(f"recorded {name}", file=sys.stderr)
-    return found
+def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
+    """The texts that `args` asks for, from the file at `place`. What it lacks, or has of a prompt that was
+    worded otherwise, the target writes first, at full speed."""
+    lines = json.loads(place.read_text("utf-8")) if place.exists() else []
+    known = {(text.id, text.temperature): text for text in (Text(**line) for line in lines)}
+    wanted = [
+        (name, t, seed, item)
+        for name in args.workloads
+        for t in args.temps
+        for seed, item in enumerate(workloads.load(name)[: args.limit])
+    ]
+    missing = [
+        (name, t, seed, item)
+        for name, t, seed, item in wanted
+        if (item.id, t) not in known or known[item.id, t].asked != item.prompt
+    ]
+    if missing:
+        (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
+        prompts = [prompt_of(pipeline, item.prompt, False) for _, _, _, item in missing]
+        params = [replace(PLAIN, temperature=t, max_tokens=args.n, seed=seed) for _, t, seed, _ in missing]
+        written = LLM.from_pipeline(pipeline).generate(prompts, params)
+        for (name, t, seed, item), out in zip(missing, written, strict=True):
+            ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
+            known[item.id, t] = Text(name, item.id, t, seed, item.prompt, *ids)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps([asdict(text) for text in known.values()]), "utf-8")
+    return [known[item.id, t] for _, t, _, item in wanted]
 
 
 class Stage:
@@ -247,18 +257,14 @@ def main() -> int:
         print("needs the Qwen pair: outrider pull qwen-coder-1.5b qwen-coder-0.5b", file=sys.stderr)
         return 1
     target, draft = map(str, pair)
-    if not args.texts.exists():
-        args.texts.parent.mkdir(parents=True, exist_ok=True)
-        recorded = record(target, args.temps, args.limit, args.n)
-        args.texts.write_text(json.dumps([asdict(text) for text in recorded]), "utf-8")
-    texts = [Text(**text) for text in json.loads(args.texts.read_text("utf-8"))]
+    texts = texts_of(args.texts, target, args)
     choices = {"auto": AutoConfig(draft), **fixed_settings(draft)}
     stage = Stage(target, {name: choices[name] for name in args.methods})
     rows: dict[tuple[str, str], dict[str, float]] = {}
     each: list[dict[str, Any]] = []
     for temperature in args.temps:
         for workload in args.workloads:
-            mine = [t for t in texts if (t.workload, t.temperature) == (workload, temperature)][: args.limit]
+            mine = [t for t in texts if (t.workload, t.temperature) == (workload, temperature)]
             found = {m: [stage.speedup(m, t) for t in mine] for m in args.methods}
             rows[f"{temperature:g}", workload] = {m: stats.geomean(v) for m, v in found.items()}
             each.append({"workload": workload, "temperature": temperature, "speedup": found})
