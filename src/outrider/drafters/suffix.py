@@ -2,14 +2,15 @@
 
 The method of SuffixDecoding (Oliaro et al. 2024): the longest match in the request's own text, and in
 recent outputs of this process when they may be shared; children weighted by how often and after how long a
-match they followed; the likeliest paths first. In the place of suffix trees, `GramIndex`.
+match they followed; the likeliest paths first. In the place of suffix trees, `GramIndex`; and beyond them
+`Copying`, for copies with changes, which exact matches lose.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -18,7 +19,8 @@ import numpy as np
 from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
-from outrider.drafters.grams import MAX_MATCH, GramIndex
+from outrider.drafters.copying import Copying
+from outrider.drafters.grams import MAX_MATCH, GramIndex, Match
 from outrider.errors import ConfigError
 
 Namespace: TypeAlias = Callable[[Request], str | None]
@@ -80,6 +82,7 @@ class _Text:
     prompt_length: int
     namespace: str | None
     index: GramIndex | None = None
+    copying: Copying = field(default_factory=Copying)
 
 
 class SuffixDrafter:
@@ -161,23 +164,19 @@ class SuffixDrafter:
         index.update()
         if job.context.path:  # looked up, but not the text's own yet
             tokens = [*tokens, *job.context.path]
-        places = self._places(index, tokens, own=True)
+        matches = index.find(tokens, MAX_PLACES)
+        places: list[_Place] = []
+        if not job.context.path and (copy := text.copying.follow(tokens, matches)) is not None:
+            places = [(copy.path, 0, len(copy.path), 0, copy.sure, float(copy.sure * copy.sure))]
+            matches = [match for match in matches if match.start != copy.start]
+        places += _places(index, matches, own=True)
         if text.namespace is not None and (shared := self.pool.get(text.namespace)) is not None:
-            places += self._places(shared, tokens, own=False)
+            places += _places(shared, shared.find(tokens, MAX_PLACES), own=False)
             places.sort(key=lambda place: -place[4])
             del places[MAX_PLACES:]
         if not places:
             return Lookup()
         return self._grow(places, budget)
-
-    def _places(self, index: GramIndex, tokens: list[int], *, own: bool) -> list[_Place]:
-        """Where to continue from. In its own text a place goes on into its own continuation, as a loop."""
-        end = len(index.tokens)
-        return [
-            (index.tokens, at, end, end - at if own else 0, length, float(length * length))
-            for start, length in index.find(tokens, MAX_PLACES)
-            if (at := start - index.base) < end
-        ]
 
     def _grow(self, places: list[_Place], budget: int) -> Lookup:
         """Best first: the likeliest open node joins the tree, and its children become open."""
@@ -236,3 +235,13 @@ class SuffixDrafter:
             agreed = min(longest + depth, MAX_MATCH) * len(following)
             found.append((token, weight / total * agreed / (agreed + _TRUST), following))
         return found
+
+
+def _places(index: GramIndex, matches: Sequence[Match], *, own: bool) -> list[_Place]:
+    """Where to continue from. In its own text a place goes on into its own continuation, as a loop."""
+    end = len(index.tokens)
+    return [
+        (index.tokens, at, end, end - at if own else 0, length, float(length * length))
+        for start, length in matches
+        if (at := start - index.base) < end
+    ]

@@ -1,0 +1,148 @@
+"""Texts that copy an earlier part of themselves with changes: where in it they stand, and what they change.
+
+A lookup of the last tokens loses a copy where the copy differs: behind a replaced word nothing matches, and
+then only a word or two, as in many other places. An editor's diff would know better. This one goes on line by
+line with the text: it keeps the place in the source, steps over what is replaced, inserted or left out, and
+expects the same source to be replaced in the same way again, as when a name is changed throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outrider.drafters.grams import MAX_MATCH, Match
+
+LEAST = 3  # tokens of agreement that make a copy
+GAP = 8  # tokens of the text that may differ in a row
+CHANGED = 4  # tokens of the source that are remembered as changed together
+CHANGES = 64  # changes that are remembered
+KEPT = 0.5  # of the trust, for each token that differs, and again where both go on together
+SHIFTS = (0, 1, -1, 2, -2, 3, -3, 4, 5, 6, 7, 8)  # tokens by which the source may be ahead behind a gap
+
+
+class Copy(NamedTuple):
+    """How a copy goes on: `start` is the index of its next token in the source, `path` what should follow in
+    the text, 1 .. MAX_MATCH tokens, and `sure` the tokens of agreement that speak for it, 1 .. MAX_MATCH."""
+
+    start: int
+    path: list[int]
+    sure: int
+
+
+class Copying:
+    """Follows one text, which only grows."""
+
+    def __init__(self) -> None:
+        self._read_to = 0  # tokens of the text that are known
+        self._at = -1  # index of the source's next token (of the first that differs, in a gap); -1: no copy
+        self._gap = -1  # index of the first token that differs, until both go on together; -1: they do
+        self._sure = 0.0
+        self._before = 0.0  # `_sure` before the gap
+        self._changes: dict[tuple[int, ...], list[int]] = {}  # what stands for which tokens of the source
+
+    def follow(self, tokens: list[int], matches: Sequence[Match]) -> Copy | None:
+        """Take in the text's new tokens; `matches` are places in it that agree with its end."""
+        end = len(tokens)
+        for i in range(self._read_to, end):
+            if 0 <= self._at < i:
+                self._read(tokens, i)
+            else:
+                self._at = -1
+        self._read_to = end
+        self._choose(matches)
+        if self._at < 0 or self._sure < 1.0:
+            return None
+        start, rest = (self._at, []) if self._gap < 0 else self._likely(tokens)
+        if start >= end:
+            return None
+        return Copy(start, self._path(tokens, start, rest), int(self._sure))
+
+    def _choose(self, matches: Sequence[Match]) -> None:
+        """Leave this source for one that agrees with more of the text."""
+        if not matches:
+            return
+        best = max(matches, key=lambda match: match.length)
+        lost = self._at < 0 or self._sure < best.length
+        if best.length >= LEAST and lost and (self._gap >= 0 or best.start != self._at):
+            self._at, self._gap, self._sure = best.start, -1, float(best.length)
+
+    def _read(self, tokens: list[int], i: int) -> None:
+        """The text goes on with token i."""
+        at = self._at
+        if self._gap < 0:
+            if tokens[at] == tokens[i]:
+                if change := self._change(tokens, at):
+                    source, target = change
+                    if target[0] != tokens[i]:  # it is not changed here
+                        del self._changes[source]
+                self._at += 1
+                self._sure = min(float(MAX_MATCH), self._sure + 1.0)
+                return
+            self._gap, self._before = i, self._sure
+        written = tokens[self._gap : i + 1]
+        change = self._change(tokens, at)
+        if change is not None and change[1][: len(written)] == written:
+            if len(written) == len(change[1]):
+                self._at, self._gap = at + len(change[0]), -1
+            return
+        self._sure *= KEPT
+        if not self._meet(tokens, i) and len(written) > GAP:
+            self._at = self._gap = -1
+
+    def _meet(self, tokens: list[int], i: int) -> bool:
+        """Whether text and source agree again, in the two tokens up to i. Remembers what was changed."""
+        at, gap = self._at, self._gap
+        if i == gap:
+            return False
+        for shift in SHIFTS:
+            place = at + i - gap + shift
+            if at < place < gap and tokens[place - 1 : place + 1] == tokens[i - 1 : i + 1]:
+                source, target = tuple(tokens[at : place - 1]), tokens[gap : i - 1]
+                if 1 <= len(source) <= CHANGED and target:
+                    self._changes.pop(source, None)
+                    self._changes[source] = target
+                    if len(self._changes) > CHANGES:
+                        del self._changes[next(iter(self._changes))]
+                self._at, self._gap = place + 1, -1
+                self._sure = max(2.0, KEPT * self._before)
+                return True
+        return False
+
+    def _likely(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """(where the source goes on, what comes before) in a gap: behind the rest of a known change; behind
+        the text's last token, if that is near; else as many tokens on as the text has written."""
+        written = tokens[self._gap :]
+        change = self._change(tokens, self._at)
+        if change is not None and change[1][: len(written)] == written:
+            return self._at + len(change[0]), change[1][len(written) :]
+        behind = self._at + len(written)
+        for shift in SHIFTS:
+            place = behind + shift
+            if self._at < place <= self._gap and tokens[place - 1] == tokens[-1]:
+                return place, []
+        return behind, []
+
+    def _change(self, tokens: list[int], at: int) -> tuple[tuple[int, ...], list[int]] | None:
+        """(tokens of the source from `at` on, what stands for them), if that is known."""
+        if self._changes:
+            for size in range(CHANGED, 0, -1):
+                source = tuple(tokens[at : at + size])
+                if (target := self._changes.get(source)) is not None:
+                    return source, target
+        return None
+
+    def _path(self, tokens: list[int], at: int, first: list[int]) -> list[int]:
+        """What follows if after `first` the source is copied from `at` on, with the changes that are known.
+        From the text's end on the source is what is expected there: the text goes round in a loop."""
+        path = first[:]
+        end = len(tokens)
+        while len(path) < MAX_MATCH:
+            change = self._change(tokens, at) if at < end else None
+            if change is not None:
+                path += change[1]
+                at += len(change[0])
+            else:
+                path.append(tokens[at] if at < end else path[at - end])
+                at += 1
+        return path[:MAX_MATCH]

@@ -1,0 +1,144 @@
+"""Copies with changes: the place in the source is kept, and what is changed once is changed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.drafters.copying import Copy, Copying
+from outrider.drafters.grams import MAX_MATCH, GramIndex
+
+SOURCE = list(range(100, 160))
+
+
+def follow(text: list[int], new: Sequence[int], copying: Copying, index: GramIndex) -> Copy | None:
+    """What is expected after `new` is written."""
+    text += new
+    index.update()
+    return copying.follow(text, index.find(text, 12))
+
+
+class Writer:
+    """Writes a text behind SOURCE, or another one, and notes what is expected after each token."""
+
+    def __init__(self, source: Sequence[int] = SOURCE) -> None:
+        self.text = [*source, 1, 2]
+        self.copying, self.index = Copying(), GramIndex(self.text)
+
+    def write(self, *new: int) -> Copy | None:
+        found = None
+        for token in new:
+            found = follow(self.text, [token], self.copying, self.index)
+        return found
+
+
+def test_new_text_is_no_copy() -> None:
+    assert Writer().write(7, 8, 9, 10) is None
+
+
+def test_a_copy_goes_on() -> None:
+    copy = Writer().write(*SOURCE[:5])
+    assert copy is not None
+    assert (copy.start, copy.path) == (5, SOURCE[5 : 5 + MAX_MATCH])
+    assert copy.sure == 5
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing(at_once: bool) -> None:
+    writer = Writer()
+    new = [*SOURCE[:10], 7]
+    copy = follow(writer.text, new, writer.copying, writer.index) if at_once else writer.write(*new)
+    if at_once:  # nobody looked while it was copied
+        assert copy is None
+        return
+    assert writer.index.find(writer.text, 12) == []
+    assert copy is not None
+    assert copy.path[:3] == SOURCE[11:14]
+    assert copy.sure == 5, "half as sure"
+
+
+def test_it_finds_its_place_again_however_many_tokens_were_replaced() -> None:
+    for left_out in (0, 1, 2, 4):
+        for written in ([], [7], [7, 8], [7, 8, 9]):
+            if not (left_out or written):
+                continue
+            writer = Writer()
+            after = 20 + left_out
+            copy = writer.write(*SOURCE[:20], *written, *SOURCE[after : after + 2])
+            assert copy is not None, (left_out, written)
+            assert copy.path[0] == SOURCE[after + 2], (left_out, written)
+
+
+def test_a_gap_too_long_is_the_end_of_a_copy() -> None:
+    writer = Writer()
+    assert writer.write(*SOURCE[:20]) is not None
+    assert writer.write(*range(1000, 1012)) is None
+
+
+def lines(name: Sequence[int], first: int = 0) -> list[int]:
+    """Three lines of one kind, with a name in each."""
+    return [token for k in range(first, first + 3) for token in (200 + k, 10, 11, *name, 12, 13, 14)]
+
+
+def test_what_was_replaced_once_is_replaced_again() -> None:
+    writer = Writer(lines([5]))
+    new = lines([7, 8])
+    wrong = []
+    for k, token in enumerate(new[:-1]):
+        copy = writer.write(token)
+        if copy is None or copy.path[0] != new[k + 1]:
+            wrong.append(k)
+    assert wrong == [0, 1, 2, 3, 4, 5], "three to see a copy, three to see how it goes on behind the change"
+    copy = Writer(lines([5])).write(*new[:8])
+    assert copy is not None
+    assert copy.path[: len(new) - 8] == new[8:]
+
+
+def test_a_change_that_is_not_made_again_is_forgotten() -> None:
+    writer = Writer(lines([5]))
+    copy = writer.write(*lines([7])[:8])
+    assert copy is not None
+    assert copy.path[:3] == [10, 11, 7]
+    copy = writer.write(10, 11, 5, 12, 13, 14, 202)
+    assert copy is not None
+    assert copy.path[:3] == [10, 11, 5]
+
+
+def test_a_loop_goes_round() -> None:
+    writer = Writer([])
+    copy = writer.write(*[5, 6, 7] * 3)
+    assert copy is not None
+    assert copy.path == [5, 6, 7] * (MAX_MATCH // 3)
+
+
+@given(st.lists(st.integers(0, 4), max_size=120), st.lists(st.integers(1, 9), max_size=60))
+def test_any_text_at_any_pace(text: list[int], paces: list[int]) -> None:
+    """Whatever is written: paths are full, of the text's own tokens, and the source lies before its end."""
+    grown: list[int] = []
+    copying, index = Copying(), GramIndex(grown)
+    rest = iter(text)
+    for pace in paces:
+        new = [token for _, token in zip(range(pace), rest, strict=False)]
+        copy = follow(grown, new, copying, index)
+        if copy is not None:
+            assert 0 <= copy.start < len(grown)
+            assert 1 <= copy.sure <= MAX_MATCH
+            assert len(copy.path) == MAX_MATCH
+            assert set(copy.path) <= set(grown)
+
+
+@given(st.lists(st.integers(0, 50), min_size=30, max_size=60, unique=True), st.data())
+def test_one_replaced_token_costs_one_guess(source: list[int], data: st.DataObject) -> None:
+    """A copy of different tokens with one replaced: every other token behind the third is foretold."""
+    place = data.draw(st.integers(4, len(source) - 2))
+    changed = [*source[:place], 99, *source[place + 1 :]]
+    writer = Writer(source)
+    wrong = []
+    for k, token in enumerate(changed):
+        copy = writer.write(token)
+        if k >= 2 and k + 1 < len(changed) and (copy is None or copy.path[0] != changed[k + 1]):
+            wrong.append(k + 1)
+    assert wrong == [place]
