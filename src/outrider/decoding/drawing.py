@@ -16,7 +16,7 @@ BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
 DEAR = 8.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
-LONGEST_WAIT = 1.5  # times its price that it waits for at most
+LONGEST_WAIT = 2.0  # times its price that it waits for at most
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from outrider.drafters.grams import MAX_MATCH, Match
 
-LEAST = 3  # tokens of agreement that make a copy
+LEAST = 12  # tokens of agreement that make a copy: what new text repeats is seldom as long
 GAP = 8  # tokens of the text that may differ in a row
 CHANGED = 4  # tokens of the source that are remembered as changed together
 CHANGES = 64  # changes that are remembered
