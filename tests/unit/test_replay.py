@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.bench import workloads
 from outrider.decoding.controller import FixedController
 from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
@@ -17,6 +21,7 @@ from outrider.decoding.request import Request
 from outrider.decoding.verify import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.step import CachedStepEngine
+from outrider.errors import OutriderError
 from tests.native.support import item
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -61,3 +66,24 @@ def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(r
         assert [event.token_id for event in events] == text[8:]
         seconds.append(clock())
     assert seconds[1] < 0.5 * seconds[0]
+
+
+def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
+    replay: Any, tmp_path: Path
+) -> None:
+    args = argparse.Namespace(workloads=["edit", "chat"], temps=[0.0, 0.7], limit=2, n=16)
+    texts = [
+        replay.Text(name, item.id, t, seed, item.prompt, [1], [2])
+        for name in ("edit", "chat")
+        for t in (0.7, 0.0)
+        for seed, item in enumerate(workloads.load(name)[:3])
+    ]
+    place = tmp_path / "texts.json"
+    place.write_text(json.dumps([asdict(text) for text in texts]), "utf-8")
+    found = replay.texts_of(place, str(tmp_path / "none.gguf"), args)  # no model is needed
+    names = [(name, t) for name in args.workloads for t in args.temps for _ in range(2)]
+    assert [(text.workload, text.temperature) for text in found] == names
+
+    place.write_text(json.dumps([asdict(replace(text, asked="other words")) for text in texts]), "utf-8")
+    with pytest.raises(OutriderError, match=r"none\.gguf"):
+        replay.texts_of(place, str(tmp_path / "none.gguf"), args)
