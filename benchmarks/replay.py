@@ -153,18 +153,16 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
     """The texts that `args` asks for, from the file at `place`. What it lacks, or has of a prompt that was
     worded otherwise, the target writes first, at full speed."""
     lines = json.loads(place.read_text("utf-8")) if place.exists() else []
-    known = {(text.id, text.temperature): text for text in (Text(**line) for line in lines)}
+    asked = {item.id: item.prompt for name in workloads.BUILT_IN for item in workloads.load(name)}
+    texts = [Text(**line) for line in lines]
+    known = {(text.id, text.temperature): text for text in texts if asked.get(text.id) == text.asked}
     wanted = [
         (name, t, seed, item)
         for name in args.workloads
         for t in args.temps
         for seed, item in enumerate(workloads.load(name)[: args.limit])
     ]
-    missing = [
-        (name, t, seed, item)
-        for name, t, seed, item in wanted
-        if (item.id, t) not in known or known[item.id, t].asked != item.prompt
-    ]
+    missing = [(name, t, seed, item) for name, t, seed, item in wanted if (item.id, t) not in known]
     if missing:
         (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
         prompts = [prompt_of(pipeline, item.prompt, False) for _, _, _, item in missing]

@@ -93,9 +93,7 @@ class AutoController:
         self.names = names
         self._most = most
         self._states: dict[str, _State] = {}
-        self._width = 1  # sequences in the pass
-        self._base = 1  # tokens in the pass without any draft: theirs, and prompt tokens of others
-        self._context = 0  # their mean length
+        self._base = 1  # tokens in the pass without any draft: the texts' own, and prompt tokens of others
         self._curve = self.target.at(0)  # what passes cost at the length of the texts at hand
         self._plain = self._curve.seconds(1)  # seconds of a plain step, without prompt tokens of others
         self._prompts = 0.0  # seconds that those add to this step, drafts or not
@@ -113,8 +111,7 @@ class AutoController:
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         """Most nodes for each request; 0 where not even looking up is worth its time."""
         self._joining.begin([room.context for room in batch])
-        self._width = width = self._joining.width
-        self._context = context = self._joining.context
+        width, context = self._joining.width, self._joining.context
         self._base = width + prompt_tokens
         self._curve = self.target.at(context)
         # (A prompt's tokens have to be computed in this pass or another one: they make time no cheaper.)
@@ -154,7 +151,7 @@ class AutoController:
             self.allowance.give_back(min(state.probe, (step.accepted - step.forced) / self._rate))
             state.probe = 0.0
         sampling = step.sampling_seconds / (step.accepted + 1)
-        plain = (self._plain + self._prompts) / self._width
+        plain = (self._plain + self._prompts) / self._joining.width
         self.report.add(request_id, step, step.emitted * (plain + sampling))
         self.allowance.pass_time(step.draft_seconds + step.verify_seconds + step.other_seconds)
         if batch := self._joining.record(step):
@@ -168,7 +165,7 @@ class AutoController:
 
     def pass_seconds(self, most: int = WIDEST) -> tuple[int, tuple[float, ...]]:
         """(length of the texts at hand, seconds of a pass over 1 .. most tokens for them)."""
-        return self._context, tuple(self._curve.seconds(n) for n in range(1, most + 1))
+        return self._joining.context, tuple(self._curve.seconds(n) for n in range(1, most + 1))
 
     def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)
@@ -181,13 +178,13 @@ class AutoController:
 
     def _settle_rate(self, expected: float, seconds: float) -> None:
         """A step is expected to emit so many tokens in so many seconds."""
-        self._worth = FADE * self._worth + expected * self._plain / self._width
+        self._worth = FADE * self._worth + expected * self._plain / self._joining.width
         self._paid = FADE * self._paid + seconds - self._prompts + self._overhead
 
     def _why_off(self) -> str:
         """At what chance a first token would pay, and what the chances are."""
-        rate = self._width / self._plain
-        more = self._curve.seconds(self._width + 1) - self._curve.seconds(self._width)
+        width, seconds = self._joining.width, self._curve.seconds
+        rate, more = width / self._plain, seconds(width + 1) - seconds(width)
         lookup, model = self.names
         parts = [
             f"a token of {lookup} pays from a chance of {rate * more:.0%}, and the mean chance is "
@@ -242,7 +239,7 @@ class AutoController:
         if self.drawing is None or not any(drawn is not None for drawn in drafts):
             trees = [chosen(ask.lookup, choice) for ask, choice in zip(asks, choices, strict=True)]
         else:
-            drawing = self.drawing.learn(asks, choices, drafts, seconds, self._context)
+            drawing = self.drawing.learn(asks, choices, drafts, seconds, self._joining.context)
             trees = [
                 chosen(ask.lookup, choice) if drawn is None else self.drawing.grow(ask, choice, drawn)
                 for ask, choice, drawn in zip(asks, choices, drafts, strict=True)
@@ -251,7 +248,7 @@ class AutoController:
         base = self._base + sum([ask.ahead for ask in asks])
         size = sum([len(tree) for tree in trees])
         if not any(self._states[ask.request_id].probe for ask in asks):
-            expected = self._width + sum([node.path for tree in trees for node in tree])
+            expected = self._joining.width + sum([node.path for tree in trees for node in tree])
             self._settle_rate(expected, drawing + self._curve.seconds(base + size))
         for ask, tree in zip(asks, trees, strict=True):
             self._states[ask.request_id].nodes = tree
@@ -332,7 +329,8 @@ class AutoController:
             state.idle = 0
             return
         state.idle += 1
-        share = self._looking * self._width / self._plain  # of the time, if all others look up as well
+        # Its share of the time, if all others look up as well.
+        share = self._looking * self._joining.width / self._plain
         if state.idle >= IDLE_STEPS and share > TOO_DEAR:
             longest = min(DEAREST_SLEEP, max(LONGEST_SLEEP, round(share / SHARE)))
             state.sleep = min(longest, 1 << min(10, state.idle - IDLE_STEPS))

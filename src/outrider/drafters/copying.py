@@ -80,14 +80,13 @@ class Copying:
                 self._sure = min(float(MAX_MATCH), self._sure + 1.0)
                 return
             self._gap, self._before = i, self._sure
-        written = tokens[self._gap : i + 1]
-        change = self._change(tokens, at)
-        if change is not None and change[1][: len(written)] == written:
-            if len(written) == len(change[1]):
-                self._at, self._gap = at + len(change[0]), -1
+        if (known := self._known(tokens, i + 1)) is not None:
+            behind, rest = known
+            if not rest:
+                self._at, self._gap = behind, -1
             return
         self._sure *= KEPT
-        if not self._meet(tokens, i) and len(written) > GAP:
+        if not self._meet(tokens, i) and i - self._gap >= GAP:
             self._at = self._gap = -1
 
     def _meet(self, tokens: list[int], i: int) -> bool:
@@ -112,16 +111,23 @@ class Copying:
     def _likely(self, tokens: list[int]) -> tuple[int, list[int]]:
         """(where the source goes on, what comes before) in a gap: behind the rest of a known change; behind
         the text's last token, if that is near; else as many tokens on as the text has written."""
-        written = tokens[self._gap :]
-        change = self._change(tokens, self._at)
-        if change is not None and change[1][: len(written)] == written:
-            return self._at + len(change[0]), change[1][len(written) :]
-        behind = self._at + len(written)
+        if (known := self._known(tokens, len(tokens))) is not None:
+            return known
+        behind = self._at + len(tokens) - self._gap
         for shift in SHIFTS:
             place = behind + shift
             if self._at < place <= self._gap and tokens[place - 1] == tokens[-1]:
                 return place, []
         return behind, []
+
+    def _known(self, tokens: list[int], end: int) -> tuple[int, list[int]] | None:
+        """(where the source goes on, what is yet to be written), if the gap up to `end` begins like a known
+        change."""
+        written = tokens[self._gap : end]
+        change = self._change(tokens, self._at)
+        if change is None or change[1][: len(written)] != written:
+            return None
+        return self._at + len(change[0]), change[1][len(written) :]
 
     def _change(self, tokens: list[int], at: int) -> tuple[tuple[int, ...], list[int]] | None:
         """(tokens of the source from `at` on, what stands for them), if that is known."""

@@ -162,11 +162,12 @@ class SuffixDrafter:
         if index is None:
             index = text.index = GramIndex(tokens)
         index.update()
-        if job.context.path:  # looked up, but not the text's own yet
-            tokens = [*tokens, *job.context.path]
+        ahead = job.context.path  # looked up, but not the text's own yet
+        if ahead:
+            tokens = [*tokens, *ahead]
         matches = index.find(tokens, MAX_PLACES)
         places: list[_Place] = []
-        if not job.context.path and (copy := text.copying.follow(tokens, matches)) is not None:
+        if not ahead and (copy := text.copying.follow(tokens, matches)) is not None:
             places = [(copy.path, 0, len(copy.path), 0, copy.sure, float(copy.sure * copy.sure))]
             matches = [match for match in matches if match.start != copy.start]
         places += _places(index, matches, own=True)
