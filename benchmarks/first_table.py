@@ -71,12 +71,13 @@ def table(target: str, draft: str | None, args: argparse.Namespace) -> dict[str,
     choices.append(AutoConfig(draft))
     items = [item for name in workloads.BUILT_IN for item in workloads.load(name)[: args.limit]]
     params = SamplingParams(temperature=0.0, max_tokens=args.n, seed=0)
-    pipelines = {p.speculative.method: p for p in build_all(EngineConfig(target, max_num_seqs=1), choices)}
+    config = EngineConfig(target, max_num_seqs=len(choices))
+    pipelines = {p.speculative.method: p for p in build_all(config, choices)}
 
-    def show(method: str, item: workloads.Item) -> None:
-        print(f"{item.id} {method}", file=sys.stderr)
+    def show(item: workloads.Item) -> None:
+        print(item.id, file=sys.stderr)
 
-    document = measure(pipelines, items, params, runs=args.runs, on_run=show)
+    document = measure(pipelines, items, params, runs=args.runs, on_race=show)
     return document | {"settings": settings(params, choices, runs=args.runs, raw=False)}
 
 

@@ -27,7 +27,7 @@ from outrider.bench import machine, stats, workloads
 from outrider.bench.cost_curve import aligned
 from outrider.bench.journal import Journal
 from outrider.bench.report import BASELINE, UNSTEADY
-from outrider.bench.runner import measure, total_runs
+from outrider.bench.runner import measure
 from outrider.cli.demo import MODEL, present_pair
 from outrider.config import EngineConfig
 from outrider.decoding.params import SamplingParams
@@ -91,12 +91,11 @@ def cells(args: argparse.Namespace) -> list[tuple[str, str, str]]:
 
 def runs_of(cell: tuple[str, str, str], args: argparse.Namespace) -> int:
     """Generations of a cell, without those that warm up or are repeated."""
+    races = int(args.limit) * int(args.runs)
     if cell[2] == RANDOM_NAME:
-        return total_runs(args.limit, [BASELINE, "auto"], args.runs)
-    fixed = list(fixed_settings("draft" if cell[0] == "pair" else None, args.fixed))
-    return total_runs(args.sweep, [BASELINE, *fixed], 1) + total_runs(
-        args.limit, [BASELINE, "auto", *fixed[: args.finalists]], args.runs
-    )
+        return 2 * races
+    fixed = len(fixed_settings("draft" if cell[0] == "pair" else None, args.fixed))
+    return int(args.sweep) * (1 + fixed) + (2 + min(fixed, int(args.finalists))) * races
 
 
 def estimate(
@@ -303,7 +302,7 @@ def main() -> int:
             "auto": AutoConfig(one.draft),
             **fixed_settings(one.draft, args.fixed),
         }
-        config = EngineConfig(one.target, max_num_seqs=1, threads=args.threads)
+        config = EngineConfig(one.target, max_num_seqs=len(choices), threads=args.threads)
         pipelines = dict(zip(choices, build_all(config, list(choices.values())), strict=True))
         seconds_a_run: list[float] = []
         for i, cell in enumerate(mine):

@@ -41,7 +41,8 @@ class Outrider:
     """Plain decoding, and `auto` with whatever there is."""
 
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
-        from outrider.bench.runner import Contestant, prompt_of
+        from outrider.bench.race import Contestant
+        from outrider.bench.runner import prompt_of
         from outrider.config import EngineConfig
         from outrider.pipeline import build_all
         from outrider.speculative import AutoConfig, NoneConfig, SpeculativeConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -128,7 +128,7 @@ class LLM:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: object,
-    ) -> Iterator[list[Chunk]]:
+    ) -> Generator[list[Chunk], None, None]:
         """Complete one prompt, a list of chunks for each step that emitted something.
 
         cancelled: asked before each step; True ends the output with the finish reason "abort".

@@ -234,7 +234,7 @@ def test_streaming_gives_the_same_in_pieces(target_file: Path, draft_file: Path)
 def test_a_stream_can_be_left(llm: LLM) -> None:
     stream = llm.stream("the fox", GREEDY)
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert len(_ids(llm, "the fox", GREEDY)[0]) == 40
 
 

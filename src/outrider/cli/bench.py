@@ -33,7 +33,7 @@ TEMPERATURE = 0.0
 PLOT_ROUNDS = 5  # of the cost curve
 
 _DESCRIPTION = """\
-Measure drafters against plain decoding on the same prompts, each run beside a plain one, and check that
+Measure drafters against plain decoding on the same prompts, side by side, and check that
 the tokens are the same. Speed-ups are of decoding: the prompt's prefill, the same for all, is left out.
 Or, with --cost-curve, measure what a pass of the target over n tokens costs."""
 
@@ -95,11 +95,12 @@ def run(args: argparse.Namespace) -> int:
     temperatures = _temperatures(args)
     choices = _choices(args)
     items = _items(args.workload or workloads.BUILT_IN, args.limit)
-    config = options.engine(args, NoneConfig())
+    # They run side by side: memory must do for a sequence of each.
+    config = replace(options.engine(args, NoneConfig()), max_num_seqs=len(choices))
     if args.plot is not None:
         _check_plot(args.plot)
 
-    from outrider.bench.runner import measure, total_runs
+    from outrider.bench.runner import measure
     from outrider.pipeline import build_all
 
     models: list[LanguageModel] = []  # the target first
@@ -109,15 +110,15 @@ def run(args: argparse.Namespace) -> int:
         return model
 
     pipelines = {p.speculative.method: p for p in build_all(config, choices, wrap=watch)}
-    total = total_runs(len(items), list(pipelines), args.runs, len(temperatures))
-    with tqdm(total=total, unit="run", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+    total = len(items) * args.runs * len(temperatures)
+    with tqdm(total=total, unit="prompt", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
-        def show(method: str, item: Item) -> None:
-            bar.set_description(f"{item.id} {method}")
+        def show(item: Item) -> None:
+            bar.set_description(item.id)
             bar.update()
 
         document = measure(
-            pipelines, items, params, temperatures=temperatures, runs=args.runs, raw=args.raw, on_run=show
+            pipelines, items, params, temperatures=temperatures, runs=args.runs, raw=args.raw, on_race=show
         )
     document["settings"] = settings(params, choices, runs=args.runs, raw=args.raw, temperatures=temperatures)
     if args.plot is not None:

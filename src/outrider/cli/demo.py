@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from outrider.bench import stats, workloads
 from outrider.bench.workloads import Item
@@ -76,10 +75,11 @@ def present_pair() -> tuple[Path, Path] | None:
 
 def _show(model: str, choices: Sequence[SpeculativeConfig], max_tokens: int) -> bool:
     """Generate with every choice, the first of which is plain decoding, and print the comparison."""
-    from outrider.bench.runner import Contestant, prompt_of
+    from outrider.bench.race import Contestant, race
+    from outrider.bench.runner import prompt_of
     from outrider.pipeline import build_all
 
-    config = EngineConfig(model, max_num_seqs=1)
+    config = EngineConfig(model, max_num_seqs=len(choices))
     pipelines = build_all(config, choices)
     contestants = {p.speculative.method: Contestant(p) for p in pipelines}
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
@@ -91,11 +91,9 @@ def _show(model: str, choices: Sequence[SpeculativeConfig], max_tokens: int) -> 
     same = True
     for item in items:
         prompt = prompt_of(pipelines[0], item.prompt, raw=False)
-        runs: dict[str, Any] = {}
-        for method, contestant in contestants.items():
-            _progress(item, method)
-            runs[method] = contestant.run(prompt, params)
-        _progress(None, "")
+        _progress(item)
+        runs = race(contestants, prompt, params)
+        _progress(None)
         plain = next(iter(runs.values()))
         print(f"\n[{item.workload}] {_short(item.prompt)}\n> {_short(plain.output.outputs[0].text, 300)}")
         for method, one in runs.items():
@@ -116,9 +114,9 @@ def _show(model: str, choices: Sequence[SpeculativeConfig], max_tokens: int) -> 
     return same
 
 
-def _progress(item: Item | None, method: str) -> None:
+def _progress(item: Item | None) -> None:
     if sys.stderr.isatty():
-        line = "" if item is None else f"{item.id}: {method} …"
+        line = "" if item is None else f"{item.id} …"
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 

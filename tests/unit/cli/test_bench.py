@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.bench import machine, report, runner
+from outrider.bench import machine, report
 from outrider.cli.main import main
 from outrider.decoding.verify import CoupledVerifier
 
@@ -149,22 +149,6 @@ def test_workloads_during_which_the_machine_changed_are_named(
     assert report.unsteady(document) == ["two (51%)"]
     assert document["machine"]["probe"]["steady"] is False
     assert "moved during two (51%)" in report.text(document)
-
-
-@pytest.mark.parametrize("others", range(6))
-def test_every_run_is_beside_a_plain_one_and_the_order_turns_back(others: int) -> None:
-    names = ["none", *"abcdef"[:others]]
-    forth, back, again = (runner.groups(names, turn) for turn in range(3))
-    for group in (*forth, *back):
-        at = group.index("none")
-        assert group.count("none") == 1
-        assert all(abs(i - at) <= 1 for i in range(len(group)))
-    flat = [m for group in forth for m in group]
-    assert sorted({*flat}) == sorted(names)
-    assert [m for m in flat if m != "none"] == names[1:]
-    assert [m for group in back for m in group] == flat[::-1]
-    assert again == forth
-    assert runner.total_runs(4, names, runs=3, temperatures=2) == 24 * len(flat)
 
 
 @pytest.mark.parametrize(
