@@ -197,8 +197,8 @@ HEADER = [
 ]
 
 
-def table(found: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> str:
-    """A line for each cell."""
+def rows(found: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> list[list[str]]:
+    """The header, and a row for each cell."""
     lines = [HEADER]
     for cell, values in found.items():
         auto = values["methods"]["auto"]
@@ -216,7 +216,7 @@ def table(found: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> str:
                 f"{values['drift']:.0%}",
             ]
         )
-    return aligned(lines)
+    return lines
 
 
 def summary(checked: Sequence[Mapping[str, Any]]) -> str:
@@ -329,7 +329,7 @@ def main() -> int:
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"{about['cpu']}, {about['cores']} cores\n\n{table(found)}\n\n{summary(checked)}")
+    print(f"{about['cpu']}, {about['cores']} cores\n\n{aligned(rows(found))}\n\n{summary(checked)}")
     same = all(m["identical"] for values in found.values() for m in values["methods"].values())
     return 0 if same and not any(c["verdict"] == "MISSED" for c in checked) else 1
 

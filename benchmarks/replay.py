@@ -17,7 +17,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,8 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
     worded otherwise, the target writes first, at full speed."""
     lines = json.loads(place.read_text("utf-8")) if place.exists() else []
     asked = {item.id: item.prompt for name in workloads.BUILT_IN for item in workloads.load(name)}
-    texts = [Text(**line) for line in lines]
+    form = {field.name for field in fields(Text)}  # a file of an older form lacks some
+    texts = [Text(**line) for line in lines if line.keys() == form]
     known = {(text.id, text.temperature): text for text in texts if asked.get(text.id) == text.asked}
     wanted = [
         (name, t, seed, item)

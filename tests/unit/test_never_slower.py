@@ -76,7 +76,7 @@ def test_targets_by_hand(never_slower: Any) -> None:
     text = never_slower.summary(never_slower.targets(found))
     assert "adversary (≥ 0.97): holds in 0 of 1" in text
     assert "MISSED: pair, T 1.5, random text: 0.900 (0.85–0.95)" in text
-    assert len(never_slower.table(found).splitlines()) == 5
+    assert len(never_slower.rows(found)) == 5
 
 
 def test_the_cells_and_their_runs(never_slower: Any) -> None:
@@ -141,3 +141,21 @@ def test_lines_that_are_no_entries_are_passed_over(tmp_path: Path, line: str) ->
 def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         Journal(tmp_path, {})
+
+
+def test_the_section_of_the_docs(never_slower: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PLACE.parent))
+    docs = importlib.import_module("never_slower_docs")
+    found = {("pair", "0", "chat"): _cell(0.99, suffix=0.9), ("qwen", "0", "chat"): _cell(0.95)}
+    keys = ("models", "temperature", "workload")
+    result = {
+        "machine": {"cpu": "Some CPU", "cores": 2},
+        "settings": {"n": 64, "limit": 2, "runs": 1, "fixed": []},
+        "cells": [{**dict(zip(keys, cell, strict=True)), **values} for cell, values in found.items()],
+        "targets": never_slower.targets(found),
+    }
+    text = docs.section(result)
+    assert "Some CPU, 2 cores" in text
+    assert "| pair | 0 | chat | 0.990 | 0.94–1.04 | suffix | 1.100 |" in text
+    assert "never slower (≥ 0.98): holds in 1 of 2" in text
+    assert docs.BEGIN in docs.DOCUMENT.read_text("utf-8")

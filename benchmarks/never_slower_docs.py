@@ -1,0 +1,56 @@
+"""Put what benchmarks/never_slower.py measured into docs/bench.md, between its markers.
+
+python benchmarks/never_slower.py …
+python benchmarks/never_slower_docs.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from never_slower import RESULTS, rows, summary
+from outrider.bench.report import put_between
+
+DOCUMENT = RESULTS.parents[1] / "docs" / "bench.md"
+BEGIN, END = "<!-- never_slower: begin -->", "<!-- never_slower: end -->"
+MODELS = {
+    "smollm2": "the 135M alone",
+    "qwen": "the 1.5B with lookups alone",
+    "pair": "the 1.5B with lookups and the 0.5B as its draft",
+}
+
+
+def main() -> None:
+    result = json.loads((RESULTS / "never_slower.json").read_text("utf-8"))
+    text = DOCUMENT.read_text("utf-8")
+    DOCUMENT.write_text(put_between(text, BEGIN, END, section(result), DOCUMENT.name), "utf-8")
+
+
+def section(result: Mapping[str, Any]) -> str:
+    """The document of never_slower.py as a paragraph, a table and the targets."""
+    found = {(c["models"], c["temperature"], c["workload"]): c for c in result["cells"]}
+    settings, machine = result["settings"], result["machine"]
+    models = "; ".join(f"`{name}` is {MODELS[name]}" for name in dict.fromkeys(c[0] for c in found))
+    tried = ", ".join(settings["fixed"]) or "all fixed settings"
+    header, *lines = rows(found)
+    table = [header, ["---"] * len(header), *lines]
+    return "\n".join(
+        [
+            f"Written by `benchmarks/never_slower_docs.py`: {machine['cpu']}, {machine['cores']} cores, up "
+            f"to {settings['n']} tokens; {settings['limit']} prompts of a workload, runs of each: "
+            f"{settings['runs']}. {models}. `best fixed` is the best one of {tried}. `drift` is how far the "
+            "probe moved, `same` says that all texts were plain decoding's.",
+            "",
+            *(f"| {' | '.join(row)} |" for row in table),
+            "",
+            "```text",
+            summary(result["targets"]),
+            "```",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
