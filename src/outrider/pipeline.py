@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from outrider import memory
+from outrider import experience, memory
 from outrider.checks import DRAFT_QUANTIZATION
 from outrider.config import EngineConfig
 from outrider.decoding.costs import CostModel
@@ -29,6 +29,7 @@ from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_d
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
+from outrider.experience import Experience
 from outrider.models.open import open_model
 from outrider.models.quantization import quantized
 from outrider.models.references import parse_reference, resolve
@@ -193,8 +194,9 @@ def build_all(
     )
     (memory_check or _check_memory)(config, context, [source, *_distinct(drafts)])
 
-    rows = native_rows() if loader is None else None
-    costs = costs or (native_costs() if loader is None else guessed_costs)
+    native = loader is None
+    rows = native_rows() if native else None
+    costs = costs or (native_costs() if native else guessed_costs)
     loader = loader or native_loader(config)
     target = loader(source, config.threads)
     engine = CachedStepEngine(wrap(target), tree_attention=True, exact_bits=True)
@@ -207,7 +209,10 @@ def build_all(
             described, common = drafts[choice]
             key = _key(described)
             draft = DraftModel(
-                wrapped[key], common, functools.partial(costs, loaded[key], frequent(loaded[key]))
+                wrapped[key],
+                common,
+                functools.partial(costs, loaded[key], frequent(loaded[key])),
+                _experience(source, described, choice) if native else None,
             )
         drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup, clock)
         pipelines.append(
@@ -263,6 +268,13 @@ def _open_draft(
     source = quantized(open_model(_fetch(choice.model, choice.revision, progress)), choice.quantization)
     match = ensure_compatible(tokenizer, source.tokenizer)
     return source, match.common_size
+
+
+def _experience(target: ModelSource, draft: ModelSource, choice: SpeculativeConfig) -> Experience | None:
+    """What earlier processes learned of the pair, for the one who asks."""
+    if not isinstance(choice, AutoConfig):
+        return None
+    return experience.of_pair(target, draft, (choice.verification, choice.draft_sample_method))
 
 
 def _distinct(drafts: Mapping[SpeculativeConfig, tuple[ModelSource, int]]) -> list[ModelSource]:

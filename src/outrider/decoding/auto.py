@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from outrider.decoding.allowance import Allowance
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import WIDEST, CostModel
-from outrider.decoding.drawing import Drawing, Prices
+from outrider.decoding.drawing import Drawing, Experience, Prices
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.joining import Joining
 from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node, best_count, chosen, subtree
@@ -61,10 +61,10 @@ class AutoController:
     model:     what a pass of the draft model costs, or None without one.
     most:      nodes that one request may have in a step.
     longest:   tokens that the draft model may draw in a step.
-    start:     what is expected of the draft model before anything is known, 0..1.
     confident: whether the draft model says how confident it is, so that it can stop early.
     tree:      whether drafts may branch; else it is the lookup's chain or the draft model's.
     names:     of the lookup drafter and of the draft model, for reports.
+    experience: what is known of the draft model from before, if anything; it is told what is learned.
     Deterministic: what it does follows from its arguments and the numbers it is told.
     """
 
@@ -75,16 +75,16 @@ class AutoController:
         *,
         most: int = 16,
         longest: int = 8,
-        start: float = 0.7,
         confident: bool = True,
         tree: bool = True,
         names: tuple[str, str] = ("suffix", "draft_model"),
+        experience: Experience | None = None,
     ) -> None:
         self.target = CostModel() if target is None else target
         self.drawing = (
             None
             if model is None
-            else Drawing(model, longest=longest, start=start, confident=confident, tree=tree)
+            else Drawing(model, longest=longest, confident=confident, tree=tree, experience=experience)
         )
         self._joining = Joining(self.target)
         self.by_lookup = Acceptance(LOOKUP_START)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from outrider.decoding.branching import Branching, Reckoner
 from outrider.decoding.costs import CostModel
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import Ask, Choice, Drawn, Node, chosen, merge, passes, refed
 
+START = 0.7  # chance of its tokens before anything is known
+KNOWN = 48.0  # tokens of evidence from which what was learned is worth keeping
 FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
 START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
@@ -17,6 +20,17 @@ SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
 DEAR = 8.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
 LONGEST_WAIT = 2.0  # times its price that it waits for at most
+
+
+class Experience(Protocol):
+    """What is known of the draft model from before, and what is learned of it for later."""
+
+    @property
+    def chance(self) -> float | None:
+        """Of its tokens, 0..1; None when nothing is known."""
+
+    def learn(self, chance: float) -> None:
+        """A text has ended; over it and those before it this was the chance."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +70,9 @@ class Drawing:
 
     cost:      of its passes.
     longest:   most tokens that it may draw in a step.
-    start:     chance of its tokens before anything is known, 0..1.
     confident: whether it says how confident it is in each token, so that it can stop early.
     tree:      whether its drafts may branch.
+    experience: what is known of it from before, if anything.
     """
 
     def __init__(
@@ -66,12 +80,14 @@ class Drawing:
         cost: CostModel,
         *,
         longest: int = 8,
-        start: float = 0.7,
         confident: bool = True,
         tree: bool = True,
+        experience: Experience | None = None,
     ) -> None:
         self.cost = cost
-        self.accepted = Acceptance(start, START_WEIGHT)  # its first choices
+        self._experience = experience
+        known = None if experience is None else experience.chance
+        self.accepted = Acceptance(START if known is None else known, START_WEIGHT)  # its first choices
         self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
@@ -225,6 +241,8 @@ class Drawing:
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
+        if self._experience is not None and self.accepted.evidence >= KNOWN:
+            self._experience.learn(self.accepted.mean)
         self.accepted.forget(request_id)
         self.beside.forget(request_id)
         self._promised.pop(request_id, None)

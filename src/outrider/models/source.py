@@ -118,6 +118,13 @@ class ModelSource:
     chat_template: str | None
     quantization: str | None = None
 
+    def file_facts(self) -> list[str | int | None]:
+        """What tells these weights from others in a record that is kept of them: the file's path, its bytes,
+        the time of its last change in nanoseconds, and the quantization. Raises OSError when it is gone."""
+        path = self.path.resolve()
+        stat = path.stat()
+        return [str(path), stat.st_size, stat.st_mtime_ns, self.quantization]
+
     @property
     def weights_bytes(self) -> int:
         """Bytes of all tensors as stored."""

@@ -29,6 +29,17 @@ def ask(name: str = "0", lookup: Lookup | None = None, behind: int | None = None
     return Ask(name, room, 100, lookup, behind)
 
 
+class Known:
+    """Experience of a draft model."""
+
+    def __init__(self, chance: float | None) -> None:
+        self.chance = chance
+        self.learned: list[float] = []
+
+    def learn(self, chance: float) -> None:
+        self.learned.append(chance)
+
+
 def make(model: bool = True, **options: object) -> AutoController:
     return AutoController(CostModel(TARGET), CostModel(DRAFT) if model else None, **options)  # type: ignore[arg-type]
 
@@ -92,9 +103,9 @@ def test_what_it_missed_is_part_of_the_price() -> None:
     assert choice.draft > 0, "two thousand will"
 
 
-def steps_until_drawn(lookup: Lookup, behind: int) -> int:
+def steps_until_drawn(lookup: Lookup, behind: int, known: float | None = None) -> int:
     """Steps in which the draft model, so many tokens behind at first, is not let draw; 100 at most."""
-    controller = make()
+    controller = make(experience=Known(known))
     for steps in range(100):
         asked = ask(lookup=lookup, behind=behind + steps)
         controller.choose(rooms(tokens=2000))
@@ -115,6 +126,27 @@ def test_cheap_catching_up_waits_less_for_its_price() -> None:
     waits = [steps_until_drawn(Lookup(), behind) for behind in (30, 400, 800)]
     assert waits[0] == 0
     assert 0 < 3 * waits[1] < waits[2], "twice the price waits more than twice as long"
+
+
+def test_a_draft_model_known_to_be_good_is_caught_up_sooner_and_a_bad_one_later() -> None:
+    unknown, good, bad = (steps_until_drawn(Lookup(), 400, known) for known in (None, 0.9, 0.3))
+    assert 0 < good < unknown < bad
+
+
+def test_what_a_text_taught_of_the_draft_model_is_told_when_it_ends() -> None:
+    known = Known(None)
+    controller = make(experience=known)
+    for text, steps in enumerate((1, 60)):
+        for at in range(steps):
+            controller.choose([Room(str(text), 200 - at, 100 + at)])
+            asked = ask(str(text), behind=1)
+            (choice,) = controller.plan([asked])
+            drawn = Drawn([5, 6], [0.9, 0.9])
+            (tree,) = controller.finish([asked], [choice], [drawn], 0.02)
+            record(controller, tree, len(tree), str(text))
+        controller.release(str(text))
+        assert len(known.learned) == text, "not from a few tokens"
+    assert 0.9 < known.learned[0] < 1.0
 
 
 def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
@@ -180,7 +212,7 @@ def test_a_strong_lookup_leaves_the_draft_model_alone() -> None:
 
 
 def test_the_model_may_go_on_behind_a_short_sure_lookup() -> None:
-    controller = AutoController(CostModel(TARGET), CostModel({1: 0.001, 16: 0.002}), start=0.8)
+    controller = AutoController(CostModel(TARGET), CostModel({1: 0.001, 16: 0.002}), experience=Known(0.8))
     lookup = chain([7, 8], 0.97)
     for _ in range(10):
         step(controller, ask(lookup=lookup))

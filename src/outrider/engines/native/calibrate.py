@@ -112,11 +112,8 @@ def _item(cache: Cache, count: int, vocab_size: int, *, rows: bool) -> ForwardIt
 
 def _digest(model: NativeModel, blocks: IntArray | None) -> str:
     """Names everything that the curve depends on."""
-    source = model.source
-    path = source.path.resolve()
-    stat = path.stat()
     facts = [
-        *(str(path), stat.st_size, stat.st_mtime_ns, source.quantization),
+        *model.source.file_facts(),
         *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
         None if blocks is None else len(blocks),
     ]
