@@ -123,9 +123,11 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
     }
 }
 
-// How far ahead of the group at hand weights are asked for, in bytes. Several tokens' work on a group takes longer
-// than the hardware looks ahead, and two threads of one core share what does the looking.
-constexpr int kAhead = 4096;
+// How far ahead of the group at hand weights are asked for, in bytes: several tokens' work on a group takes longer
+// than the hardware looks ahead, and two threads of one core share what does the looking. From memory they come into
+// the second cache, and from there into the first. (Asked for straight from memory, a line holds one of the few
+// places of the first cache's misses all the way, and the loads at hand wait for one.)
+constexpr int kFar = 16384, kNear = 2048;
 
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
@@ -135,7 +137,10 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
     for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
     size_t at = a.at(t0, 0);
     for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
-        for (int b = 0; b < kGroupBytes<K>; b += 64) _mm_prefetch(reinterpret_cast<const char*>(q) + kAhead + b, _MM_HINT_T0);
+        for (int b = 0; b < kGroupBytes<K>; b += 64) {
+            _mm_prefetch(reinterpret_cast<const char*>(q) + kFar + b, _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(q) + kNear + b, _MM_HINT_T0);
+        }
         add_group<K, NT>(q, s, g, a, at, f);
         q += kGroupBytes<K>;
         if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
