@@ -101,10 +101,11 @@ def runs_of(cell: tuple[str, str, str], args: argparse.Namespace) -> int:
 def estimate(
     todo: Sequence[tuple[str, str, str]], models: Sequence[Models], args: argparse.Namespace
 ) -> float:
-    """Seconds, roughly: as if every run decoded plainly at the bandwidth that one thread reads with."""
+    """Seconds, roughly, at the bandwidth that one thread reads with: most texts end before their last token,
+    and most runs have speculation."""
     bandwidth = max(machine.probe()["read_gb_per_s"] for _ in range(3)) * 1e9
     size = {m.name: m.size for m in models}
-    passes = args.n + 70  # plain ones, and what a prompt's prefill takes
+    passes = args.n / 2 + 35  # plain ones, and what a prompt's prefill takes
     return sum([runs_of(cell, args) * passes * size[cell[0]] / bandwidth for cell in todo], 0.0)
 
 

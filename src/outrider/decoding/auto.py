@@ -28,7 +28,7 @@ GAIN_SMOOTH = 0.2  # of a new value in the running mean of what looking up saves
 SHARE = 0.01  # of the time that looking up in vain may take, before sleeps become longer
 UNSURE = 0.10  # deviation of log(T(n) / T(1)) at which a plain step is worth its price
 LOOKUP_START = 0.3  # what is expected of a lookup before anything is known
-FADE = 0.95  # of the evidence for the rate, per step
+FADE = 0.7  # of the evidence for the rate, per step: texts change character within a few
 NEW_TEXT = 12  # a match this long, after one of a third, is a change of character
 SMOOTH = 0.05  # of a new value in a running mean
 
