@@ -1,7 +1,9 @@
 """Put what benchmarks/never_slower.py measured into docs/bench.md, between its markers.
 
-python benchmarks/never_slower.py …
-python benchmarks/never_slower_docs.py
+    python benchmarks/never_slower.py …
+    python benchmarks/never_slower_docs.py
+
+It is taken from benchmarks/results/never_slower.json.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from never_slower import RESULTS, rows, summary
-from outrider.bench.report import put_between
+from outrider.bench.report import markdown_table, put_between
 
 DOCUMENT = RESULTS.parents[1] / "docs" / "bench.md"
 BEGIN, END = "<!-- never_slower: begin -->", "<!-- never_slower: end -->"
@@ -34,8 +36,6 @@ def section(result: Mapping[str, Any]) -> str:
     settings, machine = result["settings"], result["machine"]
     models = "; ".join(f"`{name}` is {MODELS[name]}" for name in dict.fromkeys(c[0] for c in found))
     tried = ", ".join(settings["fixed"]) or "all fixed settings"
-    header, *lines = rows(found)
-    table = [header, ["---"] * len(header), *lines]
     return "\n".join(
         [
             f"Written by `benchmarks/never_slower_docs.py`: {machine['cpu']}, {machine['cores']} cores, up "
@@ -43,7 +43,7 @@ def section(result: Mapping[str, Any]) -> str:
             f"{settings['runs']}. {models}. `best fixed` is the best one of {tried}. `drift` is how far the "
             "probe moved, `same` says that all texts were plain decoding's.",
             "",
-            *(f"| {' | '.join(row)} |" for row in table),
+            markdown_table(rows(found)),
             "",
             "```text",
             summary(result["targets"]),

@@ -9,17 +9,12 @@ costs a few steps, as what is then seen soon outweighs it. Texts never depend on
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from outrider.models.download import cache_root, read_json, write_json
+from outrider.models.download import read_json
 from outrider.models.source import ModelSource
-
-logger = logging.getLogger("outrider")
+from outrider.records import keep, record_path
 
 FOLDER = "acceptance"
 PLAUSIBLE = (0.05, 0.98)  # a chance beyond these is kept as the nearer one
@@ -30,7 +25,7 @@ WORTH = 0.01  # a smaller change is not written
 class Experience:
     """The chance of a draft model's token with one target, 0..1, as the file at `path` has it.
 
-    Never raises for the file's sake: a folder that cannot be written to is told in the log, once a process.
+    Never raises for the file's sake: a folder that cannot be written to is told in the log, once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,13 +46,7 @@ class Experience:
         if known is not None and abs(fresh - known) < WORTH:
             return
         self._chance = fresh
-        if self._path is None:
-            return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, {"chance": fresh})
-        except OSError as error:
-            logger.debug("what was learned of the draft model could not be kept in %s: %s", self._path, error)
+        if self._path is not None and not keep(self._path, {"chance": fresh}):
             self._path = None
 
 
@@ -66,9 +55,8 @@ def of_pair(
 ) -> Experience:
     """What is known of a pair. `rules` name how drafts are drawn and judged; `folder` is one in Outrider's
     cache if not given."""
-    facts: list[Any] = [*target.file_facts(), *draft.file_facts(), *rules]
-    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    return Experience((folder or cache_root() / FOLDER) / f"{name}.json")
+    facts = [*target.file_facts(), *draft.file_facts(), *rules]
+    return Experience(record_path(FOLDER, facts, folder))
 
 
 def _checked(value: object) -> float | None:

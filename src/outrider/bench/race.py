@@ -47,11 +47,11 @@ class Stopwatch:
 
 
 class PrefillClock:
-    """A StepEngine that passes everything on and adds up the seconds spent on prefill."""
+    """A StepEngine that passes everything on, with a watch that goes while it prefills."""
 
     def __init__(self, inner: StepEngine) -> None:
         self._inner = inner
-        self.seconds = 0.0
+        self.watch = Stopwatch()
 
     @property
     def caps(self) -> EngineCaps:
@@ -69,16 +69,12 @@ class PrefillClock:
         return self._inner.open(prompt, capacity, namespace)
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
-        start = time.perf_counter()
-        left = self._inner.prefill(seq, max_tokens)
-        self.seconds += time.perf_counter() - start
-        return left
+        with self.watch.running():
+            return self._inner.prefill(seq, max_tokens)
 
     def prefill_scores(self, seq: SeqHandle, max_tokens: int) -> FloatArray:
-        start = time.perf_counter()
-        rows = self._inner.prefill_scores(seq, max_tokens)
-        self.seconds += time.perf_counter() - start
-        return rows
+        with self.watch.running():
+            return self._inner.prefill_scores(seq, max_tokens)
 
     def score(
         self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
@@ -107,11 +103,11 @@ class _Course:
     """One method's run of one prompt."""
 
     def __init__(
-        self, llm: LLM, watch: Stopwatch, prefill: PrefillClock, prompt: Any, params: SamplingParams
+        self, llm: LLM, watch: Stopwatch, prefill: Stopwatch, prompt: Any, params: SamplingParams
     ) -> None:
         self.tokens = 0
         self._watch, self._prefill = watch, prefill
-        self._start = watch() - prefill.seconds
+        self._start = watch() - prefill()
         self._steps = llm.stream(prompt, params)
         self._output: RequestOutput | None = None
 
@@ -127,7 +123,7 @@ class _Course:
     def ended(self) -> Run:
         """Its output and the seconds of decoding, those of prefill left out."""
         assert self._output is not None
-        return Run(self._output, self._watch() - self._prefill.seconds - self._start)
+        return Run(self._output, self._watch() - self._prefill() - self._start)
 
     def close(self) -> None:
         self._steps.close()
@@ -137,9 +133,10 @@ class Contestant:
     """One method's pipeline, timed."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._watch, self._prefill = Stopwatch(), PrefillClock(pipeline.engine)
+        engine = PrefillClock(pipeline.engine)
+        self._watch, self._prefill = Stopwatch(), engine.watch
         self._controller = pipeline.drafting.controller
-        self._llm = LLM.from_pipeline(replace(pipeline, engine=self._prefill, clock=self._watch))
+        self._llm = LLM.from_pipeline(replace(pipeline, engine=engine, clock=self._watch))
 
     def start(self, prompt: Any, params: SamplingParams) -> _Course:
         return _Course(self._llm, self._watch, self._prefill, prompt, params)

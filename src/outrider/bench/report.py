@@ -63,10 +63,14 @@ def text(document: dict[str, Any]) -> str:
 
 def markdown(document: dict[str, Any]) -> str:
     """The same for a document in Markdown."""
-    table = [f"| {' | '.join(row)} |" for row in [HEADER, ("---",) * len(HEADER), *rows(document)]]
-    return "\n\n".join(
-        ["\n".join(f"- {line}" for line in about(document)), "\n".join(table), means(document)]
-    )
+    notes = "\n".join(f"- {line}" for line in about(document))
+    return "\n\n".join([notes, markdown_table([HEADER, *rows(document)]), means(document)])
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Rows of text, the header first, as a table in Markdown."""
+    header, *rest = lines
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rest])
 
 
 def about(document: dict[str, Any]) -> list[str]:

@@ -8,12 +8,9 @@ corrects a curve with every step anyway, so a bad one costs a few steps.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +22,8 @@ from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
-from outrider.models.download import cache_root, read_json, write_json
-
-logger = logging.getLogger("outrider")
+from outrider.models.download import read_json
+from outrider.records import keep, record_path
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 CONTEXT = 32  # tokens before those that are measured
@@ -44,13 +40,13 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
 
     blocks: of the vocabulary, as a draft model computes them, see `BlockModel`; None for all.
     """
-    path = (folder or cache_root() / FOLDER) / f"{_digest(model, blocks)}.json"
+    path = record_path(FOLDER, _facts(model, blocks), folder)
     curve = _recorded(path)
     if curve is None:
         watched = model if blocks is None else Within(model, blocks)
         curve, again = measure(watched), measure(watched, 0.0, widths=(1,))
         if again[1] <= UNSTEADY * curve[1]:  # else other load is about: good enough for now, not to be kept
-            _record(path, curve)
+            keep(path, {"seconds": {str(n): s for n, s in curve.items()}})
     return CostModel(curve, CONTEXT)
 
 
@@ -110,14 +106,13 @@ def _item(cache: Cache, count: int, vocab_size: int, *, rows: bool) -> ForwardIt
     return ForwardItem(cache, tokens, np.arange(-1, count - 1, dtype=np.int32), wanted)
 
 
-def _digest(model: NativeModel, blocks: IntArray | None) -> str:
-    """Names everything that the curve depends on."""
-    facts = [
+def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
+    """Everything that the curve depends on."""
+    return [
         *model.source.file_facts(),
         *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
         None if blocks is None else len(blocks),
     ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _recorded(path: Path) -> dict[int, float] | None:
@@ -134,11 +129,3 @@ def _checked(found: Any) -> dict[int, float]:
     if 1 not in curve or not set(curve) <= set(WIDTHS) or not all(least <= s <= most for s in curve.values()):
         raise ValueError("its numbers are implausible")
     return curve
-
-
-def _record(path: Path, curve: Mapping[int, float]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"seconds": {str(n): s for n, s in curve.items()}})
-    except OSError as error:
-        logger.debug("the cost curve could not be kept in %s: %s", path, error)
