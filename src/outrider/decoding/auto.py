@@ -16,7 +16,7 @@ from outrider.decoding.costs import WIDEST, CostModel
 from outrider.decoding.drawing import Drawing, Experience, Prices
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.joining import Joining
-from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node, best_count, chosen, subtree
+from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Lookup, Node, best_count, chosen, subtree
 from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
 
@@ -227,19 +227,30 @@ class AutoController:
             self._rest(self._states[ask.request_id], gain, choice.draft > 0)
         return choices
 
+    def foretell(self, request_id: str, confidence: Sequence[float], sharers: int) -> int:
+        """See `Drawing.foretell`; 0 without a draft model."""
+        return 0 if self.drawing is None else self.drawing.foretell(request_id, confidence, sharers)
+
+    def foretold(self, request_id: str, rank: int, confidence: float, drawn: bool) -> None:
+        """A token that was foretold, `rank` tokens on, was drawn or was not."""
+        if self.drawing is not None:
+            self.drawing.foretold.learn(request_id, rank, confidence, drawn)
+
     def finish(
         self,
         asks: Sequence[Ask],
         choices: Sequence[Choice],
         drafts: Sequence[Drawn | None],
         seconds: float = 0.0,
+        fed: Sequence[Fed] = (),
     ) -> list[list[Node]]:
-        """The trees to verify, after the draft model has drawn `drafts` in `seconds`."""
+        """The trees to verify, after the draft model has drawn `drafts` in `seconds` and these passes."""
         drawing = 0.0
         if self.drawing is None or not any(drawn is not None for drawn in drafts):
             trees = [chosen(ask.lookup, choice) for ask, choice in zip(asks, choices, strict=True)]
         else:
-            drawing = self.drawing.learn(asks, choices, drafts, seconds, self._joining.context)
+            context = self._joining.context
+            drawing = self.drawing.learn(asks, choices, drafts, seconds=seconds, fed=fed, context=context)
             trees = [
                 chosen(ask.lookup, choice) if drawn is None else self.drawing.grow(ask, choice, drawn)
                 for ask, choice, drawn in zip(asks, choices, drafts, strict=True)

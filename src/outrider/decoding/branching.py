@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import refed
@@ -81,6 +81,7 @@ class Branching:
     seconds: of a pass of the target over n tokens; `draw` is the same of the draft model.
     rate:    tokens per second that time is worth.
     base:    tokens in the target's pass without this draft.
+    share:   of such a pass, what a token takes as a rule: some are drawn without one.
     sharers: requests that are drafted for at the same time, and taken to do as this one.
     path:    chance of the path that the draft hangs from.
     longest: tokens in a row.
@@ -95,6 +96,7 @@ class Branching:
         rate: float,
         base: int,
         *,
+        share: float = 1.0,
         sharers: int = 1,
         path: float = 1.0,
         longest: int = 8,
@@ -102,7 +104,7 @@ class Branching:
     ) -> None:
         self._reckoner = reckoner
         self._seconds, self._draw, self._rate = seconds, draw, rate
-        self._base, self._sharers, self._path = base, sharers, path
+        self._base, self._share, self._sharers, self._path = base, share, sharers, path
         self._longest, self._tree = longest, tree
         self._parents: list[int] = []
         self._paths: list[float] = []
@@ -120,17 +122,20 @@ class Branching:
         most = above * self._reckoner.left
         return self._tree and beside + 1 < MOST_CHOICES and most > self._verifying(most)
 
-    def frontier(self) -> list[int]:
+    def frontier(self, ready: Collection[int] = ()) -> list[int]:
         new, self._new = self._new, []
         if not new or self._reckoner.ranks[new[0]] >= self._longest:
             return []
         paths, hope = self._paths, self._reckoner.next_in_row(new[0])
+        if new[0] in ready:
+            chance = paths[new[0]] * hope
+            return new[:1] if chance > self._verifying(chance) else []
         if len(new) > 1:
             new.sort(key=paths.__getitem__, reverse=True)
         spent, count = 0.0, 0
         for m, node in enumerate(new[:WIDEST], start=1):
             fed = 1 if m == 1 else len(refed(self._parents, new[:m])[1])
-            drawing = self._rate * self._draw(fed * self._sharers) / self._sharers
+            drawing = self._rate * self._share * self._draw(fed * self._sharers) / self._sharers
             chance = paths[node] * hope * (1.0 if m == 1 else LESS)
             if chance <= drawing - spent + self._verifying(chance, m - 1):
                 break

@@ -9,12 +9,15 @@ from typing import Protocol
 from outrider.decoding.branching import Branching, Reckoner
 from outrider.decoding.costs import CostModel
 from outrider.decoding.estimate import Acceptance
-from outrider.decoding.plan import Ask, Choice, Drawn, Node, chosen, merge, passes, refed
+from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Node, chosen, merge
 
 START = 0.7  # chance of its tokens before anything is known
 KNOWN = 48.0  # tokens of evidence from which what was learned is worth keeping
 FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
 START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
+FORETOLD_START = 0.3  # chance that it draws what a lookup expects, before anything is known
+SHARE_WEIGHT = 8.0  # passes that "as in other texts" counts for, where its tokens take fewer than one each
+SHARE_MEMORY = 0.95  # of what is known of that, after one more draft
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
@@ -89,6 +92,10 @@ class Drawing:
         known = None if experience is None else experience.chance
         self.accepted = Acceptance(START if known is None else known, START_WEIGHT)  # its first choices
         self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
+        self.foretold = Acceptance(FORETOLD_START)  # what lookups expect it to draw
+        # Decayed seconds of drawing after the first pass, and what these would be with a pass for each token.
+        self._took: dict[str, list[float]] = {}
+        self._took_all = [0.0, 0.0]
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
         self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
@@ -171,7 +178,7 @@ class Drawing:
         (Karlin et al. 1988): less than that where it is cheap beside what texts usually gain, and more
         where it is dear."""
         rate, seconds, draw = prices.rate, prices.seconds, self.draw
-        one, first = draw(len(step.hopes)), draw(step.usual)
+        one, first = draw(len(step.hopes)) * self._share(asks), draw(step.usual)
         excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
         spent = first - seconds(step.plain) - one
         left = min([prices.left[ask.request_id] for ask in asks])
@@ -215,6 +222,7 @@ class Drawing:
             self.draw,
             prices.rate,
             base,
+            share=self._share_of(request_id),
             sharers=sharers,
             path=path,
             longest=longest or self._longest,
@@ -245,34 +253,59 @@ class Drawing:
             self._experience.learn(self.accepted.mean)
         self.accepted.forget(request_id)
         self.beside.forget(request_id)
+        self.foretold.forget(request_id)
         self._promised.pop(request_id, None)
+        self._took.pop(request_id, None)
 
     def learn(
         self,
         asks: Sequence[Ask],
         choices: Sequence[Choice],
         drafts: Sequence[Drawn | None],
+        *,
         seconds: float,
+        fed: Sequence[Fed],
         context: int,
     ) -> float:
-        """Learn what drawing took. Returns what it should take as a rule, without what had been missed."""
-        fed = usual = 0
-        widths: list[int] = []  # of the passes after the first
+        """Learn what drawing took, in these passes. Returns what it should take as a rule, without what had
+        been missed."""
+        first, most, active = 0, 0, 0
         for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
-            if drawn is None:
-                continue
-            ahead = 0 if choice.after < 0 else _depth(ask, choice.after)
-            fed += (ask.behind or 1) + ahead
-            usual += min(ask.behind or 1, 2) + ahead
-            for k, level in enumerate(passes(drawn.parents)):
-                if k == len(widths):
-                    widths.append(0)
-                widths[k] += len(refed(drawn.parents, level)[1])
-        draw = self.draw
-        later = sum([draw(width) for width in widths])
-        total = later + draw(usual)
-        self.cost.at(context).observe_total(draw(fed) + later, seconds)
+            if drawn is not None:
+                first += min(ask.behind or 1, 2) + (0 if choice.after < 0 else _depth(ask, choice.after))
+                most, active = max(most, _height(drawn.parents)), active + 1
+        draw, ids = self.draw, [ask.request_id for ask in asks]
+        total = sum([draw(width - missed) for width, missed in fed])
+        self.cost.at(context).observe_total(sum([draw(width) for width, _ in fed]), seconds)
+        took, usual = max(0.0, total - draw(first)), (most - 1) * draw(active)
+        of_each = [self._took.setdefault(ids[i], [0.0, 0.0]) for i, drawn in enumerate(drafts) if drawn]
+        for sums in (self._took_all, *of_each):
+            sums[0] = SHARE_MEMORY * sums[0] + took
+            sums[1] = SHARE_MEMORY * sums[1] + usual
         return total
+
+    def foretell(self, request_id: str, confidence: Sequence[float], sharers: int) -> int:
+        """How many tokens of what a lookup expects to follow the model should be fed along with the one that
+        it draws from: as many as make passes needless for more than they add to this one. `confidence` is
+        the lookup's in each, given those before."""
+        draw, path = self.draw, 1.0
+        saved = draw(sharers)
+        for i, said in enumerate(confidence):
+            path *= self.foretold.chance(request_id, i + 1, said)
+            if path * saved <= draw(sharers * (i + 2)) - draw(sharers * (i + 1)):
+                return i
+        return len(confidence)
+
+    def _share(self, asks: Sequence[Ask]) -> float:
+        return sum([self._share_of(ask.request_id) for ask in asks]) / len(asks)
+
+    def _share_of(self, request_id: str) -> float:
+        """Of a pass, what a token takes after the first, as a rule."""
+        took, usual = self._took_all
+        weight = SHARE_WEIGHT * self.draw(1)
+        usually = (took + weight) / (usual + weight)
+        took, usual = self._took.get(request_id, (0.0, 0.0))
+        return (took + weight * usually) / (usual + weight)
 
     def grow(self, ask: Ask, choice: Choice, drawn: Drawn) -> list[Node]:
         """The tree of what was drawn and the lookup's nodes; without trees, or where distributions are
@@ -324,3 +357,11 @@ def _depth(ask: Ask, node: int) -> int:
         node = ask.lookup.parents[node]
         depth += 1
     return depth
+
+
+def _height(parents: Sequence[int]) -> int:
+    """How many tokens the longest row of a drawn tree has."""
+    heights: list[int] = []
+    for parent in parents:
+        heights.append(heights[parent] + 1 if parent >= 0 else 1)
+    return max(heights)

@@ -7,9 +7,12 @@ accepted tokens is the sum over the nodes that are verified (OPT-Tree, Wang et a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+# Of a pass of a draft model: its tokens, and how many of them it had missed of texts since it last drew.
+Fed: TypeAlias = tuple[int, int]
 
 
 class Guide(Protocol):
@@ -19,9 +22,9 @@ class Guide(Protocol):
         """A node was drawn below `parent` (-1 for where the draft starts), siblings one after the other, with
         this confidence (0..1). Says whether the next likely token should be drawn beside it."""
 
-    def frontier(self) -> list[int]:
+    def frontier(self, ready: Collection[int] = ()) -> list[int]:
         """Of the nodes drawn since it was last asked, those to draw on from in the next pass, ascending;
-        none to stop."""
+        none to stop. A node that is `ready` takes no pass, if it is the only one that is drawn on from."""
 
 
 @dataclass(slots=True, eq=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from outrider.decoding.constraint import Constraint
 from outrider.decoding.params import SamplingParams
@@ -13,6 +14,8 @@ from outrider.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from outrider.decoding.context import TokenContext
     from outrider.decoding.sampler import Sampler
+
+Foretell: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
 
 
 class Detokenizer(Protocol):
@@ -75,6 +78,9 @@ class ProposeJob:
     budget:  most nodes that the draft may have, at least 1.
     sampler: the request's own, so that a draft model can draw with the target's noise.
     guide:   leads the drafter as it draws, see `Guide`; None for a chain of as many as the budget has.
+    foretell: what is expected to follow, by a guess that costs next to nothing. A draft model is fed it along
+             with the token that it draws from, and takes no pass for what it draws as expected. The draft is
+             the same with and without. None expects nothing.
     drafters: as the request's.
     """
 
@@ -83,6 +89,7 @@ class ProposeJob:
     budget: int
     sampler: Sampler
     guide: Guide | None = None
+    foretell: Foretell | None = None
     drafters: frozenset[str] | None = None
 
     def allows(self, drafter: str) -> bool:

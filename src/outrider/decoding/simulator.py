@@ -7,13 +7,25 @@ be held against every fixed setting on the same texts, thousands of times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
 from outrider.decoding.controller import Room
-from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node, merge, passes, path_to, refed, subtree
+from outrider.decoding.plan import (
+    Ask,
+    Choice,
+    Drawn,
+    Fed,
+    Lookup,
+    Node,
+    merge,
+    passes,
+    path_to,
+    refed,
+    subtree,
+)
 from outrider.decoding.types import StepRecord
 
 
@@ -25,7 +37,12 @@ class Policy(Protocol):
     def plan(self, asks: Sequence[Ask]) -> list[Choice]: ...
 
     def finish(
-        self, asks: Sequence[Ask], choices: Sequence[Choice], drafts: Sequence[Drawn | None], seconds: float
+        self,
+        asks: Sequence[Ask],
+        choices: Sequence[Choice],
+        drafts: Sequence[Drawn | None],
+        seconds: float,
+        fed: Sequence[Fed],
     ) -> list[list[Node]]: ...
 
     def observe(self, request_id: str, accepted: Sequence[int]) -> None: ...
@@ -205,15 +222,18 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
         choices = policy.plan(asks)
         drafts = [seq.draw(ask, c) if c.draft else None for (seq, ask), c in zip(asked, choices, strict=True)]
         fed: list[int] = []  # tokens, pass by pass
+        missed = 0
         for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
             if drawn is not None:
                 ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
                 levels = [len(refed(drawn.parents, level)[1]) for level in passes(drawn.parents)]
                 own = [(ask.behind or 0) + len(ahead), *levels]
                 fed = [a + b for a, b in zip_longest(fed, own, fillvalue=0)]
+                missed += max(0, (ask.behind or 0) - 2)
         drawing = sum(map(world.draft, fed))
         drafting += drawing
-        found = policy.finish(asks, choices, drafts, drawing)
+        passed = [(size, 0 if i else missed) for i, size in enumerate(fed)]
+        found = policy.finish(asks, choices, drafts, drawing, passed)
         policy.looked(world.looking)
         trees = {ask.request_id: tree for ask, tree in zip(asks, found, strict=True)}
     size = len(live) + sum(map(len, trees.values()))
@@ -262,7 +282,12 @@ class FixedPolicy:
         return choices
 
     def finish(
-        self, asks: Sequence[Ask], choices: Sequence[Choice], drafts: Sequence[Drawn | None], seconds: float
+        self,
+        asks: Sequence[Ask],
+        choices: Sequence[Choice],
+        drafts: Sequence[Drawn | None],
+        seconds: float,
+        fed: Sequence[Fed],
     ) -> list[list[Node]]:
         trees = []
         for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
@@ -296,7 +321,7 @@ class _Comb:
         self._parents.append(parent)
         return self._parents[-2] != parent
 
-    def frontier(self) -> list[int]:
+    def frontier(self, ready: Collection[int] = ()) -> list[int]:
         parents, self._length = self._parents, self._length - 1
         last = len(parents) - 2
         return [last - (parents[-1] == parents[-2])] if self._length else []

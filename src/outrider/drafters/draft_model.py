@@ -10,8 +10,8 @@ import numpy as np
 
 from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.plan import Guide, refed
-from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.plan import Fed, Guide, refed
+from outrider.decoding.request import Foretell, ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.confidence import RunnersUp, confidence
@@ -82,22 +82,27 @@ class _Stream:
 class _Turn:
     """One job of one propose call: what has been drawn (and from what), and what is to be fed next.
 
+    limit:       ids from here on the model does not know.
     contexts:    where the draft starts, then what each node completes.
     feed, above: tokens, and the one of them that each hangs from; -1 for all that the cache holds.
     frontier:    the nodes to draw below next, -1 for where the draft starts; `rows` of `feed` are theirs.
     places:      of nodes in the cache, their index behind the checked tokens.
+    foretold:    fed behind the frontier's only node, one after the other.
     """
 
     stream: _Stream
+    limit: int
     contexts: list[TokenContext]
     budget: int
     feed: list[int]
     above: list[int]
     chance: Chance
     guide: Guide | None
+    foretell: Foretell | None
     frontier: list[int] = field(default_factory=lambda: [-1])
     rows: list[int] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
+    foretold: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     drawn_from: list[Distribution | None] = field(default_factory=list)
@@ -113,12 +118,34 @@ class _Turn:
         self.parents.append(parent)
         self.drawn_from.append(drawn_from)
 
-    def prepare(self) -> bool:
-        """Make ready what the next pass is to be fed; whether there is anything."""
-        nodes = [len(self.tokens) - 1] if self.guide is None else self.guide.frontier()
+    def go_on(self, ready: int = -1) -> list[int]:
+        """The nodes to draw below next; the one that is `ready` takes no pass if it is the only one."""
+        if self.guide is None:
+            nodes = [len(self.tokens) - 1]
+        else:
+            nodes = self.guide.frontier() if ready < 0 else self.guide.frontier((ready,))
         stop_ids = self.stream.sampler.stop_ids
-        left = self.budget - len(self.tokens)
-        self.frontier = [node for node in nodes if self.tokens[node] not in stop_ids][:left]
+        return [node for node in nodes if self.tokens[node] not in stop_ids][: self.budget - len(self.tokens)]
+
+    def look_ahead(self) -> None:
+        """Choose what is fed behind the frontier."""
+        self.foretold = []
+        left = self.budget - len(self.tokens) - 1  # one is drawn below the frontier itself
+        if self.foretell is None or len(self.frontier) > 1 or left <= 0:
+            return
+        for token in self.foretell(self.contexts[self.frontier[0] + 1])[:left]:
+            if token >= self.limit:
+                return
+            self.foretold.append(token)
+
+    def place_ahead(self, i: int) -> int:
+        """Where the cache has the foretold token i, behind the checked tokens."""
+        node = self.frontier[0]
+        return (self.places[node] if node >= 0 else len(self.contexts[0].path) - 1) + 1 + i
+
+    def prepare(self, frontier: list[int]) -> bool:
+        """Make ready what the next pass is to be fed, to draw below these; whether there is anything."""
+        self.frontier = frontier
         if not self.frontier:
             return False
         kept, fed = refed(self.parents, self.frontier)
@@ -132,7 +159,19 @@ class _Turn:
             -1 if (parent := self.parents[node]) < 0 else max(-1, self.places[parent] - first) for node in fed
         ]
         self.rows = [self.places[node] - first for node in self.frontier]
+        self.look_ahead()
         return True
+
+    def next_feed(self, size: int | None) -> tuple[list[int], list[int], list[int]]:
+        """(tokens, what each hangs from, rows) of the next pass, or of one over the first `size` tokens of a
+        chain that is longer."""
+        if size is not None:
+            return self.feed[:size], self.above[:size], []
+        cache, count = self.stream.cache, len(self.feed)
+        del self.foretold[max(0, cache.capacity - cache.length - count) :]
+        new = range(count, count + len(self.foretold))
+        hung = [*self.rows[:1], *new][: len(new)]
+        return [*self.feed, *self.foretold], [*self.above, *hung], [*self.rows, *new]
 
 
 class DraftModelDrafter:
@@ -145,6 +184,10 @@ class DraftModelDrafter:
     text has to wait for another's prompt: who has more to catch up gets an empty draft. Tokens are chosen by
     the request's own sampling parameters, from ids below common_size, the part of the vocabulary that both
     models share. A draft ends early at a stop token or where the draft model's context does.
+
+    Where a job foretells what follows, that is fed along with the token that is drawn from, as the target
+    verifies a draft: what the model itself draws in its place, it has passed already. The draft is the
+    same, in fewer passes.
 
     Of a large vocabulary only the likely part is computed (drafters/likely.py), if the model can.
 
@@ -178,6 +221,7 @@ class DraftModelDrafter:
         self._namespaces: dict[str, str | None] = {}
         self._prefixes: PrefixCache | None = None
         self._streams: dict[str, _Stream] = {}
+        self.fed: list[Fed] = []  # the passes of the last propose
 
     def share_prefixes(self, max_bytes: int) -> PrefixCache:
         """See `SharesPrefixes`."""
@@ -191,6 +235,7 @@ class DraftModelDrafter:
         self._capacity[request.request_id] = min(self._max_context, wanted)
 
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
+        self.fed = []
         turns = [self._turn(job) for job in jobs]
         active = self._caught_up([turn for turn in turns if turn is not None])
         while active:
@@ -260,7 +305,9 @@ class DraftModelDrafter:
             return None
         chance = Chance(job.sampler.seed, len(tokens))
         above = list(range(-1, len(feed) - 1))
-        return _Turn(stream, [job.context], budget, feed, above, chance, job.guide, rows=[len(feed) - 1])
+        limit, rows = self._model.vocab_size, [len(feed) - 1]
+        contexts = [job.context]
+        return _Turn(stream, limit, contexts, budget, feed, above, chance, job.guide, job.foretell, rows=rows)
 
     def _stream(self, job: ProposeJob, capacity: int) -> _Stream:
         """A request's place in the draft model, with what is kept of its text."""
@@ -281,28 +328,32 @@ class DraftModelDrafter:
         for turn in turns:
             while turn.frontier[0] < 0 and len(turn.feed) > self._chunk:
                 self._pass([turn], self._chunk)
+            if turn.frontier[0] < 0:
+                turn.look_ahead()
         return self._pass(turns)
 
     def _pass(self, turns: Sequence[_Turn], size: int | None = None) -> list[FloatArray]:
         """One pass over each turn's tokens, or up to `size` of a chain that is longer."""
+        feeds = [turn.next_feed(size) for turn in turns]
         items = []
-        for turn in turns:
-            tokens = np.array(turn.feed[:size], np.int32)
-            rows = turn.rows if size is None else []
-            parents = np.array(turn.above[:size], np.int32)
-            items.append(ForwardItem(turn.stream.cache, tokens, parents, np.array(rows, np.int32)))
+        for turn, feed in zip(turns, feeds, strict=True):
+            tokens, parents, rows = (np.array(part, np.int32) for part in feed)
+            items.append(ForwardItem(turn.stream.cache, tokens, parents, rows))
             if turn.stream.likely is not None:
-                turn.stream.likely.add(turn.feed[:size])
+                turn.stream.likely.add(feed[0])
         logits = self._logits(items, turns)
-        for turn in turns:
-            stream, fed, above = turn.stream, turn.feed[:size], turn.above[:size]
+        missed = 0
+        for turn, (fed, above, _) in zip(turns, feeds, strict=True):
+            stream = turn.stream
             written = min(len(fed), len(turn.contexts[0].tokens) - stream.checked)
             stream.checked += written
+            missed += max(0, written - 2) if size is None else written
             stream.wrote(fed[written:], [max(-1, parent - written) for parent in above[written:]])
             if size is not None:
                 turn.feed = turn.feed[size:]
                 turn.above = list(range(-1, len(turn.feed) - 1))
                 turn.rows = [len(turn.feed) - 1]
+        self.fed.append((sum([len(feed[0]) for feed in feeds]), missed))
         return logits
 
     def _logits(self, items: Sequence[ForwardItem], turns: Sequence[_Turn]) -> list[FloatArray]:
@@ -312,12 +363,22 @@ class DraftModelDrafter:
         return self._model.forward(items)
 
     def _draw(self, turn: _Turn, logits: FloatArray) -> bool:
-        """Draw below each node of the frontier; whether the turn goes on."""
-        drawn = len(turn.tokens)
-        for parent, row in zip(turn.frontier, logits, strict=True):
+        """Draw below each node of the frontier, and below what was foretold as far as it is drawn; whether
+        the turn goes on."""
+        first, size = len(turn.tokens), len(turn.frontier)
+        for parent, row in zip(turn.frontier, logits[:size], strict=True):
             if len(turn.tokens) < turn.budget:
                 self._draw_below(turn, parent, row)
-        return len(turn.tokens) > drawn and turn.prepare()
+        for i, (token, row) in enumerate(zip(turn.foretold, logits[size:], strict=True)):
+            if len(turn.tokens) == first or turn.tokens[first] != token:
+                break
+            nodes = turn.go_on(ready=first)
+            if nodes != [first]:
+                return turn.prepare(nodes)
+            turn.places[first] = turn.place_ahead(i)
+            drawn, first = first, len(turn.tokens)
+            self._draw_below(turn, drawn, row)
+        return len(turn.tokens) > first and turn.prepare(turn.go_on())
 
     def _draw_below(self, turn: _Turn, parent: int, row: FloatArray) -> None:
         """Draw the children of one node, whose logits are `row`: float32[vocab]."""

@@ -1,24 +1,28 @@
 """Several drafters in one step, under a controller: lookups first, a draft model where it is worth its time.
 
 The controller plans (`AutoController`); this drafter carries it out: it looks up, lets the draft model draw
-in the lookup's place, beside it or behind it, and proposes the tree of both that the controller cut.
+in the lookup's place, beside it or behind it, and proposes the tree of both that the controller cut. While
+the draft model draws, lookups foretell what it will: drafting is speculated on as decoding is.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from outrider.decoding.auto import AutoController
+from outrider.decoding.context import TokenContext
 from outrider.decoding.plan import Ask, Choice, Drawn, Guide, Node, path_to
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
+
+MOST_FORETOLD = 7  # tokens that a lookup foretells at a time
 
 MIXED = "mixed"  # the source of a draft that both drafters have a part in
 
@@ -66,7 +70,8 @@ class MixedDrafter:
         if self._model is not None and any(choice.draft for choice in choices):
             drafts, stated = self._draw(self._model, jobs, asks, choices)
             drawn = self._clock()
-        trees = self.controller.finish(asks, choices, drafts, drawn - planned)
+        fed = self._model.fed if self._model is not None and drawn > planned else []
+        trees = self.controller.finish(asks, choices, drafts, drawn - planned, fed)
         for job, tree in zip(jobs, trees, strict=True):
             self._proposed[job.request_id] = len(tree)
         found = [_draft(tree, source) for tree, source in zip(trees, stated, strict=True)]
@@ -105,6 +110,8 @@ class MixedDrafter:
         found: list[Drawn | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
         guides: dict[int, _Noting] = {}
+        tellers: list[_Foretelling | None] = []
+        sharers = sum([choice.draft > 0 for choice in choices])
         asked: list[ProposeJob] = []
         for i, (job, ask, choice) in enumerate(zip(jobs, asks, choices, strict=True)):
             if choice.draft:
@@ -114,8 +121,14 @@ class MixedDrafter:
                 if choice.guide is not None:
                     room = ask.room - (len(choice.nodes) if choice.after >= 0 else 0)
                 context = job.context.along(ahead)
-                asked.append(replace(job, context=context, budget=room, guide=guides[i]))
-        for (i, guide), draft in zip(guides.items(), model.propose(asked), strict=True):
+                teller = None
+                if self._lookup is not None and job.allows(self._lookup.name):
+                    teller = _Foretelling(self.controller, self._lookup, ask, choice, sharers=sharers)
+                tellers.append(teller)
+                asked.append(replace(job, context=context, budget=room, guide=guides[i], foretell=teller))
+        for (i, guide), teller, draft in zip(guides.items(), tellers, model.propose(asked), strict=True):
+            if teller is not None:
+                teller.learn(draft)
             if len(draft):
                 alone = draft.probs is not None
                 found[i] = Drawn(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())
@@ -134,8 +147,73 @@ class _Noting:
         self.said.append(confidence)
         return self._guide is not None and self._guide.drew(parent, confidence)
 
-    def frontier(self) -> list[int]:
-        return [len(self.said) - 1] if self._guide is None else self._guide.frontier()
+    def frontier(self, ready: Collection[int] = ()) -> list[int]:
+        return [len(self.said) - 1] if self._guide is None else self._guide.frontier(ready)
+
+
+class _Foretelling:
+    """What lookups expect the draft model to draw for one request.
+
+    That is what `ask.lookup` has behind the chosen node, and where the draft leaves its tree, a lookup anew.
+    sharers: requests that are drafted for in the same passes.
+    """
+
+    def __init__(
+        self, controller: AutoController, drafter: SuffixDrafter, ask: Ask, choice: Choice, *, sharers: int
+    ) -> None:
+        self._controller, self._drafter, self._ask, self._sharers = controller, drafter, ask, sharers
+        self._after = choice.after
+        self._ahead = ask.ahead  # tokens of a context's path before the draft
+        self._below: dict[tuple[int, int], int] = {}  # of the lookup's tree: (parent, token) to the node
+        self._first: dict[int, int] = {}  # the likeliest child
+        if (lookup := ask.lookup) is not None:
+            self._ahead += len(path_to(lookup, choice.after))
+            for node, edge in enumerate(zip(lookup.parents, lookup.tokens, strict=True)):
+                self._below[edge] = node
+                self._first.setdefault(edge[0], node)
+        # What was foretold behind which part of the draft, and how surely.
+        self._told: list[tuple[Sequence[int], list[int], list[float]]] = []
+
+    def __call__(self, context: TokenContext) -> list[int]:
+        drawn = context.path[self._ahead :]
+        tokens, chances = self._in_the_tree(drawn)
+        if not tokens:
+            tokens, chances = self._drafter.follow(self._ask.request_id, context, MOST_FORETOLD)
+        count = self._controller.foretell(self._ask.request_id, chances, self._sharers)
+        self._told.append((drawn, tokens[:count], chances))
+        return tokens[:count]
+
+    def _in_the_tree(self, drawn: Sequence[int]) -> tuple[list[int], list[float]]:
+        """The likeliest path of the lookup behind what was drawn."""
+        lookup, node = self._ask.lookup, self._after
+        tokens: list[int] = []
+        chances: list[float] = []
+        for token in drawn:
+            node = self._below.get((node, token), -2)
+        while lookup is not None and len(tokens) < MOST_FORETOLD and (node := self._first.get(node, -2)) >= 0:
+            tokens.append(lookup.tokens[node])
+            chances.append(lookup.confidence[node])
+        return tokens, chances
+
+    def learn(self, draft: Draft) -> None:
+        """Tell the controller how often the model drew what was foretold, as far as it drew."""
+        drawn = draft.tokens.tolist()
+        below: dict[tuple[int, int], int] = {}
+        first: dict[int, int] = {}
+        for node, edge in enumerate(zip(draft.parents.tolist(), drawn, strict=True)):
+            below[edge] = node
+            first.setdefault(edge[0], node)
+        for path, tokens, chances in self._told:
+            at = -1
+            for token in path:
+                at = below[at, token]
+            for rank, (token, chance) in enumerate(zip(tokens, chances, strict=False), start=1):
+                at = first.get(at, -1)
+                if at < 0:
+                    break
+                self._controller.foretold(self._ask.request_id, rank, chance, drawn[at] == token)
+                if drawn[at] != token:
+                    break
 
 
 def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:

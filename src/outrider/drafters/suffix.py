@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from outrider.decoding.context import TokenContext
 from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
@@ -26,6 +27,7 @@ from outrider.errors import ConfigError
 Namespace: TypeAlias = Callable[[Request], str | None]
 
 MAX_PLACES = 12  # places whose continuations make the tree
+FEW_PLACES = 4  # places whose continuations are worth a look for every token that is drafted
 BARRIER = -1  # parts the outputs in a shared text; no token, so that nothing matches across it
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -178,6 +180,27 @@ class SuffixDrafter:
         if not places:
             return Lookup()
         return self._grow(places, budget)
+
+    def follow(self, request_id: str, context: TokenContext, most: int) -> tuple[list[int], list[float]]:
+        """(tokens, the chance of each given those before) of the likeliest path behind a draft of a text that
+        was looked up in, `most` tokens at most."""
+        text = self._texts[request_id]
+        if text.index is None:
+            return [], []
+        end = [*context.tokens[-MAX_MATCH:], *context.path]
+        places = _places(text.index, text.index.find(end, FEW_PLACES), own=True)
+        if text.namespace is not None and (shared := self.pool.get(text.namespace)) is not None:
+            places += _places(shared, shared.find(end, FEW_PLACES), own=False)
+        tokens: list[int] = []
+        chances: list[float] = []
+        while places and len(tokens) < most:
+            found = self._children(places, len(tokens))
+            if not found:
+                break
+            token, chance, places = max(found, key=lambda child: child[1])
+            tokens.append(token)
+            chances.append(chance)
+        return tokens, chances
 
     def _grow(self, places: list[_Place], budget: int) -> Lookup:
         """Best first: the likeliest open node joins the tree, and its children become open."""

@@ -142,7 +142,7 @@ def test_what_a_text_taught_of_the_draft_model_is_told_when_it_ends() -> None:
             asked = ask(str(text), behind=1)
             (choice,) = controller.plan([asked])
             drawn = Drawn([5, 6], [0.9, 0.9])
-            (tree,) = controller.finish([asked], [choice], [drawn], 0.02)
+            (tree,) = controller.finish([asked], [choice], [drawn], 0.02, [(1, 0), (1, 0)])
             record(controller, tree, len(tree), str(text))
         controller.release(str(text))
         assert len(known.learned) == text, "not from a few tokens"
@@ -158,7 +158,7 @@ def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
         controller.choose(rooms())
         (choice,) = controller.plan([asked])
         drawn = Drawn(list(range(choice.draft)), [0.99] * choice.draft)
-        (tree,) = controller.finish([asked], [choice], [drawn], 0.05)
+        (tree,) = controller.finish([asked], [choice], [drawn], 0.05, [(1, 0)] * choice.draft)
         record(controller, tree, len(tree))
     controller.release("0")
     controller.choose([Room("1", 30, 400)])
@@ -178,7 +178,8 @@ def drawn_at_once(controller: AutoController, texts: int, accepted: int, tokens:
             asked = ask(name, behind=1 if any(drawing) else 60 + at)
             (choice,) = controller.plan([asked])
             drawn = Drawn([5], [0.6]) if choice.draft else None
-            (tree,) = controller.finish([asked], [choice], [drawn], 0.011 if drawn else 0.0)
+            fed = [] if drawn is None else [(asked.behind or 0, max(0, (asked.behind or 0) - 2))]
+            (tree,) = controller.finish([asked], [choice], [drawn], 0.011 if drawn else 0.0, fed)
             record(controller, tree, min(accepted, len(tree)), name)
             drawing.append(drawn is not None)
         controller.release(name)
@@ -220,7 +221,9 @@ def test_the_model_may_go_on_behind_a_short_sure_lookup() -> None:
     (choice,) = controller.plan([ask(lookup=lookup, behind=1)])
     assert (choice.nodes, choice.after) == ([0, 1], 1)
     assert choice.draft > 0
-    (tree,) = controller.finish([ask(lookup=lookup, behind=1)], [choice], [Drawn([9, 5], [0.9, 0.9])], 0.004)
+    (tree,) = controller.finish(
+        [ask(lookup=lookup, behind=1)], [choice], [Drawn([9, 5], [0.9, 0.9])], 0.004, [(2, 0), (1, 0)]
+    )
     assert [(n.token, n.parent, n.drawn) for n in tree] == [(7, -1, 0), (8, 0, 0), (9, 1, 1), (5, 2, 2)]
 
 
@@ -232,7 +235,7 @@ def test_a_stated_chain_or_one_without_trees_stays_a_chain(stated: bool, tree: b
     (choice,) = controller.plan([asked])
     assert choice.draft
     drawn = Drawn([1, 2, 3], [0.9, 0.5, 0.01], stated)
-    (nodes,) = controller.finish([asked], [choice], [drawn], 0.03)
+    (nodes,) = controller.finish([asked], [choice], [drawn], 0.03, [(1, 0)] * len(drawn.tokens))
     tokens = [node.token for node in nodes]
     assert tokens == ([1, 2, 3] if stated else [1, 2, 3][: len(tokens)])
     assert [node.parent for node in nodes] == list(range(-1, len(nodes) - 1))

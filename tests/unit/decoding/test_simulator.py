@@ -6,7 +6,7 @@ OUTRIDER_CASES makes it more of them than the default.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,7 +133,7 @@ def test_branches_are_drawn_on_from_in_one_pass_and_stay_in_the_cache() -> None:
             self.drawn += 1
             return self.drawn == 1
 
-        def frontier(self) -> list[int]:
+        def frontier(self, ready: Collection[int] = ()) -> list[int]:
             return [0, 1] if self.drawn == 2 else []
 
     class Splits(FixedPolicy):
@@ -176,7 +176,7 @@ def test_a_stop_of_the_controller_is_heeded() -> None:
             self.said.append(confidence)
             return False
 
-        def frontier(self) -> list[int]:
+        def frontier(self, ready: Collection[int] = ()) -> list[int]:
             return [len(self.said) - 1] if self.said[-1] > 0.5 else []
 
     class Stops(FixedPolicy):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class Wild:
         self.said.append(confidence)
         return bool(self.random.random() < 0.5)
 
-    def frontier(self) -> list[int]:
+    def frontier(self, ready: Collection[int] = ()) -> list[int]:
         new = range(self.asked, len(self.parents))
         self.asked = len(self.parents)
         return [node for node in new if self.random.random() < 0.8]
@@ -73,7 +73,7 @@ class Greedy(Wild):
         super().drew(parent, confidence)
         return True
 
-    def frontier(self) -> list[int]:
+    def frontier(self, ready: Collection[int] = ()) -> list[int]:
         return [len(self.parents) - 1]
 
 
@@ -93,12 +93,21 @@ class Setting:
         self.samplers[name] = Sampler(params, vocab, [7], seed=9)
         return TokenContext(prompt)
 
-    def drafts(self, budget: int, guide: Guide | None = None, **contexts: TokenContext) -> list[Draft]:
-        jobs = [ProposeJob(n, context, budget, self.samplers[n], guide) for n, context in contexts.items()]
+    def drafts(
+        self,
+        budget: int,
+        guide: Guide | None = None,
+        foretell: Callable[[TokenContext], list[int]] | None = None,
+        **contexts: TokenContext,
+    ) -> list[Draft]:
+        jobs = [
+            ProposeJob(n, context, budget, self.samplers[n], guide, foretell)
+            for n, context in contexts.items()
+        ]
         return self.drafter.propose(jobs)
 
     def propose(self, budget: int, **contexts: TokenContext) -> list[list[int]]:
-        return [draft.tokens.tolist() for draft in self.drafts(budget, None, **contexts)]
+        return [draft.tokens.tolist() for draft in self.drafts(budget, None, None, **contexts)]
 
     def distribution(self, name: str, context: TokenContext, path: list[int]) -> Distribution:
         """What the model itself would draw from after `path`, from an empty cache."""
@@ -391,6 +400,116 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         confirmed = len(context.tokens) - behind
 
 
+class Teller:
+    """Foretells what the model will draw, some of it wrongly, some with ids that it does not know."""
+
+    def __init__(self, setting: Setting, seed: int, sure: float) -> None:
+        self.setting, self.random, self.sure = setting, np.random.default_rng(seed), sure
+
+    def __call__(self, context: TokenContext) -> list[int]:
+        told: list[int] = []
+        for _ in range(int(self.random.integers(5))):
+            # (`distribution` and `expected` take the path apart from the context.)
+            whole = TokenContext([*context.tokens, *context.path, *told])
+            (row,) = ToyModel(VOCAB, seed=3).forward([_whole(ToyModel(VOCAB, seed=3), whole.tokens)])
+            along = context.along(told)
+            token = self.setting.samplers["a"].token(row[0], along)
+            told.append(token if self.random.random() < self.sure else int(self.random.integers(VOCAB + 3)))
+            if told[-1] != token:
+                break
+        return told
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(-1, 8), st.integers(0, VOCAB - 1)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([0.0, 0.8]),
+    st.lists(st.integers(0, VOCAB - 1), max_size=2),
+    st.sampled_from([0.0, 0.7, 1.0]),
+    st.sampled_from([None, 12, 20]),
+)
+def test_foretelling_changes_no_draft_and_no_later_one(
+    steps: list[tuple[int, int, int, int]],
+    temperature: float,
+    ahead: list[int],
+    sure: float,
+    room: int | None,
+) -> None:
+    """Chains (a kept node of -1 among others) and trees, beside a drafter that is told nothing."""
+    told, alone = (Setting(chunk=4, max_context=room) for _ in range(2))
+    params = SamplingParams(max_tokens=100, temperature=temperature, presence_penalty=0.5)
+    contexts = [setting.start("a", [1, 2, 3], params) for setting in (told, alone)]
+    for budget, seed, kept, token in steps:
+        guides = [None if seed % 3 == 0 else Wild(seed) for _ in contexts]
+        teller = Teller(told, seed, sure)
+        (draft,) = told.drafts(budget, guides[0], teller, a=contexts[0].along(ahead))
+        (same,) = alone.drafts(budget, guides[1], a=contexts[1].along(ahead))
+        assert draft.tokens.tolist() == same.tokens.tolist()
+        assert draft.parents.tolist() == same.parents.tolist()
+        right = (ahead + paths(draft)[kept]) if 0 <= kept < len(draft) else []
+        for context in contexts:
+            for accepted in (*right, token):
+                context.append(accepted)
+
+
+@pytest.mark.parametrize("twin", [None, "place", "row"])
+def test_a_foretold_token_in_the_wrong_place_or_unasked_is_caught(
+    twin: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, feed = _Turn.place_ahead, _Turn.next_feed
+    if twin == "place":
+        monkeypatch.setattr(_Turn, "place_ahead", lambda turn, i: place(turn, max(0, i - 1)))
+    elif twin == "row":  # every foretold token's row is the frontier's
+
+        def wrong(turn: _Turn, size: int | None) -> tuple[list[int], list[int], list[int]]:
+            tokens, parents, rows = feed(turn, size)
+            return tokens, parents, [min(row, rows[0]) for row in rows]
+
+        monkeypatch.setattr(_Turn, "next_feed", wrong)
+    caught = 0
+    for seed in range(12):
+        setting = Setting()
+        context = setting.start(
+            "a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+        )
+        try:
+            for token in (4, 9):
+                (draft,) = setting.drafts(7, None, Teller(setting, seed, 0.8), a=context)
+                assert draft.tokens.tolist() == setting.expected("a", context, 7)
+                for accepted in draft.tokens.tolist():
+                    context.append(accepted)
+                context.append(token)
+        except (AssertionError, ValueError):
+            caught += 1
+    assert bool(caught) == (twin is not None)
+
+
+def test_what_is_foretold_rightly_takes_no_pass() -> None:
+    setting = Setting()
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    context = setting.start("a", [1, 2, 3], params)
+    expected = setting.expected("a", context, 7)
+
+    def teller(context: TokenContext) -> list[int]:
+        at = len(context.path)
+        return [*expected[at : at + 2], 31 - expected[at + 2]] if at + 2 < len(expected) else expected[at:]
+
+    (draft,) = setting.drafts(7, None, teller, a=context)
+    assert draft.tokens.tolist() == expected
+    assert setting.model.passes == [[3 + 3], [1 + 3], [1]], (
+        "three tokens a pass, one of them foretold wrongly"
+    )
+    assert setting.drafter.fed == [(6, 1), (4, 0), (1, 0)], "of the prompt a token more than a step leaves"
+    context.append(expected[0])
+    context.append(expected[1])
+    setting.drafts(1, None, None, a=context)
+    assert setting.drafter.fed == [(1, 0)], "what was foretold rightly is in the cache"
+
+
 class FirstSlots(ToyCache):
     """Keeps as many slots as it should, but the first ones."""
 
@@ -398,9 +517,9 @@ class FirstSlots(ToyCache):
         super().keep(base, range(base, base + len(slots)))
 
 
-def hangs_from_all(turn: _Turn) -> bool:
+def hangs_from_all(turn: _Turn, frontier: list[int]) -> bool:
     """Hangs every token from all that was fed before."""
-    more = prepare(turn)
+    more = prepare(turn, frontier)
     turn.above = list(range(-1, len(turn.feed) - 1))
     return more
 
@@ -441,7 +560,7 @@ def test_branches_share_passes() -> None:
             super().drew(parent, confidence)
             return self.parents.count(parent) < 2
 
-        def frontier(self) -> list[int]:
+        def frontier(self, ready: Collection[int] = ()) -> list[int]:
             new = list(range(self.asked, len(self.parents)))
             self.asked = len(self.parents)
             return new[:2]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Ask, Choice, Drawn, Node
+from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Node
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Draft, StepRecord, Verdict
@@ -200,7 +200,7 @@ def test_a_model_stops_where_it_is_told() -> None:
             told.append(said)
             return False
 
-        def frontier(self) -> list[int]:
+        def frontier(self, ready: Collection[int] = ()) -> list[int]:
             return [len(told) - 1] if len(told) < 3 else []
 
     model = DraftModelDrafter(draft())
@@ -294,9 +294,10 @@ def test_chains_carry_what_was_said() -> None:
             choices: Sequence[Choice],
             chains: Sequence[Drawn | None],
             seconds: float = 0.0,
+            fed: Sequence[Fed] = (),
         ) -> list[list[Node]]:
             noted.extend(chains)
-            return super().finish(asks, choices, chains, seconds)
+            return super().finish(asks, choices, chains, seconds, fed)
 
     controller = Notes(CostModel(COSTS), CostModel({1: 0.004}))
     drafter = MixedDrafter(controller, None, DraftModelDrafter(draft()))
