@@ -11,7 +11,7 @@ from outrider.decoding.costs import CostModel
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Node, chosen, merge
 
-START = 0.7  # chance of its tokens before anything is known
+START = 0.8  # chance of its tokens before anything is known
 KNOWN = 48.0  # tokens of evidence from which what was learned is worth keeping
 FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
 START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
@@ -22,7 +22,7 @@ BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
 DEAR = 8.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
-LONGEST_WAIT = 2.0  # times its price that it waits for at most
+LONGEST_WAIT = 1.5  # times its price that it waits for at most
 
 
 class Experience(Protocol):

@@ -14,15 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.decoding.auto import AutoController
-from outrider.decoding.context import TokenContext
 from outrider.decoding.plan import Ask, Choice, Drawn, Guide, Node, path_to
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.foretelling import Foretelling, Rest
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
-
-MOST_FORETOLD = 7  # tokens that a lookup foretells at a time
 
 MIXED = "mixed"  # the source of a draft that both drafters have a part in
 
@@ -50,6 +48,7 @@ class MixedDrafter:
         self.controller, self._lookup, self._model = controller, lookup, model
         self._clock = clock
         self._proposed: dict[str, int] = {}  # nodes that were proposed, of each request
+        self._rests: dict[str, Rest] = {}  # the last draft of the draft model, of each request
 
     @property
     def needs(self) -> frozenset[str]:
@@ -86,6 +85,7 @@ class MixedDrafter:
 
     def end(self, request_id: str) -> None:
         self._proposed.pop(request_id, None)
+        self._rests.pop(request_id, None)
         for drafter in (self._lookup, self._model):
             if drafter is not None:
                 drafter.end(request_id)
@@ -110,7 +110,7 @@ class MixedDrafter:
         found: list[Drawn | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
         guides: dict[int, _Noting] = {}
-        tellers: list[_Foretelling | None] = []
+        tellers: list[Foretelling | None] = []
         sharers = sum([choice.draft > 0 for choice in choices])
         asked: list[ProposeJob] = []
         for i, (job, ask, choice) in enumerate(zip(jobs, asks, choices, strict=True)):
@@ -123,12 +123,15 @@ class MixedDrafter:
                 context = job.context.along(ahead)
                 teller = None
                 if self._lookup is not None and job.allows(self._lookup.name):
-                    teller = _Foretelling(self.controller, self._lookup, ask, choice, sharers=sharers)
+                    rest = self._rests.get(job.request_id)
+                    teller = Foretelling(
+                        self.controller, self._lookup, ask, choice, rest=rest, sharers=sharers
+                    )
                 tellers.append(teller)
                 asked.append(replace(job, context=context, budget=room, guide=guides[i], foretell=teller))
         for (i, guide), teller, draft in zip(guides.items(), tellers, model.propose(asked), strict=True):
             if teller is not None:
-                teller.learn(draft)
+                self._rests[jobs[i].request_id] = teller.learn(draft, jobs[i].context)
             if len(draft):
                 alone = draft.probs is not None
                 found[i] = Drawn(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())
@@ -149,71 +152,6 @@ class _Noting:
 
     def frontier(self, ready: Collection[int] = ()) -> list[int]:
         return [len(self.said) - 1] if self._guide is None else self._guide.frontier(ready)
-
-
-class _Foretelling:
-    """What lookups expect the draft model to draw for one request.
-
-    That is what `ask.lookup` has behind the chosen node, and where the draft leaves its tree, a lookup anew.
-    sharers: requests that are drafted for in the same passes.
-    """
-
-    def __init__(
-        self, controller: AutoController, drafter: SuffixDrafter, ask: Ask, choice: Choice, *, sharers: int
-    ) -> None:
-        self._controller, self._drafter, self._ask, self._sharers = controller, drafter, ask, sharers
-        self._after = choice.after
-        self._ahead = ask.ahead  # tokens of a context's path before the draft
-        self._below: dict[tuple[int, int], int] = {}  # of the lookup's tree: (parent, token) to the node
-        self._first: dict[int, int] = {}  # the likeliest child
-        if (lookup := ask.lookup) is not None:
-            self._ahead += len(path_to(lookup, choice.after))
-            for node, edge in enumerate(zip(lookup.parents, lookup.tokens, strict=True)):
-                self._below[edge] = node
-                self._first.setdefault(edge[0], node)
-        # What was foretold behind which part of the draft, and how surely.
-        self._told: list[tuple[Sequence[int], list[int], list[float]]] = []
-
-    def __call__(self, context: TokenContext) -> list[int]:
-        drawn = context.path[self._ahead :]
-        tokens, chances = self._in_the_tree(drawn)
-        if not tokens:
-            tokens, chances = self._drafter.follow(self._ask.request_id, context, MOST_FORETOLD)
-        count = self._controller.foretell(self._ask.request_id, chances, self._sharers)
-        self._told.append((drawn, tokens[:count], chances))
-        return tokens[:count]
-
-    def _in_the_tree(self, drawn: Sequence[int]) -> tuple[list[int], list[float]]:
-        """The likeliest path of the lookup behind what was drawn."""
-        lookup, node = self._ask.lookup, self._after
-        tokens: list[int] = []
-        chances: list[float] = []
-        for token in drawn:
-            node = self._below.get((node, token), -2)
-        while lookup is not None and len(tokens) < MOST_FORETOLD and (node := self._first.get(node, -2)) >= 0:
-            tokens.append(lookup.tokens[node])
-            chances.append(lookup.confidence[node])
-        return tokens, chances
-
-    def learn(self, draft: Draft) -> None:
-        """Tell the controller how often the model drew what was foretold, as far as it drew."""
-        drawn = draft.tokens.tolist()
-        below: dict[tuple[int, int], int] = {}
-        first: dict[int, int] = {}
-        for node, edge in enumerate(zip(draft.parents.tolist(), drawn, strict=True)):
-            below[edge] = node
-            first.setdefault(edge[0], node)
-        for path, tokens, chances in self._told:
-            at = -1
-            for token in path:
-                at = below[at, token]
-            for rank, (token, chance) in enumerate(zip(tokens, chances, strict=False), start=1):
-                at = first.get(at, -1)
-                if at < 0:
-                    break
-                self._controller.foretold(self._ask.request_id, rank, chance, drawn[at] == token)
-                if drawn[at] != token:
-                    break
 
 
 def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:

@@ -16,7 +16,7 @@ from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Verdict
 from outrider.decoding.verify import check_draft
 from outrider.drafters.grams import CHAIN, MAX_MATCH, SIZES, GramIndex, Match
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.suffix import FEW_PLACES, SuffixDrafter
 from outrider.errors import ConfigError
 
 SAMPLER = Sampler(SamplingParams(), 64)
@@ -147,6 +147,41 @@ def test_a_chain_is_the_likeliest_child_each_time(text: list[int], budget: int) 
         children = {p: c for p, c in wanted.items() if p[:-1] == path and len(p) == len(path) + 1}
         path = (*path, token)
         assert children[path] == pytest.approx(max(children.values()))
+
+
+@given(texts, st.lists(st.integers(0, 3), max_size=4), st.integers(1, 8))
+def test_what_follows_a_draft_is_what_would_follow_such_a_text(
+    text: list[int], path: list[int], most: int
+) -> None:
+    """(The few places that are looked at agree with the many on short texts' likeliest path most often; here
+    that is all that there is.)"""
+    drafter = SuffixDrafter()
+    context = start(drafter, text)
+    assert drafter.follow("r", context.along(path), most) == ([], []), "not looked up in yet"
+    look(drafter, context)
+    tokens, chances = drafter.follow("r", context.along(path), most)
+    assert len(tokens) == len(chances) <= most
+    assert all(0.0 < chance < 1.0 for chance in chances)
+    end = [*text, *path]
+    longest = max((m.length for m in reference(text, end, FEW_PLACES)), default=0)
+    if not longest:
+        assert tokens == []
+    else:
+        follows = {text[i] for i in range(1, len(text)) if text[i - 1] == end[-1]}
+        assert not tokens or tokens[0] in follows
+
+
+def test_a_draft_is_followed_into_outputs_of_the_same_namespace() -> None:
+    drafter = SuffixDrafter(namespace=lambda request: request.request_id[0])
+    written = start(drafter, [1, 2], "a1")
+    for token in (40, 41, 42, 43):
+        written.append(token)
+    look(drafter, written, name="a1")
+    drafter.end("a1")
+    for name, expected in (("a2", [42, 43]), ("b1", [])):
+        context = start(drafter, [5, 6], name)
+        look(drafter, context, name=name)
+        assert drafter.follow(name, context.along([40, 41]), 8)[0] == expected
 
 
 def test_drafts_are_what_an_engine_can_score() -> None:

@@ -1,0 +1,127 @@
+"""What a draft model is expected to draw, so that it need not take a pass for every token.
+
+Drafting is decoding too, and can be speculated on in the same way (cascades of drafts: Chen et al. 2023,
+"Cascade Speculative Drafting"): a lookup foretells what the draft model draws, and the rest of its last draft
+does, where the target put another token in its place and the text goes on as it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.decoding.auto import AutoController
+from outrider.decoding.context import TokenContext
+from outrider.decoding.plan import Ask, Choice, path_to
+from outrider.decoding.types import Draft
+from outrider.drafters.suffix import SuffixDrafter
+
+MOST = 7  # tokens that are foretold at a time
+OF_A_REST = 0.3  # confidence in the rest of a draft, for a calibration to correct
+SHIFTS = (0, 1, -1, 2, -2)  # tokens by which the text may have fallen behind a draft, or overtaken it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rest:
+    """A draft's likeliest row: its tokens, and the index that the first would have in the text."""
+
+    start: int
+    tokens: list[int]
+
+    def after(self, context: TokenContext) -> list[int]:
+        """What may follow the context: the row from behind the context's last token on, if that is about
+        there in it; behind the text itself, whatever it has in the place of the row's tokens."""
+        at = context.position - self.start
+        last = context.path[-1] if context.path else context.tokens[-1]
+        for shift in SHIFTS:
+            if 0 < at + shift <= len(self.tokens) and self.tokens[at + shift - 1] == last:
+                at += shift
+                break
+        else:
+            if context.path:
+                return []
+        return self.tokens[at : at + MOST] if at > 0 else []
+
+
+class Foretelling:
+    """What lookups expect the draft model to draw for one request.
+
+    That is what `ask.lookup` has behind the chosen node, and where the draft leaves its tree, a lookup anew;
+    where lookups find nothing of use, the rest of the last draft.
+    sharers: requests that are drafted for in the same passes.
+    """
+
+    def __init__(
+        self,
+        controller: AutoController,
+        drafter: SuffixDrafter,
+        ask: Ask,
+        choice: Choice,
+        *,
+        rest: Rest | None,
+        sharers: int,
+    ) -> None:
+        self._controller, self._drafter, self._ask = controller, drafter, ask
+        self._rest, self._sharers = rest, sharers
+        self._after = choice.after
+        self._ahead = ask.ahead  # tokens of a context's path before the draft
+        self._below: dict[tuple[int, int], int] = {}  # of the lookup's tree: (parent, token) to the node
+        self._first: dict[int, int] = {}  # the likeliest child
+        if (lookup := ask.lookup) is not None:
+            self._ahead += len(path_to(lookup, choice.after))
+            for node, edge in enumerate(zip(lookup.parents, lookup.tokens, strict=True)):
+                self._below[edge] = node
+                self._first.setdefault(edge[0], node)
+        # What was foretold behind which part of the draft, and how surely.
+        self._told: list[tuple[Sequence[int], list[int], list[float]]] = []
+
+    def __call__(self, context: TokenContext) -> list[int]:
+        drawn = context.path[self._ahead :]
+        tokens, chances = self._in_the_tree(drawn)
+        if not tokens:
+            tokens, chances = self._drafter.follow(self._ask.request_id, context, MOST)
+        if self._rest is not None and (not tokens or chances[0] < OF_A_REST):
+            rest = self._rest.after(context)
+            tokens, chances = (rest, [OF_A_REST] * len(rest)) if rest else (tokens, chances)
+        count = self._controller.foretell(self._ask.request_id, chances, self._sharers)
+        self._told.append((drawn, tokens[:count], chances))
+        return tokens[:count]
+
+    def _in_the_tree(self, drawn: Sequence[int]) -> tuple[list[int], list[float]]:
+        """The likeliest path of the lookup behind what was drawn."""
+        lookup, node = self._ask.lookup, self._after
+        tokens: list[int] = []
+        chances: list[float] = []
+        for token in drawn:
+            node = self._below.get((node, token), -2)
+        while lookup is not None and len(tokens) < MOST and (node := self._first.get(node, -2)) >= 0:
+            tokens.append(lookup.tokens[node])
+            chances.append(lookup.confidence[node])
+        return tokens, chances
+
+    def learn(self, draft: Draft, context: TokenContext) -> Rest:
+        """Tell the controller how often the model drew what was foretold, as far as it drew. Returns what the
+        draft's likeliest row would put behind the context."""
+        drawn = draft.tokens.tolist()
+        below: dict[tuple[int, int], int] = {}
+        first: dict[int, int] = {}
+        for node, edge in enumerate(zip(draft.parents.tolist(), drawn, strict=True)):
+            below[edge] = node
+            first.setdefault(edge[0], node)
+        for path, tokens, chances in self._told:
+            at = -1
+            for token in path:
+                at = below[at, token]
+            for rank, (token, chance) in enumerate(zip(tokens, chances, strict=False), start=1):
+                at = first.get(at, -1)
+                if at < 0:
+                    break
+                self._controller.foretold(self._ask.request_id, rank, chance, drawn[at] == token)
+                if drawn[at] != token:
+                    break
+        row: list[int] = []
+        at = first.get(-1, -1)
+        while at >= 0:
+            row.append(drawn[at])
+            at = first.get(at, -1)
+        return Rest(context.position + self._ahead - self._ask.ahead, row)
