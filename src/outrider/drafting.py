@@ -29,8 +29,6 @@ from outrider.speculative import (
     SuffixConfig,
 )
 
-PATIENCE = 32  # tokens of a text that a draft model reads in one step: about as long as a pass of the target
-
 Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
 """What a model's passes cost, with the logits of some blocks of its vocabulary (see `BlockModel`) or all."""
 
@@ -124,7 +122,6 @@ def make_drafting(
             draft.model,
             common_size=draft.common_size,
             max_context=choice.max_model_len,
-            patience=PATIENCE if isinstance(choice, AutoConfig) else None,
             draws=_draws(choice, verifier),
         )
     if isinstance(choice, AutoConfig):

@@ -227,6 +227,11 @@ class AutoController:
             self._rest(self._states[ask.request_id], gain, choice.draft > 0)
         return choices
 
+    @property
+    def alone(self) -> bool:
+        """Whether one text has the step to itself."""
+        return self._base == 1
+
     def foretell(self, request_id: str, confidence: Sequence[float], sharers: int) -> int:
         """See `Drawing.foretell`; 0 without a draft model."""
         return 0 if self.drawing is None else self.drawing.foretell(request_id, confidence, sharers)

@@ -180,8 +180,7 @@ class DraftModelDrafter:
 
     Each request has a cache of its own, which catches up only when the request next drafts: what the
     target did not keep is rolled back, and what it wrote since is fed in chunks of at most `chunk`
-    tokens. With a `patience`, at most so many tokens are fed in a call before anything is drawn, so that no
-    text has to wait for another's prompt: who has more to catch up gets an empty draft. Tokens are chosen by
+    tokens. Tokens are chosen by
     the request's own sampling parameters, from ids below common_size, the part of the vocabulary that both
     models share. A draft ends early at a stop token or where the draft model's context does.
 
@@ -207,14 +206,12 @@ class DraftModelDrafter:
         common_size: int | None = None,
         max_context: int | None = None,
         chunk: int = 512,
-        patience: int | None = None,
         draws: Draws = "shared",
     ) -> None:
         self._model = model
         self._common_size = min(model.vocab_size, common_size or model.vocab_size)
         self._max_context = min(model.max_positions, max_context or model.max_positions)
         self._chunk = chunk
-        self._patience = patience
         self._draws = draws
         self._always = frequent(model)
         self._capacity: dict[str, int] = {}
@@ -234,20 +231,22 @@ class DraftModelDrafter:
         wanted = self._max_context if most is None else len(request.prompt) + most
         self._capacity[request.request_id] = min(self._max_context, wanted)
 
-    def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
+    def propose(self, jobs: Sequence[ProposeJob], patience: int | None = None) -> list[Draft]:
+        """With a `patience`, at most so many tokens are fed before anything is drawn, so that no text has to
+        wait for another's prompt: who has more to catch up gets an empty draft."""
         self.fed = []
         turns = [self._turn(job) for job in jobs]
-        active = self._caught_up([turn for turn in turns if turn is not None])
+        active = [turn for turn in turns if turn is not None]
+        if patience is not None:
+            active = self._caught_up(active, patience)
         while active:
             rows = self._forward(active)
             active = [turn for turn, row in zip(active, rows, strict=True) if self._draw(turn, row)]
         return [Draft.empty(self.name) if turn is None else turn.draft(self.name) for turn in turns]
 
-    def _caught_up(self, turns: list[_Turn]) -> list[_Turn]:
-        """Those that may draw now. One that has more to be fed than there is patience for is fed as much."""
-        if self._patience is None:
-            return turns
-        ready, left = [], self._patience
+    def _caught_up(self, turns: list[_Turn], left: int) -> list[_Turn]:
+        """Those that may draw now; one that has more to be fed than is left of the patience is fed that."""
+        ready = []
         for turn in sorted(turns, key=lambda turn: len(turn.feed)):
             size = len(turn.feed)
             if size <= max(2, left):  # two tokens are what every step leaves to be fed

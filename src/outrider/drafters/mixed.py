@@ -22,6 +22,9 @@ from outrider.drafters.foretelling import Foretelling, Rest
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
 
+# Tokens of a text that the draft model reads in one step before it draws: about as long as a pass of the
+# target takes; and where no other text waits.
+PATIENCE, PATIENCE_ALONE = 32, 256
 MIXED = "mixed"  # the source of a draft that both drafters have a part in
 
 
@@ -129,7 +132,8 @@ class MixedDrafter:
                     )
                 tellers.append(teller)
                 asked.append(replace(job, context=context, budget=room, guide=guides[i], foretell=teller))
-        for (i, guide), teller, draft in zip(guides.items(), tellers, model.propose(asked), strict=True):
+        drafts = model.propose(asked, PATIENCE_ALONE if self.controller.alone else PATIENCE)
+        for (i, guide), teller, draft in zip(guides.items(), tellers, drafts, strict=True):
             if teller is not None:
                 self._rests[jobs[i].request_id] = teller.learn(draft, jobs[i].context)
             if len(draft):

@@ -674,7 +674,7 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
             passes.append(sum(len(item.tokens) for item in items))
             return super().forward(items)
 
-    drafter = DraftModelDrafter(Watched(), patience=8)
+    drafter = DraftModelDrafter(Watched())
     whole = DraftModelDrafter(ToyModel())
     params = SamplingParams(temperature=0.0, max_tokens=40)
     texts = {"long": [i % 60 for i in range(20)], "short": [5, 6, 7]}
@@ -686,7 +686,7 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
     sizes = []
     for _ in range(4):
         passes.clear()
-        drafts = drafter.propose(jobs)
+        drafts = drafter.propose(jobs, patience=8)
         sizes.append([len(draft) for draft in drafts])
         assert max(passes) <= 8
     assert sizes == [[0, 2], [0, 2], [0, 2], [2, 2]], "the short text does not wait for the long one"

@@ -307,3 +307,20 @@ def test_chains_carry_what_was_said() -> None:
     assert chain is not None
     assert len(chain.tokens) == len(chain.confidence) >= 1
     assert None not in chain.confidence
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_prompt_is_read_in_few_steps_where_no_other_text_waits(others: int) -> None:
+    controller, drafter = make(lookup=False)
+    prompt = [i % VOCAB for i in range(100)]
+    steps = 0
+    for name in ("r", "other")[: 1 + others]:
+        drafter.begin(Request(name, tuple(prompt), PARAMS))
+    context = TokenContext(prompt)
+    while True:
+        controller.choose([Room(name, 39, len(prompt)) for name in ("r", "other")[: 1 + others]])
+        (found,) = drafter.propose([job(context)])
+        if len(found):
+            break
+        steps += 1
+    assert steps == (0, 3)[others]
