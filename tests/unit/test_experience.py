@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from outrider import experience
 from outrider.config import EngineConfig
+from outrider.decoding.drawing import START
 from outrider.experience import PLAUSIBLE, Experience, of_pair
 from outrider.models.open import open_model
 from outrider.pipeline import build_all
@@ -101,4 +102,4 @@ def test_auto_begins_with_what_the_process_before_it_learned(
     assert list((tmp_path / "cache" / experience.FOLDER).iterdir())
     (again, _) = build_all(config, choices)
     after = again.drafting.controller.drawing.accepted.mean  # type: ignore[attr-defined]
-    assert (before, after) == (pytest.approx(0.7), pytest.approx(0.31))
+    assert (before, after) == (pytest.approx(START), pytest.approx(0.31))
