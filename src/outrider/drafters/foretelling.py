@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from outrider.decoding.auto import AutoController
 from outrider.decoding.context import TokenContext
-from outrider.decoding.plan import Ask, Choice, path_to
+from outrider.decoding.plan import Ask
 from outrider.decoding.types import Draft
 from outrider.drafters.suffix import SuffixDrafter
 
@@ -46,8 +46,9 @@ class Rest:
 class Foretelling:
     """What lookups expect the draft model to draw for one request.
 
-    That is what `ask.lookup` has behind the chosen node, and where the draft leaves its tree, a lookup anew;
+    That is what `ask.lookup` has behind the node `after`, and where the draft leaves its tree, a lookup anew;
     where lookups find nothing of use, the rest of the last draft.
+    start:   where the draft starts.
     sharers: requests that are drafted for in the same passes.
     """
 
@@ -56,27 +57,22 @@ class Foretelling:
         controller: AutoController,
         drafter: SuffixDrafter,
         ask: Ask,
-        choice: Choice,
+        start: TokenContext,
+        after: int = -1,
         *,
         rest: Rest | None,
         sharers: int,
     ) -> None:
         self._controller, self._drafter, self._ask = controller, drafter, ask
         self._rest, self._sharers = rest, sharers
-        self._after = choice.after
-        self._ahead = ask.ahead  # tokens of a context's path before the draft
-        self._below: dict[tuple[int, int], int] = {}  # of the lookup's tree: (parent, token) to the node
-        self._first: dict[int, int] = {}  # the likeliest child
-        if (lookup := ask.lookup) is not None:
-            self._ahead += len(path_to(lookup, choice.after))
-            for node, edge in enumerate(zip(lookup.parents, lookup.tokens, strict=True)):
-                self._below[edge] = node
-                self._first.setdefault(edge[0], node)
+        self._start, self._after = start, after
+        tree = ([], []) if ask.lookup is None else (ask.lookup.parents, ask.lookup.tokens)
+        self._below, self._first = _children(*tree)
         # What was foretold behind which part of the draft, and how surely.
         self._told: list[tuple[Sequence[int], list[int], list[float]]] = []
 
     def __call__(self, context: TokenContext) -> list[int]:
-        drawn = context.path[self._ahead :]
+        drawn = context.path[len(self._start.path) :]
         tokens, chances = self._in_the_tree(drawn)
         if not tokens:
             tokens, chances = self._drafter.follow(self._ask.request_id, context, MOST)
@@ -99,15 +95,11 @@ class Foretelling:
             chances.append(lookup.confidence[node])
         return tokens, chances
 
-    def learn(self, draft: Draft, context: TokenContext) -> Rest:
-        """Tell the controller how often the model drew what was foretold, as far as it drew. Returns what the
-        draft's likeliest row would put behind the context."""
+    def learn(self, draft: Draft) -> Rest:
+        """Tell the controller how often the model drew what was foretold, as far as it drew. Returns the
+        draft's likeliest row."""
         drawn = draft.tokens.tolist()
-        below: dict[tuple[int, int], int] = {}
-        first: dict[int, int] = {}
-        for node, edge in enumerate(zip(draft.parents.tolist(), drawn, strict=True)):
-            below[edge] = node
-            first.setdefault(edge[0], node)
+        below, first = _children(draft.parents.tolist(), drawn)
         for path, tokens, chances in self._told:
             at = -1
             for token in path:
@@ -124,4 +116,16 @@ class Foretelling:
         while at >= 0:
             row.append(drawn[at])
             at = first.get(at, -1)
-        return Rest(context.position + self._ahead - self._ask.ahead, row)
+        return Rest(self._start.position, row)
+
+
+def _children(
+    parents: Sequence[int], tokens: Sequence[int]
+) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
+    """Of a tree: (the node for each parent and token, the first and so likeliest child of each parent)."""
+    below: dict[tuple[int, int], int] = {}
+    first: dict[int, int] = {}
+    for node, edge in enumerate(zip(parents, tokens, strict=True)):
+        below[edge] = node
+        first.setdefault(edge[0], node)
+    return below, first

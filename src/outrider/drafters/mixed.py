@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.decoding.auto import AutoController
-from outrider.decoding.plan import Ask, Choice, Drawn, Guide, Node, path_to
+from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Guide, Node, path_to
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -69,10 +69,10 @@ class MixedDrafter:
         planned = drawn = self._clock()
         drafts: list[Drawn | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
+        fed: Sequence[Fed] = ()
         if self._model is not None and any(choice.draft for choice in choices):
             drafts, stated = self._draw(self._model, jobs, asks, choices)
-            drawn = self._clock()
-        fed = self._model.fed if self._model is not None and drawn > planned else []
+            drawn, fed = self._clock(), self._model.fed
         trees = self.controller.finish(asks, choices, drafts, drawn - planned, fed)
         for job, tree in zip(jobs, trees, strict=True):
             self._proposed[job.request_id] = len(tree)
@@ -128,14 +128,14 @@ class MixedDrafter:
                 if self._lookup is not None and job.allows(self._lookup.name):
                     rest = self._rests.get(job.request_id)
                     teller = Foretelling(
-                        self.controller, self._lookup, ask, choice, rest=rest, sharers=sharers
+                        self.controller, self._lookup, ask, context, choice.after, rest=rest, sharers=sharers
                     )
                 tellers.append(teller)
                 asked.append(replace(job, context=context, budget=room, guide=guides[i], foretell=teller))
         drafts = model.propose(asked, PATIENCE_ALONE if self.controller.alone else PATIENCE)
         for (i, guide), teller, draft in zip(guides.items(), tellers, drafts, strict=True):
             if teller is not None:
-                self._rests[jobs[i].request_id] = teller.learn(draft, jobs[i].context)
+                self._rests[jobs[i].request_id] = teller.learn(draft)
             if len(draft):
                 alone = draft.probs is not None
                 found[i] = Drawn(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())

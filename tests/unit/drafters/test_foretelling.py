@@ -9,7 +9,7 @@ from outrider.decoding.auto import AutoController
 from outrider.decoding.context import TokenContext
 from outrider.decoding.costs import CostModel
 from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Ask, Choice, Lookup
+from outrider.decoding.plan import Ask, Lookup, path_to
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Draft
@@ -43,7 +43,8 @@ def make(
     drafter.begin(Request("r", tuple(text), SamplingParams()))
     drafter.look(ProposeJob("r", context, 1, Sampler(SamplingParams(), 64)), 1)  # into its index
     ask = Ask("r", 16, len(text), lookup, 1)
-    teller = Foretelling(controller or Told(), drafter, ask, Choice(after=after), rest=rest, sharers=1)
+    start = context if lookup is None else context.along(path_to(lookup, after))
+    teller = Foretelling(controller or Told(), drafter, ask, start, after, rest=rest, sharers=1)
     return teller, context
 
 
@@ -109,11 +110,11 @@ def test_it_learns_from_first_choices_as_far_as_they_were_drawn() -> None:
     controller = Told()
     teller, context = make(Lookup([9, 1, 2], [-1, 0, 1], [0.9, 0.8, 0.7]), controller=controller)
     assert teller(context) == [9, 1, 2]
-    found = teller.learn(draft([9, 4, 1], [-1, -1, 0]), context)
+    found = teller.learn(draft([9, 4, 1], [-1, -1, 0]))
     assert controller.told == [(1, 0.9, True), (2, 0.8, True)], "of the third nothing is known"
     assert (found.start, found.tokens) == (len(TEXT), [9, 1])
     controller.told.clear()
-    found = teller.learn(draft([4, 9], [-1, -1]), context)
+    found = teller.learn(draft([4, 9], [-1, -1]))
     assert controller.told == [(1, 0.9, False)], "a second choice is not what was drawn"
     assert found.tokens == [4]
-    assert teller.learn(draft([], []), context).tokens == []
+    assert teller.learn(draft([], [])).tokens == []
