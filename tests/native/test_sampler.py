@@ -166,6 +166,9 @@ def test_noise_is_the_specified_noise() -> None:
         noise, wanted = _sampler.token_noise(seed, position, ids), rng.gumbel(seed, position, ids)
         assert np.abs(noise - wanted).max() <= 4 * np.spacing(16.0)
         assert np.abs(noise - rng.gumbel(seed, position + 1, ids)).max() > 1.0
+        for rows, specified in ((NativeRows(), noise), (None, wanted)):
+            sampler = Sampler(SamplingParams(temperature=0.7), 70_000, seed=seed, rows=rows)
+            assert (sampler.noise(position, ids) == specified).all()
 
 
 def test_masses_are_exponentials_to_the_last_place() -> None:

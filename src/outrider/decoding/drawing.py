@@ -21,8 +21,9 @@ SHARE_MEMORY = 0.95  # of what is known of that, after one more draft
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
-DEAR = 8.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
-LONGEST_WAIT = 1.5  # times its price that it waits for at most
+DEAR = 6.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
+LONGEST_WAIT = 2.5  # times its price that it waits for at most
+DEAR_NEW, LONGEST_NEW = 8.0, 1.5  # the same while nothing is known: reading also shows what drawing is worth
 
 
 class Experience(Protocol):
@@ -90,6 +91,7 @@ class Drawing:
         self.cost = cost
         self._experience = experience
         known = None if experience is None else experience.chance
+        self._new = known is None
         self.accepted = Acceptance(START if known is None else known, START_WEIGHT)  # its first choices
         self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
         self.foretold = Acceptance(FORETOLD_START)  # what lookups expect it to draw
@@ -197,10 +199,15 @@ class Drawing:
                 best, best_gain, longest = worth, gain, k
         promised = sum([self._promised.get(ask.request_id, 0.0) for ask in asks]) + best - value
         self._promise = max(self._promise, best - value)
-        wait = excess * min(LONGEST_WAIT, excess / DEAR)
-        if promised < wait and any(ask.lookup is not None for ask in asks):
+        if promised < self._wait(excess) and any(ask.lookup is not None for ask in asks):
             return value, 0
         return best, longest
+
+    def _wait(self, excess: float) -> float:
+        """Tokens that drawing must have promised before so many are spent on catching up."""
+        if self._new and self.accepted.evidence < KNOWN:
+            return excess * min(LONGEST_NEW, excess / DEAR_NEW)
+        return excess * min(LONGEST_WAIT, excess / DEAR)
 
     def _hoped(self, ask: Ask, room: int) -> list[float]:
         """Accepted tokens that are expected of drawing 0, 1, 2, … tokens, before any is drawn."""

@@ -49,6 +49,9 @@ class RowSampler(Protocol):
     def probability(self, row: Row, params: SamplingParams, token: int) -> tuple[float, float]:
         """(probability, best): the number that `distribution` has for the token."""
 
+    def noise(self, seed: int, position: int, ids: Ids) -> Floats:
+        """See `Sampler.noise`."""
+
 
 class Outlook:
     """The distribution after one row, worked out no further than it is asked for.
@@ -177,6 +180,13 @@ class Sampler:
         else:
             ids = self._contenders(row, tops, best, position)
         return int(ids[(self._scores(row[ids], best) + gumbel(self.seed, position, ids)).argmax()])
+
+    def noise(self, position: int, ids: Ids) -> Floats:
+        """What `draw` adds to the scores of these ascending ids, float64[len(ids)]; at temperature 0 it would
+        add nothing."""
+        if self._rows is not None:
+            return self._rows.noise(self.seed, position, ids)
+        return gumbel(self.seed, position, ids)
 
     def distribution(self, logits: Row, context: TokenContext) -> Distribution:
         """The distribution that `token` draws from: what is left after every stage, likelier than e^-50

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from outrider.decoding.rng import GROUP, gumbel
+from outrider.decoding.rng import GROUP
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import FloatArray
 from outrider.errors import ConfigError, ModelError
@@ -40,7 +40,7 @@ class RunnersUp:
         (low, a), (high, b) = sorted((self._taken[0], (other, self._allowed[other])))
         distance, sampler = float(a) - float(b), self._sampler
         if sampler.params.temperature > 0.0:
-            noise = gumbel(sampler.seed, self._position, np.array([low, high], np.int64))
+            noise = sampler.noise(self._position, np.array([low, high], np.int64))
             distance = distance / sampler.params.temperature + float(noise[0] - noise[1])
         return -math.expm1(-abs(distance) / 1.5 - 0.17)
 

@@ -9,6 +9,7 @@ import pytest
 from outrider.decoding.auto import DEAREST_SLEEP, FIRST_WAIT, IDLE_STEPS, LONGEST_SLEEP, AutoController
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
+from outrider.decoding.drawing import START
 from outrider.decoding.plan import Ask, Choice, Drawn, Lookup, Node
 from outrider.decoding.types import StepRecord
 
@@ -131,6 +132,11 @@ def test_cheap_catching_up_waits_less_for_its_price() -> None:
 def test_a_draft_model_known_to_be_good_is_caught_up_sooner_and_a_bad_one_later() -> None:
     unknown, good, bad = (steps_until_drawn(Lookup(), 400, known) for known in (None, 0.9, 0.3))
     assert 0 < good < unknown < bad
+
+
+def test_a_draft_model_of_which_nothing_is_known_is_tried_sooner_than_what_it_promises_is_worth() -> None:
+    new, known = (steps_until_drawn(Lookup(), 900, chance) for chance in (None, START))
+    assert 0 < 1.4 * new < known < 100
 
 
 def test_what_a_text_taught_of_the_draft_model_is_told_when_it_ends() -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from outrider.decoding.adjust import Row
 from outrider.decoding.params import SamplingParams
+from outrider.decoding.rng import Floats, Ids
 from outrider.decoding.sampler import RowSampler
 from outrider.decoding.types import Distribution
 from outrider.engines.native import _sampler
@@ -36,6 +37,9 @@ class NativeRows:
 
     def probability(self, row: Row, params: SamplingParams, token: int) -> tuple[float, float]:
         return _sampler.token_probability(_plain(row), *_filters(params), token)
+
+    def noise(self, seed: int, position: int, ids: Ids) -> Floats:
+        return _sampler.token_noise(seed, position, ids)
 
 
 def _plain(row: Row) -> Row:
