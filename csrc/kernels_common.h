@@ -121,9 +121,9 @@ inline void store_group(Activations& a, int row, int g, V16 low, V16 high, float
 
 // Columns are a multiple of 32 here: every integer format has blocks of at least 32.
 template <bool FINE>
-inline void quantize_row(Activations& a, int t, int rest) {
+inline void quantize_row(Activations& a, int t, int rest, int first, int last) {
     const float* x = a.x + size_t(t) * a.columns;
-    for (int g = 0; g < a.groups(); g++) {
+    for (int g = first; g < last; g++) {
         V16 low = vload(x + kGroup * g), high = vload(x + kGroup * g + 16);
         const float biggest = reduce_max(vmax(vabs(low), vabs(high))), scale = biggest / 127.0f;
         const V16 inverse = vset(biggest > 0.0f ? 127.0f / biggest : 0.0f);
@@ -137,8 +137,8 @@ inline void quantize_row(Activations& a, int t, int rest) {
         }
     }
 }
-void quantize(Activations& a, int t) { quantize_row<false>(a, t, 0); }
-void quantize_fine(Activations& a, int t, int rest) { quantize_row<true>(a, t, rest); }
+void quantize(Activations& a, int t, int first, int last) { quantize_row<false>(a, t, 0, first, last); }
+void quantize_fine(Activations& a, int t, int rest) { quantize_row<true>(a, t, rest, 0, a.groups()); }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
 

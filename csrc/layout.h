@@ -95,11 +95,12 @@ struct Activations {
     void shape(int tokens_, int columns_) {  // in bundles of nearly equal size
         tokens = tokens_;
         columns = columns_;
-        const int bundles = tokens > kBundle ? (tokens + kBundle - 1) / kBundle : 1;
-        pitch = tokens > 1 ? (tokens + bundles - 1) / bundles : 1;
+        const int count = tokens > kBundle ? (tokens + kBundle - 1) / kBundle : 1;
+        pitch = tokens > 1 ? (tokens + count - 1) / count : 1;
     }
     int groups() const { return columns / kGroup; }
-    size_t cells() const { return size_t((tokens + pitch - 1) / pitch) * size_t(pitch) * size_t(groups()); }
+    int bundles() const { return (tokens + pitch - 1) / pitch; }
+    size_t cells() const { return size_t(bundles()) * size_t(pitch) * size_t(groups()); }
     size_t at(int token, int group) const {
         const int bundle = token / pitch;
         return (size_t(bundle) * size_t(groups()) + size_t(group)) * size_t(pitch) + size_t(token - bundle * pitch);

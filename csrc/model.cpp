@@ -217,14 +217,14 @@ int Model::chunk_size(int panels) const {
     return threads == 1 ? panels : std::max(1, panels / (threads * 5));
 }
 
-template <class After>
-void Model::product(int tokens, std::initializer_list<Part> parts, const After& each_token) {
+template <class EachToken>
+void Model::product(std::initializer_list<Part> parts, const EachToken& each_token) {
     int chunks = 0, panels = 0;
     for (const Part& part : parts) panels += part.matrix->panels;
     const int size = chunk_size(panels);
     for (const Part& part : parts) chunks += (part.matrix->panels + size - 1) / size;
     spread(
-        tokens, chunks,
+        chunks,
         [&](int i, int) {
             for (const Part& part : parts) {
                 const int panels = part.matrix->panels, n = (panels + size - 1) / size;
@@ -282,7 +282,7 @@ void Model::run_layers() {
         };
     };
     const auto input = [&](const Matrix* m) { return info(m->kind).is_float ? &attention_floats_ : &attention_in; };
-    spread(n, n,
+    spread(n,
            [&](int t, int) {
                dequantize_row(embedding_kind_, embedding_ + size_t(tokens_[size_t(t)].id) * row_bytes(embedding_kind_, hidden),
                               hidden, x_.data() + size_t(t) * hidden);
@@ -290,32 +290,30 @@ void Model::run_layers() {
            attention_norm(0));
     for (int i = 0; i < c.layers; i++) {
         const Layer& layer = layers_[size_t(i)];
-        product(n,
-                {{layer.q, input(layer.q), {q_.data(), q_width, nullptr, false}},
+        product({{layer.q, input(layer.q), {q_.data(), q_width, nullptr, false}},
                  {layer.k, input(layer.k), {k_.data(), kv_width, nullptr, false}},
                  {layer.v, input(layer.v), {v_.data(), kv_width, nullptr, false}}},
                 [&](int t) { rotate_and_store(i, t); });
         attention(i);
-        product(n, {{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
+        product({{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, ffn_in_.row(t));
-            if (ffn_in.q) kernels_.quantize(ffn_in, t);
+            if (ffn_in.q) kernels_.quantize(ffn_in, t, 0, ffn_in.groups());
         });
-        const int size = chunk_size(layer.gate->panels), chunks = (layer.gate->panels + size - 1) / size;
-        spread(n, chunks,
-               [&](int chunk, int) {
-                   const int p0 = chunk * size, p1 = std::min(layer.gate->panels, p0 + size);
-                   const int first = p0 * kPanel, count = std::min(p1 * kPanel, c.ffn) - first;
-                   kernels_.matmul(*layer.gate, ffn_in, p0, p1, {gated_.row(0), ffn, nullptr, false});
-                   kernels_.matmul(*layer.up, ffn_in, p0, p1, {up_.data(), ffn, nullptr, false});
-                   for (int t = 0; t < n; t++)
-                       kernels_.silu_mul(gated_.row(t) + first, up_.data() + size_t(t) * ffn + first, count);
-               },
-               [&](int t) {
-                   if (gated.q) kernels_.quantize(gated, t);
-               });
+        constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
+        const int size = (chunk_size(layer.gate->panels) + whole - 1) / whole * whole;
+        pool_->phase((layer.gate->panels + size - 1) / size, [&](int chunk, int) {
+            const int p0 = chunk * size, p1 = std::min(layer.gate->panels, p0 + size);
+            const int first = p0 * kPanel, last = std::min(p1 * kPanel, c.ffn);
+            kernels_.matmul(*layer.gate, ffn_in, p0, p1, {gated_.row(0), ffn, nullptr, false});
+            kernels_.matmul(*layer.up, ffn_in, p0, p1, {up_.data(), ffn, nullptr, false});
+            for (int t = 0; t < n; t++) {
+                kernels_.silu_mul(gated_.row(t) + first, up_.data() + size_t(t) * ffn + first, last - first);
+                if (gated.q) kernels_.quantize(gated, t, first / kGroup, last / kGroup);
+            }
+        });
         const bool last = i + 1 == c.layers;
         const auto next_norm = attention_norm(last ? i : i + 1);
-        product(n, {{layer.down, &gated, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
+        product({{layer.down, &gated, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
             if (!last) next_norm(t);
         });
     }
@@ -326,10 +324,13 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
     if (rows == 0) return;
     const size_t vocab = size_t(config_.vocab);
     Activations& last = last_.view();
-    pool_->phase(rows, [&](int r, int) {
+    if (panels)
+        pool_->phase(rows, [&](int r, int) {
+            std::fill_n(logits + size_t(r) * vocab, vocab, -std::numeric_limits<float>::infinity());
+        });
+    each(last, [&](int r) {
         kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, last_.row(r));
-        if (last.q) kernels_.quantize(last, r);
-        if (panels) std::fill_n(logits + size_t(r) * vocab, vocab, -std::numeric_limits<float>::infinity());
+        if (last.q) kernels_.quantize(last, r, 0, last.groups());
     });
     const int count = panels ? int(panels->size()) : output_->panels, size = chunk_size(count);
     pool_->phase((count + size - 1) / size, [&](int i, int) {

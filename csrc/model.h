@@ -1,5 +1,6 @@
 // One transformer of the Llama family: its packed weights and the forward pass.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -112,11 +113,15 @@ class Model {
     float* partial(int slot, int t, int head);
     void run_layers();
     void run_output(float* logits, const std::vector<int>* panels);
-    template <class After>
-    void product(int tokens, std::initializer_list<Part> parts, const After& each_token);
-    // Runs the chunks, then each_token(t) for every token: right here when that is quicker than a phase.
-    template <class Work, class After>
-    void spread(int tokens, int chunks, const Work& work, const After& each_token);
+    template <class EachToken>
+    void product(std::initializer_list<Part> parts, const EachToken& each_token);
+    // Calls each_token(t) for every token of `a`, a bundle in one thread: what is written for neighbours lies side by
+    // side in memory (activations, keys), and threads that write into one line wait for each other at every step.
+    template <class EachToken>
+    void each(const Activations& a, const EachToken& each_token);
+    // Runs the chunks, then each_token(t) for every token of the pass.
+    template <class Work, class EachToken>
+    void spread(int chunks, const Work& work, const EachToken& each_token);
     int chunk_size(int panels) const;
 
     Config config_;
@@ -149,13 +154,18 @@ class Model {
     std::vector<std::vector<float>> scratch_;
 };
 
-template <class Work, class After>
-void Model::spread(int tokens, int chunks, const Work& work, const After& each_token) {
+template <class EachToken>
+void Model::each(const Activations& a, const EachToken& each_token) {
+    pool_->phase(a.bundles(), [&](int bundle, int) {
+        const int end = std::min(a.tokens, (bundle + 1) * a.pitch);
+        for (int t = bundle * a.pitch; t < end; t++) each_token(t);
+    });
+}
+
+template <class Work, class EachToken>
+void Model::spread(int chunks, const Work& work, const EachToken& each_token) {
     pool_->phase(chunks, work);
-    if (tokens <= 4)
-        for (int t = 0; t < tokens; t++) each_token(t);
-    else
-        pool_->phase(tokens, [&](int t, int) { each_token(t); });
+    each(ffn_in_.view(), each_token);
 }
 
 }  // namespace outrider

@@ -98,15 +98,15 @@ void Model::attention(int layer) {
             attend(layer, p, keys_of(layer, {p.tile, p.kv_head, p.span + 1}), thread);
     };
     const auto quantize = [&](int t) {
-        if (Activations& attended = attended_.view(); attended.q) kernels_.quantize(attended, t);
+        if (Activations& attended = attended_.view(); attended.q) kernels_.quantize(attended, t, 0, attended.groups());
     };
     if (slots_ <= many)
-        return spread(n, pieces_, work, [&](int t) {
+        return spread(pieces_, work, [&](int t) {
             join(t, 0, c.heads);
             quantize(t);
         });
     pool_->phase(pieces_, work);
-    spread(n, n * c.kv_heads, [&](int i, int) { join(i / c.kv_heads, i % c.kv_heads * group, group); }, quantize);
+    spread(n * c.kv_heads, [&](int i, int) { join(i / c.kv_heads, i % c.kv_heads * group, group); }, quantize);
 }
 
 }  // namespace outrider

@@ -122,7 +122,7 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
     pack_panels(m, file.data(), 0, m.panels);
     Buffer in(tokens, columns, floats(size_t(tokens) * columns));
     if (!k.is_float)
-        for (int t = 0; t < tokens; t++) oracle.quantize(in.a, t);
+        for (int t = 0; t < tokens; t++) oracle.quantize(in.a, t, 0, in.a.groups());
     const size_t stride = size_t(rows) + size_t(pick(0, 5));
     const std::vector<float> bias = floats(size_t(rows)), before = floats(size_t(tokens) * stride);
     const bool add = pick(0, 1), biased = pick(0, 1);
@@ -188,7 +188,11 @@ void check_quantize(const Kernels& oracle, const Kernels& kernels) {
             for (int i = 0; i < 32; i++) x[size_t(i)] = scale * (float(i) - 15.5f) * (127.0f / 15.5f);  // ties
             const auto run = [&](const Kernels& table, bool fine) {
                 Buffer b(2 * tokens, columns, x);
-                for (int t = 0; t < tokens; t++) fine ? table.quantize_fine(b.a, t, tokens + t) : table.quantize(b.a, t);
+                const int groups = b.a.groups(), half = groups / 2;
+                for (int t = 0; t < tokens; t++) {
+                    if (fine) table.quantize_fine(b.a, t, tokens + t);
+                    else table.quantize(b.a, t, half, groups), table.quantize(b.a, t, 0, half);
+                }
                 return b;
             };
             same("quantize", run(oracle, false), run(kernels, false));
