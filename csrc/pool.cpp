@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <chrono>
 #include <map>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,8 +17,25 @@ static void relax() {
 #endif
 }
 
-// About 20 to 50 microseconds: longer than a chunk's imbalance, far shorter than a scheduler's slice.
-constexpr int kSpins = 600;
+// Longer than threads wait for each other at the end of a phase, even of a wide pass (half a chunk, some 50 to 100
+// microseconds), and far shorter than a scheduler's slice. Whoever sleeps has to be woken, which on a virtual machine
+// takes as long again. (By the clock: the pause of one processor is five times as long as another's.)
+constexpr std::chrono::microseconds kPatience{150};
+
+// Spins until `come()`, at most so long. Returns whether it has.
+template <class Come>
+static bool await(const Come& come) {
+    using Clock = std::chrono::steady_clock;
+    if (come()) return true;
+    const Clock::time_point end = Clock::now() + kPatience;
+    do
+        for (int i = 0; i < 16; i++) {
+            relax();
+            if (come()) return true;
+        }
+    while (Clock::now() < end);
+    return false;
+}
 
 Pool::Pool(int threads) {
     for (int i = 1; i < threads; i++) helpers_.push_back(std::make_unique<Helper>());
@@ -81,10 +99,7 @@ void Pool::help(int thread) {
 }
 
 void Pool::finish(uint32_t chunks) {
-    for (int i = 0; i < kSpins; i++) {
-        if (done_.load(std::memory_order_acquire) == chunks) return;
-        relax();
-    }
+    if (await([&] { return done_.load(std::memory_order_acquire) == chunks; })) return;
     caller_sleeps_.store(true, std::memory_order_seq_cst);
     for (uint32_t done; (done = done_.load(std::memory_order_seq_cst)) != chunks;) done_.wait(done);
     caller_sleeps_.store(false, std::memory_order_relaxed);
@@ -95,8 +110,7 @@ void Pool::helper(int thread) {
     own.id = thread_id();
     uint32_t seen = 0;
     for (;;) {
-        for (int i = 0; i < kSpins && phase_.load(std::memory_order_acquire) == seen; i++) relax();
-        if (phase_.load(std::memory_order_acquire) == seen) {
+        if (!await([&] { return phase_.load(std::memory_order_acquire) != seen; })) {
             own.asleep.store(true, std::memory_order_relaxed);
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
             phase_.wait(seen, std::memory_order_seq_cst);
