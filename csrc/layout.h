@@ -56,7 +56,8 @@ struct Matrix {
     uint8_t* q = nullptr;
     uint8_t* scales = nullptr;
 
-    size_t bytes() const { return size_t(panels) * (q_stride + scale_stride); }
+    size_t panel_bytes() const { return q_stride + scale_stride; }
+    size_t bytes() const { return size_t(panels) * panel_bytes(); }
     size_t scales_at() const { return (size_t(panels) * q_stride + 63) / 64 * 64; }  // scales - q
     size_t packed_bytes() const { return scales_at() + size_t(panels) * scale_stride; }
 };

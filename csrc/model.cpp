@@ -212,25 +212,32 @@ void Model::place(const std::vector<Item>& items) {
         }
 }
 
-int Model::chunk_size(int panels) const {
-    const int threads = pool_->size();
-    return threads == 1 ? panels : std::max(1, panels / (threads * 5));
+// Large chunks first, for each takes a moment until its weights come in, then smaller and smaller ones, so that all
+// threads end at about the same time (guided self-scheduling, Polychronopoulos and Kuck 1987).
+int Model::cut(int panels, size_t bytes, int whole) {
+    constexpr size_t least = size_t(64) << 10;  // bytes that are worth beginning for
+    const int threads = pool_->size(), smallest = int(least / bytes) + 1;
+    cuts_.assign(1, 0);
+    for (int at = 0; at < panels; cuts_.push_back(at)) {
+        const int size = threads == 1 ? panels : std::max(smallest, (panels - at) / (2 * threads));
+        at = std::min(panels, at + (size + whole - 1) / whole * whole);
+    }
+    return int(cuts_.size()) - 1;
 }
 
 template <class EachToken>
 void Model::product(std::initializer_list<Part> parts, const EachToken& each_token) {
-    int chunks = 0, panels = 0;
+    int panels = 0;
     for (const Part& part : parts) panels += part.matrix->panels;
-    const int size = chunk_size(panels);
-    for (const Part& part : parts) chunks += (part.matrix->panels + size - 1) / size;
     spread(
-        chunks,
+        cut(panels, parts.begin()->matrix->panel_bytes()),
         [&](int i, int) {
+            int first = cuts_[size_t(i)], last = cuts_[size_t(i) + 1];
             for (const Part& part : parts) {
-                const int panels = part.matrix->panels, n = (panels + size - 1) / size;
-                if (i < n)
-                    return kernels_.matmul(*part.matrix, *part.input, i * size, std::min(panels, (i + 1) * size), part.out);
-                i -= n;
+                const int end = std::min(last, part.matrix->panels);
+                if (first < end) kernels_.matmul(*part.matrix, *part.input, first, end, part.out);
+                first = std::max(0, first - part.matrix->panels);
+                last = std::max(0, last - part.matrix->panels);
             }
         },
         each_token);
@@ -300,9 +307,8 @@ void Model::run_layers() {
             if (ffn_in.q) kernels_.quantize(ffn_in, t, 0, ffn_in.groups());
         });
         constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
-        const int size = (chunk_size(layer.gate->panels) + whole - 1) / whole * whole;
-        pool_->phase((layer.gate->panels + size - 1) / size, [&](int chunk, int) {
-            const int p0 = chunk * size, p1 = std::min(layer.gate->panels, p0 + size);
+        pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int) {
+            const int p0 = cuts_[size_t(chunk)], p1 = cuts_[size_t(chunk) + 1];
             const int first = p0 * kPanel, last = std::min(p1 * kPanel, c.ffn);
             kernels_.matmul(*layer.gate, ffn_in, p0, p1, {gated_.row(0), ffn, nullptr, false});
             kernels_.matmul(*layer.up, ffn_in, p0, p1, {up_.data(), ffn, nullptr, false});
@@ -332,10 +338,10 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
         kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, last_.row(r));
         if (last.q) kernels_.quantize(last, r, 0, last.groups());
     });
-    const int count = panels ? int(panels->size()) : output_->panels, size = chunk_size(count);
-    pool_->phase((count + size - 1) / size, [&](int i, int) {
-        const int stop = std::min(count, (i + 1) * size);
-        for (int at = i * size; at < stop;) {  // runs of neighbours
+    const int count = panels ? int(panels->size()) : output_->panels;
+    pool_->phase(cut(count, output_->panel_bytes()), [&](int i, int) {
+        const int stop = cuts_[size_t(i) + 1];
+        for (int at = cuts_[size_t(i)]; at < stop;) {  // runs of neighbours
             const int first = panels ? (*panels)[size_t(at)] : at, start = at++;
             while (at < stop && (!panels || (*panels)[size_t(at)] == first + at - start)) at++;
             kernels_.matmul(*output_, last, first, first + at - start, {logits, vocab, nullptr, false});

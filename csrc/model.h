@@ -122,7 +122,9 @@ class Model {
     // Runs the chunks, then each_token(t) for every token of the pass.
     template <class Work, class EachToken>
     void spread(int chunks, const Work& work, const EachToken& each_token);
-    int chunk_size(int panels) const;
+    // Cuts `panels`, each of so many bytes, into chunks of a multiple of `whole`; returns how many. Chunk i is
+    // [cuts_[i], cuts_[i + 1]).
+    int cut(int panels, size_t bytes, int whole = 1);
 
     Config config_;
     CacheShape shape_;
@@ -151,6 +153,7 @@ class Model {
     ActivationBuffer attention_in_, attended_, ffn_in_, gated_, last_;
     Activations attention_floats_;  // attention_in_ without the rows of remainders
     std::vector<int> wanted_;  // rows of x_ whose logits are asked for
+    std::vector<int> cuts_;    // of the phase under way
     std::vector<std::vector<float>> scratch_;
 };
 
