@@ -232,12 +232,12 @@ void Model::product(std::initializer_list<Part> parts, const EachToken& each_tok
     spread(
         cut(panels, parts.begin()->matrix->panel_bytes()),
         [&](int i, int) {
-            int first = cuts_[size_t(i)], last = cuts_[size_t(i) + 1];
+            int before = 0;  // panels of the parts before
             for (const Part& part : parts) {
-                const int end = std::min(last, part.matrix->panels);
-                if (first < end) kernels_.matmul(*part.matrix, *part.input, first, end, part.out);
-                first = std::max(0, first - part.matrix->panels);
-                last = std::max(0, last - part.matrix->panels);
+                const int first = std::max(0, cuts_[size_t(i)] - before);
+                const int last = std::min(part.matrix->panels, cuts_[size_t(i) + 1] - before);
+                if (first < last) kernels_.matmul(*part.matrix, *part.input, first, last, part.out);
+                before += part.matrix->panels;
             }
         },
         each_token);
@@ -304,7 +304,7 @@ void Model::run_layers() {
         attention(i);
         product({{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, ffn_in_.row(t));
-            if (ffn_in.q) kernels_.quantize(ffn_in, t, 0, ffn_in.groups());
+            quantize(ffn_in, t);
         });
         constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
         pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int) {
@@ -336,7 +336,7 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
         });
     each(last, [&](int r) {
         kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, last_.row(r));
-        if (last.q) kernels_.quantize(last, r, 0, last.groups());
+        quantize(last, r);
     });
     const int count = panels ? int(panels->size()) : output_->panels;
     pool_->phase(cut(count, output_->panel_bytes()), [&](int i, int) {

@@ -122,6 +122,10 @@ class Model {
     // Runs the chunks, then each_token(t) for every token of the pass.
     template <class Work, class EachToken>
     void spread(int chunks, const Work& work, const EachToken& each_token);
+    // Quantizes row t, unless only float matrices read it.
+    void quantize(Activations& a, int t) const {
+        if (a.q) kernels_.quantize(a, t, 0, a.groups());
+    }
     // Cuts `panels`, each of so many bytes, into chunks of a multiple of `whole`; returns how many. Chunk i is
     // [cuts_[i], cuts_[i + 1]).
     int cut(int panels, size_t bytes, int whole = 1);
@@ -168,7 +172,7 @@ void Model::each(const Activations& a, const EachToken& each_token) {
 template <class Work, class EachToken>
 void Model::spread(int chunks, const Work& work, const EachToken& each_token) {
     pool_->phase(chunks, work);
-    each(ffn_in_.view(), each_token);
+    each(ffn_in_.view(), each_token);  // which has a row for each
 }
 
 }  // namespace outrider

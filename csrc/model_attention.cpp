@@ -97,16 +97,16 @@ void Model::attention(int layer) {
         for (; p.span < p.tile->spans; p.span++)
             attend(layer, p, keys_of(layer, {p.tile, p.kv_head, p.span + 1}), thread);
     };
-    const auto quantize = [&](int t) {
-        if (Activations& attended = attended_.view(); attended.q) kernels_.quantize(attended, t, 0, attended.groups());
-    };
+    Activations& attended = attended_.view();
     if (slots_ <= many)
         return spread(pieces_, work, [&](int t) {
             join(t, 0, c.heads);
-            quantize(t);
+            quantize(attended, t);
         });
     pool_->phase(pieces_, work);
-    spread(n * c.kv_heads, [&](int i, int) { join(i / c.kv_heads, i % c.kv_heads * group, group); }, quantize);
+    spread(
+        n * c.kv_heads, [&](int i, int) { join(i / c.kv_heads, i % c.kv_heads * group, group); },
+        [&](int t) { quantize(attended, t); });
 }
 
 }  // namespace outrider

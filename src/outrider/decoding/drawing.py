@@ -205,9 +205,9 @@ class Drawing:
 
     def _wait(self, excess: float) -> float:
         """Tokens that drawing must have promised before so many are spent on catching up."""
-        if self._new and self.accepted.evidence < KNOWN:
-            return excess * min(LONGEST_NEW, excess / DEAR_NEW)
-        return excess * min(LONGEST_WAIT, excess / DEAR)
+        new = self._new and self.accepted.evidence < KNOWN
+        dear, longest = (DEAR_NEW, LONGEST_NEW) if new else (DEAR, LONGEST_WAIT)
+        return excess * min(longest, excess / dear)
 
     def _hoped(self, ask: Ask, room: int) -> list[float]:
         """Accepted tokens that are expected of drawing 0, 1, 2, … tokens, before any is drawn."""
