@@ -38,11 +38,11 @@ from outrider.pipeline import build_all, load_native, native_rows
 from outrider.speculative import AutoConfig, SpeculativeConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# Milliseconds of a pass over n tokens: of the 1.5B (cost_curve-qwen-1.5b.json), and of the 0.5B as it drafts,
-# in four bits and with a quarter of its vocabulary.
+# Milliseconds of a pass over n tokens, at a context of 256: of the 1.5B, and of the 0.5B as it drafts, in
+# three bits and with a quarter of its vocabulary. (Two cores of a Zen 4 that read 35 GB/s.)
 COSTS = {
-    "target": {1: 59, 2: 59.5, 3: 61.4, 4: 67, 5: 75, 6: 81, 8: 88, 12: 133, 16: 161, 24: 250, 32: 320},
-    "draft": {1: 14.1, 2: 14.8, 3: 16.1, 4: 17.5, 5: 18.5, 6: 19.7, 8: 25, 12: 36, 16: 46, 24: 69, 32: 90},
+    "target": {1: 32, 2: 33, 3: 33.5, 4: 35, 5: 38.5, 6: 44, 8: 56, 12: 82, 16: 110, 24: 160, 32: 210},
+    "draft": {1: 6.2, 2: 6.9, 3: 8, 4: 9.3, 5: 11, 6: 12.7, 8: 16.5, 12: 25, 16: 31.5, 24: 46.5, 32: 62},
 }
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
 

@@ -11,7 +11,7 @@ namespace {
 template <Kind K>
 constexpr bool kSuper = K == Kind::Q4_K || K == Kind::Q5_K || K == Kind::Q6_K;
 template <Kind K>
-constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384
+constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384 : K == Kind::Q3_0 ? 192
                             : K == Kind::Q4_0 || K == Kind::Q4_1 || K == Kind::Q4_K ? 256 : 320;
 template <Kind K>
 constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : K == Kind::Q4_1 || K == Kind::Q5_1 ? 64 : 32;
@@ -42,6 +42,16 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
         const auto at = [&](int i) { return _mm256_xor_si256(line(p + 64 * i), flip); };
         feed(0, at(0)), feed(1, at(1)), feed(2, at(2)), feed(3, at(3));
         feed(4, at(4)), feed(5, at(5)), feed(6, at(6)), feed(7, at(7));
+    } else if constexpr (K == Kind::Q3_0) {
+        const __m256i three = _mm256_set1_epi8(7), l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        const auto bits = [&](__m256i l) { return _mm256_and_si256(l, three); };
+        feed(0, bits(l0)), feed(1, bits(l1)), feed(2, bits(l2));
+        feed(3, bits(_mm256_srli_epi16(l0, 3))), feed(4, bits(_mm256_srli_epi16(l1, 3)));
+        feed(5, bits(_mm256_srli_epi16(l2, 3)));
+        __m256i rest = _mm256_and_si256(_mm256_srli_epi16(l0, 6), _mm256_set1_epi8(3));
+        rest = merge(rest, _mm256_srli_epi16(l1, 4), _mm256_set1_epi8(12));
+        rest = merge(rest, _mm256_srli_epi16(l2, 2), two);
+        feed(6, bits(rest)), feed(7, bits(_mm256_srli_epi16(rest, 3)));
     } else if constexpr (kGroupBytes<K> == 320) {
         const __m256i h = line(p + 256);
         feed(0, merge(low(0), _mm256_slli_epi16(h, 4), bit));
@@ -83,7 +93,7 @@ inline __m256 bytes_to_float(const uint8_t* p) {
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, int g,
                                                      const Activations& a, size_t at, __m256* f) {
-    constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is signed already
+    constexpr int offset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is signed already
     const int8_t* x = a.q + kGroup * at;
     const uint8_t* lines = q + 32 * half;
     __m256 scale = halves(s + 16 * half), minimum = scale;

@@ -10,10 +10,13 @@ namespace {
 template <Kind K>
 constexpr bool kSuper = K == Kind::Q4_K || K == Kind::Q5_K || K == Kind::Q6_K;
 template <Kind K>
-constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384
+constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384 : K == Kind::Q3_0 ? 192
                             : K == Kind::Q4_0 || K == Kind::Q4_1 || K == Kind::Q4_K ? 256 : 320;
 template <Kind K>
 constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : K == Kind::Q4_1 || K == Kind::Q5_1 ? 64 : 32;
+
+template <Kind K>
+constexpr int kOffset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
 
 inline __m512i line(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline __m512 halves(const uint8_t* p) {
@@ -36,6 +39,18 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
     if constexpr (K == Kind::Q8_0) {
         feed(0, line(p)), feed(1, line(p + 64)), feed(2, line(p + 128)), feed(3, line(p + 192));
         feed(4, line(p + 256)), feed(5, line(p + 320)), feed(6, line(p + 384)), feed(7, line(p + 448));
+        return;
+    }
+    if constexpr (K == Kind::Q3_0) {
+        const __m512i three = _mm512_set1_epi8(7), l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        const auto bits = [&](__m512i l) { return _mm512_and_si512(l, three); };
+        feed(0, bits(l0)), feed(1, bits(l1)), feed(2, bits(l2));
+        feed(3, bits(_mm512_srli_epi16(l0, 3))), feed(4, bits(_mm512_srli_epi16(l1, 3)));
+        feed(5, bits(_mm512_srli_epi16(l2, 3)));
+        __m512i rest = _mm512_and_si512(_mm512_srli_epi16(l0, 6), _mm512_set1_epi8(3));
+        rest = merge(rest, _mm512_srli_epi16(l1, 4), _mm512_set1_epi8(12));
+        rest = merge(rest, _mm512_srli_epi16(l2, 2), _mm512_set1_epi8(48));
+        feed(6, bits(rest)), feed(7, bits(_mm512_srli_epi16(rest, 3)));
         return;
     }
     const __m512i nibble = _mm512_set1_epi8(15);
@@ -79,7 +94,7 @@ inline __m512 bytes_to_float(const uint8_t* p) {
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int g, const Activations& a,
                                                      size_t at, __m512* f) {
-    constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
+    constexpr int offset = kOffset<K>;
     constexpr bool is_super = K == Kind::Q4_K || K == Kind::Q5_K, six = K == Kind::Q6_K;
     constexpr int chains = six || NT <= 4 ? 2 : 1;
     const int8_t* x = a.q + kGroup * at;

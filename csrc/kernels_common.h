@@ -179,6 +179,7 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
             case Kind::F32: return float_matmul<Kind::F32>(m, a, p0, p1, out);                            \
             case Kind::F16: return float_matmul<Kind::F16>(m, a, p0, p1, out);                            \
             case Kind::BF16: return float_matmul<Kind::BF16>(m, a, p0, p1, out);                          \
+            case Kind::Q3_0: return integer_matmul<Kind::Q3_0>(m, a, p0, p1, out);                        \
             case Kind::Q4_0: return integer_matmul<Kind::Q4_0>(m, a, p0, p1, out);                        \
             case Kind::Q4_1: return integer_matmul<Kind::Q4_1>(m, a, p0, p1, out);                        \
             case Kind::Q5_0: return integer_matmul<Kind::Q5_0>(m, a, p0, p1, out);                        \

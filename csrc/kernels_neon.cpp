@@ -15,12 +15,12 @@ constexpr bool kFactored = K == Kind::Q4_K || K == Kind::Q5_K;  // integer scale
 template <Kind K>
 constexpr bool kMinimum = K == Kind::Q4_1 || K == Kind::Q5_1;
 template <Kind K>
-constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384
+constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384 : K == Kind::Q3_0 ? 192
                             : K == Kind::Q4_0 || K == Kind::Q4_1 || K == Kind::Q4_K ? 256 : 320;
 template <Kind K>
 constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : kMinimum<K> ? 64 : 32;
 template <Kind K>
-constexpr int kOffset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is made signed
+constexpr int kOffset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is made signed
 
 inline float32x4_t halves(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
 inline int8x16_t merge(uint8x16_t low, uint8x16_t high, uint8x16_t mask) {
@@ -33,6 +33,20 @@ inline void unpack(const uint8_t* lines, int quarter, int8x16_t* w) {
     const uint8_t* p = lines + 16 * quarter;
     if constexpr (K == Kind::Q8_0) {
         for (int s = 0; s < 8; s++) w[s] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 64 * s), vdupq_n_u8(0x80)));
+        return;
+    }
+    if constexpr (K == Kind::Q3_0) {
+        const uint8x16_t three = vdupq_n_u8(7), l[3] = {vld1q_u8(p), vld1q_u8(p + 64), vld1q_u8(p + 128)};
+        const auto bits = [&](uint8x16_t v) { return vreinterpretq_s8_u8(vandq_u8(v, three)); };
+        for (int i = 0; i < 3; i++) {
+            w[i] = bits(l[i]);
+            w[i + 3] = bits(vshrq_n_u8(l[i], 3));
+        }
+        const uint8x16_t rest =
+            vorrq_u8(vorrq_u8(vshrq_n_u8(l[0], 6), vandq_u8(vshrq_n_u8(l[1], 4), vdupq_n_u8(12))),
+                     vandq_u8(vshrq_n_u8(l[2], 2), vdupq_n_u8(48)));
+        w[6] = bits(rest);
+        w[7] = vreinterpretq_s8_u8(vshrq_n_u8(rest, 3));
         return;
     }
     uint8x16_t low[8];

@@ -9,6 +9,12 @@ namespace {
 template <Kind K>
 inline int weight(const uint8_t* lines, int s, int byte) {
     if constexpr (K == Kind::Q8_0) return lines[64 * s + byte];
+    if constexpr (K == Kind::Q3_0) {
+        if (s < 6) return lines[64 * (s % 3) + byte] >> (3 * (s / 3)) & 7;
+        int rest = 0;
+        for (int i = 0; i < 3; i++) rest |= lines[64 * i + byte] >> 6 << (2 * i);
+        return rest >> (3 * (s - 6)) & 7;
+    }
     const int low = lines[64 * (s % 4) + byte] >> (s < 4 ? 0 : 4) & 15;
     if constexpr (K == Kind::Q5_0 || K == Kind::Q5_1 || K == Kind::Q5_K)
         return low | (lines[256 + byte] >> s & 1) << 4;
@@ -36,7 +42,8 @@ inline V16 halves(const uint8_t* p) { return vload(reinterpret_cast<const uint16
 // The contribution of one group of 32 columns, in the order that every build follows.
 template <Kind K>
 inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const Activations& a, int t, V16 f) {
-    constexpr int offset = K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
+    constexpr int offset =
+        K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
     const size_t at = a.at(t, g);
     const int8_t* q = a.q + kGroup * at;
     const V16 activation_scale = vset(a.scale[at]), scaled_sum = vset(a.scaled[at]);

@@ -6,7 +6,9 @@
 // there is no sum across lanes, hence nothing whose order could depend on the vector width.
 //
 //   q:      the integers. Lines of 64 bytes. In a 4-bit group of 32 columns, line i (0..3) holds slice
-//           i in the low and slice i + 4 in the high nibbles. 5-bit types add one line a group: bit s
+//           i in the low and slice i + 4 in the high nibbles. In a 3-bit group, line i (0..2) holds slice i in bits 0
+//           to 2 and slice i + 3 in bits 3 to 5; bits 6 and 7 of the three lines, joined from line 0 up, are slice 6
+//           and, above it, slice 7. 5-bit types add one line a group to those of 4 bits: bit s
 //           of byte j is the fifth bit of byte j of slice s. 6-bit types add two: bits 2i, 2i + 1 of line
 //           h are the high bits of slice 4h + i. 8-bit types have 8 lines, one a slice, offset by 128.
 //   scales: what turns integers into values, exactly as in the file (no rounding anywhere).
@@ -29,7 +31,8 @@ constexpr int kGroup = 32;   // columns that share a scale (16 in Q6_K)
 constexpr int kBlock = 256;  // columns of a K-quant superblock
 constexpr int kBundle = 8;   // tokens, at most, whose activations lie together
 
-enum class Kind : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+// ggml's types, and Q3_0, which is no file's: like Q4_0 with three bits, for draft models (quantize.h).
+enum class Kind : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0 };
 
 struct KindInfo {
     const char* name;

@@ -19,7 +19,7 @@ static const KindInfo kInfo[] = {
     {"Q4_1", 32, 20, 256, 64, false},         {"Q5_0", 32, 22, 320, 32, false},
     {"Q5_1", 32, 24, 320, 64, false},         {"Q8_0", 32, 34, 512, 32, false},
     {"Q4_K", 256, 144, 256, 64 + 256, false}, {"Q5_K", 256, 176, 320, 64 + 256, false},
-    {"Q6_K", 256, 210, 384, 32 + 256, false},
+    {"Q6_K", 256, 210, 384, 32 + 256, false}, {"Q3_0", 32, 14, 192, 32, false},
 };
 
 const KindInfo& info(Kind kind) { return kInfo[int(kind)]; }
@@ -128,6 +128,11 @@ void decode(Kind kind, const uint8_t* p, Decoded& out) {
             }
             break;
         }
+        case Kind::Q3_0:  // d, two bits of value i at bits 2 (i / 8) of byte i % 8, the third at bit i of 32
+            out.d = read16(p);
+            for (int i = 0; i < 32; i++)
+                out.q[i] = uint8_t((p[2 + i % 8] >> (2 * (i / 8)) & 3) | (p[10 + i / 8] >> (i % 8) & 1) << 2);
+            break;
         case Kind::Q8_0:
             out.d = read16(p);
             for (int i = 0; i < 32; i++) out.q[i] = uint8_t(p[2 + i] ^ 0x80);
@@ -175,6 +180,11 @@ void put_group(Kind kind, const uint8_t* q, int row, uint8_t* lines) {
     const auto put = [&](int line, uint32_t v) { std::memcpy(lines + 64 * line + 4 * row, &v, 4); };
     if (kind == Kind::Q8_0) {
         for (int s = 0; s < 8; s++) put(s, slice[s]);
+        return;
+    }
+    if (kind == Kind::Q3_0) {
+        const uint32_t rest = slice[6] | slice[7] << 3, two = 0x03030303u;
+        for (int i = 0; i < 3; i++) put(i, slice[i] | slice[i + 3] << 3 | (rest >> (2 * i) & two) << 6);
         return;
     }
     for (int i = 0; i < 4; i++) put(i, (slice[i] & 0x0f0f0f0fu) | (slice[i + 4] & 0x0f0f0f0fu) << 4);
@@ -282,6 +292,7 @@ void dequantize_row(Kind kind, const uint8_t* row, int columns, float* out) {
             const int q = block.q[i];
             float v;
             switch (kind) {
+                case Kind::Q3_0: v = d * float(q - 4); break;
                 case Kind::Q4_0: v = d * float(q - 8); break;
                 case Kind::Q5_0: v = d * float(q - 16); break;
                 case Kind::Q8_0: v = d * float(q - 128); break;

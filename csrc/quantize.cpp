@@ -1,4 +1,4 @@
-// The formats are ggml's; the search for scales is ours. For each group the scale and minimum that minimise a
+// The formats are ggml's, but for Q3_0; the search for scales is ours. For each group the scale and minimum that minimise a
 // weighted squared error are sought: from several first roundings, each followed by the least-squares solution, and
 // again among the neighbours of what the 6-bit scales can hold. Larger values count more, for they matter more
 // to a product.
@@ -25,6 +25,7 @@ namespace {
 
 constexpr float kLargest = 3e6f;  // so that no scale leaves binary16 and no squared error overflows
 constexpr float kLargestQ4_0 = 4e5f;  // its scale is at least a seventh of the largest value
+constexpr float kLargestQ3_0 = 1.5e5f;
 constexpr float kMagic = 12582912.0f;  // adding and taking it away rounds |x| < 2^22 to the nearest, ties to even
 OUTRIDER_INLINE float nearest(float x) { return (x + kMagic) - kMagic; }
 OUTRIDER_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
@@ -113,10 +114,13 @@ OUTRIDER_CLONES void quantize_q8_0(const float* x, uint8_t* out) {
     put_half(out, float_to_half(d));
 }
 
-// --- Q4_0: x = scale * q, q in -8..7, a scale of either sign --------------------------------------------------------
+// --- Q4_0 and Q3_0: x = scale * q, q in -8..7 or -4..3, a scale of either sign --------------------------------------
 
-OUTRIDER_CLONES void quantize_q4_0(const float* values, uint8_t* out) {
-    V8 x[4], w[4], q[4];
+// The best of the scales found from the first roundings that bring the extreme to each of `reaches`; q has the integers
+// that follow from what binary16 makes of it, which is returned.
+template <int N>
+OUTRIDER_INLINE uint16_t search_signed(const float* values, float low, float high, const float (&reaches)[N], V8* q) {
+    V8 x[4], w[4];
     load<4>(values, x);
     importance<4>(x, w);
     V8 wx[4], top = x[0], bottom = x[0];
@@ -131,10 +135,9 @@ OUTRIDER_CLONES void quantize_q4_0(const float* values, uint8_t* out) {
         lowest = bottom[i] < lowest ? bottom[i] : lowest;
     }
     const float extreme = highest > -lowest ? highest : lowest;
-    // The extreme becomes about -8, or about 7.
-    for (const float reach : {-8.6f, -7.8f, -7.0f, 6.8f}) {
+    for (const float reach : reaches) {
         if (extreme == 0.0f) break;
-        round_to<4>(x, reach / extreme, 0.0f, -8.0f, 7.0f, q);
+        round_to<4>(x, reach / extreme, 0.0f, low, high, q);
         V8 v_qx = {}, v_qq = {};
         for (int i = 0; i < 4; i++) {
             v_qx += wx[i] * q[i];
@@ -148,11 +151,28 @@ OUTRIDER_CLONES void quantize_q4_0(const float* values, uint8_t* out) {
     }
     const uint16_t half = float_to_half(best);
     const float d = half_to_float(half);
-    round_to<4>(x, d != 0.0f ? 1.0f / d : 0.0f, 0.0f, -8.0f, 7.0f, q);
+    round_to<4>(x, d != 0.0f ? 1.0f / d : 0.0f, 0.0f, low, high, q);
+    return half;
+}
+
+OUTRIDER_CLONES void quantize_q4_0(const float* values, uint8_t* out) {
+    V8 q[4];
+    put_half(out, search_signed(values, -8.0f, 7.0f, {-8.6f, -7.8f, -7.0f, 6.8f}, q));
     uint8_t integers[32];
     put_integers<4>(q, 8, integers);
-    put_half(out, half);
     for (int i = 0; i < 16; i++) out[2 + i] = uint8_t(integers[i] | integers[16 + i] << 4);
+}
+
+OUTRIDER_CLONES void quantize_q3_0(const float* values, uint8_t* out) {
+    V8 q[4];
+    put_half(out, search_signed(values, -4.0f, 3.0f, {-4.8f, -4.4f, -4.0f, -3.6f, 2.9f, 3.4f}, q));
+    uint8_t integers[32];
+    put_integers<4>(q, 4, integers);
+    std::memset(out + 2, 0, 12);
+    for (int i = 0; i < 32; i++) {
+        out[2 + i % 8] |= uint8_t((integers[i] & 3) << (2 * (i / 8)));
+        out[10 + i / 8] |= uint8_t((integers[i] >> 2) << (i % 8));
+    }
 }
 
 // --- Q4_K: x = scale * q - minimum, q in 0..15 ---------------------------------------------------------------------
@@ -336,6 +356,7 @@ static Block block_of(Kind kind) {
     switch (kind) {
         case Kind::Q8_0: return quantize_q8_0;
         case Kind::Q4_0: return quantize_q4_0;
+        case Kind::Q3_0: return quantize_q3_0;
         case Kind::Q4_K: return quantize_q4_k;
         case Kind::Q6_K: return quantize_q6_k;
         default: return nullptr;
@@ -348,7 +369,7 @@ bool quantize_row(Kind kind, const float* x, int columns, uint8_t* out) {
     const KindInfo& k = info(kind);
     const Block block = block_of(kind);
     if (!block || columns % k.block_columns) throw std::invalid_argument(std::string("cannot quantize to ") + k.name);
-    const float largest = kind == Kind::Q4_0 ? kLargestQ4_0 : kLargest;
+    const float largest = kind == Kind::Q4_0 ? kLargestQ4_0 : kind == Kind::Q3_0 ? kLargestQ3_0 : kLargest;
     bool good = true;
     for (int c = 0; c < columns; c++) good &= std::fabs(x[c]) <= largest;  // false for NaN
     for (int b = 0; good && b < columns / k.block_columns; b++)

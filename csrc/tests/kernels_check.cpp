@@ -138,7 +138,7 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
 }
 
 void check_matmuls(const Kernels& oracle, const Kernels& kernels) {
-    for (int i = 0; i <= int(Kind::Q6_K); i++) {
+    for (int i = 0; i <= int(Kind::Q3_0); i++) {
         const Kind kind = Kind(i);
         const int block = info(kind).block_columns;
         for (int tokens = 1; tokens <= 20; tokens++)

@@ -12,7 +12,7 @@ Neutral: TypeAlias = Callable[[Any], bool]
 """Whether a value of a setting that nothing here reads changes nothing, so that it may be given."""
 
 QUANTIZATIONS = ("q8_0", "q4_k")  # of float models, at load (models/quantization.py)
-DRAFT_QUANTIZATION = "q4"  # of any draft model
+DRAFT_QUANTIZATIONS = ("auto", "q3", "q4")  # of any draft model; the first is the usual one
 
 
 def is_(*values: object) -> Neutral:
@@ -46,11 +46,13 @@ def text(name: str, value: object) -> None:
 
 
 def quantization(name: object, *, draft: bool = False) -> None:
-    """Refuse all but QUANTIZATIONS and, for a draft model, DRAFT_QUANTIZATION."""
-    known = (*QUANTIZATIONS, DRAFT_QUANTIZATION) if draft else QUANTIZATIONS
+    """Refuse all but QUANTIZATIONS and, for a draft model, DRAFT_QUANTIZATIONS."""
+    known = (*QUANTIZATIONS, *DRAFT_QUANTIZATIONS) if draft else QUANTIZATIONS
     if not isinstance(name, str) or name not in known:
         hint = nearest(str(name), known)
-        also = f", {DRAFT_QUANTIZATION} any draft; 'stored' leaves it as it is" if draft else ""
+        also = (
+            f", {' and '.join(DRAFT_QUANTIZATIONS)} any draft; 'stored' leaves it as it is" if draft else ""
+        )
         raise ConfigError(
             f"quantization={name!r} is refused{hint}: {' and '.join(QUANTIZATIONS)} quantize a float model "
             f"when it is loaded{also}; for any other type choose a file that is stored so"

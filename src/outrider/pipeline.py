@@ -17,7 +17,7 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import experience, memory
-from outrider.checks import DRAFT_QUANTIZATION
+from outrider.checks import DRAFT_QUANTIZATIONS
 from outrider.config import EngineConfig
 from outrider.decoding.costs import CostModel
 from outrider.decoding.loop import StepLoop
@@ -31,7 +31,7 @@ from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.experience import Experience
 from outrider.models.open import open_model
-from outrider.models.quantization import quantized
+from outrider.models.quantization import for_draft, quantized
 from outrider.models.references import parse_reference, resolve
 from outrider.models.source import ModelSource
 from outrider.models.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ class Pipeline:
     def quantized(self) -> bool:
         """True when a model was quantized at load by request: of a target, the text is then not that of the
         file's own weights."""
-        usual = (None, DRAFT_QUANTIZATION)
+        usual = (None, *DRAFT_QUANTIZATIONS)
         return any(s is not None and s.quantization not in usual for s in (self.source, self.draft))
 
     @property
@@ -187,7 +187,7 @@ def build_all(
     source = _open_target(config, progress)
     tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
     lookups = [make_lookup(choice) for choice in choices]
-    opened = ((choice, _open_draft(choice, tokenizer, progress)) for choice in choices)
+    opened = ((choice, _open_draft(choice, source, tokenizer, progress)) for choice in choices)
     drafts = {choice: draft for choice, draft in opened if draft is not None}
     context = min(
         source.architecture.max_positions, config.max_model_len or source.architecture.max_positions
@@ -260,12 +260,13 @@ def _tokenizer_source(config: EngineConfig, target: ModelSource, progress: bool)
 
 
 def _open_draft(
-    choice: SpeculativeConfig, tokenizer: Tokenizer, progress: bool
+    choice: SpeculativeConfig, target: ModelSource, tokenizer: Tokenizer, progress: bool
 ) -> tuple[ModelSource, int] | None:
     """The draft's description and how many leading ids it shares with the target; None without a draft."""
     if not isinstance(choice, DraftModelConfig | AutoConfig) or choice.model is None:
         return None
-    source = quantized(open_model(_fetch(choice.model, choice.revision, progress)), choice.quantization)
+    source = open_model(_fetch(choice.model, choice.revision, progress))
+    source = quantized(source, for_draft(choice.quantization, source, target))
     match = ensure_compatible(tokenizer, source.tokenizer)
     return source, match.common_size
 

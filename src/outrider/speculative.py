@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
-from outrider.checks import DRAFT_QUANTIZATION, Neutral, anything, is_, one_of, positive, quantization, text
+from outrider.checks import DRAFT_QUANTIZATIONS, Neutral, anything, is_, one_of, positive, quantization, text
 from outrider.errors import ConfigError, nearest
 
 DEFAULT_DRAFT_TOKENS = 5
@@ -61,8 +61,8 @@ class DraftModelConfig:
     max_model_len: positions, in tokens, beyond which the draft rests; None for the draft's own limit.
     revision: branch, tag or commit when `model` names a repository on the hub.
     verification: the acceptance rule, one of VERIFICATIONS.
-    quantization: what the draft's weights are held in (models/quantization.py): by default about 4 bits, for
-        a quick draft; None as they are stored; or, of a float model, as the engine's.
+    quantization: what the draft's weights are held in (models/quantization.py): by default about 3 bits
+        or 4, for a quick draft; None as they are stored; or, of a float model, as the engine's.
     draft_sample_method: "greedy" drafts the draft's likeliest tokens; "probabilistic", or None, draws them
         from its distribution, as suits the rule.
     """
@@ -74,7 +74,7 @@ class DraftModelConfig:
     revision: str | None = None
     verification: str = VERIFICATIONS[0]
     draft_sample_method: str | None = None
-    quantization: str | None = DRAFT_QUANTIZATION
+    quantization: str | None = DRAFT_QUANTIZATIONS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class AutoConfig:
     revision: str | None = None
     verification: str = VERIFICATIONS[0]
     draft_sample_method: str | None = None
-    quantization: str | None = DRAFT_QUANTIZATION
+    quantization: str | None = DRAFT_QUANTIZATIONS[0]
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0

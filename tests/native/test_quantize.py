@@ -24,10 +24,18 @@ from outrider.engines.native import NativeModel, _core
 from outrider.engines.native.loading import encoded
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.open import open_model
-from outrider.models.quantization import EMBEDDING, OUTPUT, loaded_bytes, loaded_type, quantized
+from outrider.models.quantization import (
+    EMBEDDING,
+    OUTPUT,
+    for_draft,
+    loaded_bytes,
+    loaded_type,
+    quantized,
+)
 from outrider.models.source import ModelSource, Tensor
 from outrider.speculative import AutoConfig, parse_speculative
 from tests.native.support import core, run, same_bits, usable_isas
+from tests.support import three_bits
 from tests.support.models import Dims, encode, tiny_gguf, tiny_hf
 from tests.support.reference import Reference
 
@@ -37,7 +45,8 @@ PROMPT = [int(i) for i in np.random.default_rng(5).integers(3, 320, 24)]
 WIDE = Dims(hidden=256, heads=4, kv_heads=2, ffn=512)
 MIXED = Dims(hidden=256, heads=4, kv_heads=2, ffn=96)  # ffn_down has no whole blocks of 256
 
-KINDS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
+BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q3_0": 14, "Q4_K": 144, "Q6_K": 210}
+KINDS = tuple(BLOCK_BYTES)
 CORE = core()
 
 
@@ -49,8 +58,15 @@ def blocks(values: Floats, kind: str, *, model: _core.Model = CORE, stored: str 
 
 
 def through(values: Floats, kind: str) -> Floats:
-    """The values that come back, by the gguf package's reading."""
-    return np.asarray(ggml.dequantize(blocks(values, kind), GGMLQuantizationType[kind]), np.float32)
+    """The values that come back."""
+    return read(blocks(values, kind), kind)
+
+
+def read(packed: Bytes, kind: str) -> Floats:
+    """float32[rows, columns] of uint8[rows, bytes], by the gguf package's reading where it has the type."""
+    if kind == "Q3_0":
+        return three_bits.from_blocks(packed)
+    return np.asarray(ggml.dequantize(packed, GGMLQuantizationType[kind]), np.float32)
 
 
 def error(values: Floats, back: Floats) -> float:
@@ -98,7 +114,7 @@ def test_the_search_beats_the_simple_formats(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bound"), [("Q8_0", 0.006), ("Q6_K", 0.018), ("Q4_K", 0.072), ("Q4_0", 0.083)]
+    ("kind", "bound"), [("Q8_0", 0.006), ("Q6_K", 0.018), ("Q4_K", 0.072), ("Q4_0", 0.083), ("Q3_0", 0.17)]
 )
 def test_the_error_of_normal_weights(kind: str, bound: float) -> None:
     values = samples("normal")
@@ -110,10 +126,9 @@ def test_the_error_of_normal_weights(kind: str, bound: float) -> None:
 def test_a_spoilt_scale_would_be_seen(kind: str) -> None:
     """The twin of the bounds above: one unit more in the last place that counts breaks them."""
     values = samples("normal")
-    packed = blocks(values, kind).copy().reshape(-1, {"Q8_0": 34, "Q4_0": 18, "Q4_K": 144, "Q6_K": 210}[kind])
-    packed[:, {"Q8_0": 1, "Q4_0": 1, "Q4_K": 1, "Q6_K": 209}[kind]] ^= 2  # a scale, times or by 1.5 or so
-    back = ggml.dequantize(packed.reshape(64, -1), GGMLQuantizationType[kind])
-    assert error(values, back) > 0.1
+    packed = blocks(values, kind).copy().reshape(-1, BLOCK_BYTES[kind])
+    packed[:, 209 if kind == "Q6_K" else 1] ^= 2  # a scale, times or by 1.5 or so
+    assert error(values, read(packed.reshape(64, -1), kind)) > (0.2 if kind == "Q3_0" else 0.1)
 
 
 FINITE = st.floats(-1000, 1000, width=32)
@@ -123,7 +138,13 @@ FINITE = st.floats(-1000, 1000, width=32)
 @given(values=hnp.arrays(np.float32, (1, 256), elements=FINITE))
 def test_no_value_is_far_off(values: Floats) -> None:
     biggest = float(np.abs(values).max())
-    for kind, part in (("Q8_0", 1 / 200), ("Q6_K", 1 / 20), ("Q4_K", 1 / 5), ("Q4_0", 1 / 5)):
+    for kind, part in (
+        ("Q8_0", 1 / 200),
+        ("Q6_K", 1 / 20),
+        ("Q4_K", 1 / 5),
+        ("Q4_0", 1 / 5),
+        ("Q3_0", 1 / 2),
+    ):
         back = through(values, kind)
         assert np.isfinite(back).all()
         assert np.abs(values - back).max() <= biggest * part + 4e-6  # binary16 has no finer scales
@@ -149,6 +170,10 @@ def test_what_the_format_holds_exactly_comes_back() -> None:
     q[..., 0] = -8
     values = (q * np.where(np.arange(8) % 2, 0.5, -3.0)[:, None]).astype(np.float32).reshape(16, 256)
     assert error(values, through(values, "Q4_0")) < 1e-6
+    q = rng.integers(-4, 4, (16, 8, 32))
+    q[..., 0] = -4
+    values = (q * np.where(np.arange(8) % 2, 0.5, -3.0)[:, None]).astype(np.float32).reshape(16, 256)
+    assert error(values, through(values, "Q3_0")) < 1e-6
     q = rng.integers(-32, 32, (16, 16, 16))
     q[..., 0] = -32
     values = (q * np.where(np.arange(16) % 2, 127, -100)[:, None] * 0.25).astype(np.float32).reshape(16, 256)
@@ -166,6 +191,7 @@ def test_threads_do_not_change_a_byte(kind: str) -> None:
 DIGESTS = {
     "Q8_0": "5765296d730bfa35",
     "Q4_0": "8d432e6fb36309af",
+    "Q3_0": "d04c32f87ba571e6",
     "Q4_K": "061187641633b635",
     "Q6_K": "b3e38118aa030576",
 }
@@ -191,13 +217,15 @@ def test_values_that_no_block_can_hold_are_refused(kind: str, value: float) -> N
         encoded(CORE, tensor, kind)
 
 
-@pytest.mark.parametrize(("kind", "largest"), [("Q8_0", 3e6), ("Q4_0", 4e5), ("Q4_K", 3e6), ("Q6_K", 3e6)])
+@pytest.mark.parametrize(
+    ("kind", "largest"), [("Q8_0", 3e6), ("Q4_0", 4e5), ("Q3_0", 1.5e5), ("Q4_K", 3e6), ("Q6_K", 3e6)]
+)
 def test_the_largest_values_do_not_overflow_a_scale(kind: str, largest: float) -> None:
     rng = np.random.default_rng(4)
     values = (largest * rng.choice([-1.0, -0.9, 0.1, 0.9, 1.0], (64, 512))).astype(np.float32)
     back = through(values, kind)
     assert np.isfinite(back).all()
-    assert error(values, back) < 0.1
+    assert error(values, back) < (0.2 if kind == "Q3_0" else 0.1)
     with pytest.raises(ValueError, match="too large"):
         blocks(1.01 * values, kind)
 
@@ -244,25 +272,47 @@ def test_which_type_each_matrix_gets(tmp_path: Path) -> None:
 
 
 def test_which_type_a_drafts_matrices_get(tmp_path: Path) -> None:
-    """About four bits, from any file, where that saves a good part of the bytes."""
+    """About three or four bits, from any file, where that saves a good part of the bytes."""
 
-    def kinds(types: str | dict[str, str], dims: Dims, *, tied: bool = True) -> dict[str, str]:
+    def kinds(
+        types: str | dict[str, str], dims: Dims, *, tied: bool = True, name: str = "q4"
+    ) -> dict[str, str]:
         source = open_model(tiny_gguf(tmp_path / "m.gguf", types=types, dims=dims, tied=tied))
-        light = quantized(source, "q4")
+        light = quantized(source, name)
         held = {name: loaded_type(light, t) for name, t in light.tensors.items() if len(t.shape) == 2}
         assert loaded_bytes(light) <= source.weights_bytes
-        assert light.display_name == ("Tiny" if light is source else "Tiny (q4 at load)")
+        assert light.display_name == ("Tiny" if light is source else f"Tiny ({name} at load)")
         return {name: kind for name, kind in held.items() if kind != source.tensors[name].type}
 
     found = kinds("F16", MIXED, tied=False)
-    assert found[EMBEDDING] == found[OUTPUT] == "Q8_0"
+    assert (found[EMBEDDING], found[OUTPUT]) == ("Q8_0", "Q4_0")
     assert found["blk.1.attn_q.weight"] == found["blk.0.ffn_down.weight"] == "Q4_0"
-    assert set(kinds("Q8_0", MIXED, tied=False)) == set(found) - {EMBEDDING, OUTPUT}
+    assert set(kinds("Q8_0", MIXED, tied=False)) == set(found) - {EMBEDDING}
+    assert kinds("F16", MIXED)[EMBEDDING] == "Q4_0"  # which is the output too
     found = kinds({"attn_q": "Q5_0", "ffn_up": "Q4_1", "ffn_gate": "Q4_0"}, Dims(hidden=64, ffn=72))
     assert found["blk.0.attn_q.weight"] == "Q4_0"
     assert not {"blk.0.ffn_up.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_down.weight"} & set(found)
     for light in ("Q4_0", "Q4_1"):  # 4.5 and 5 bits are light enough
         assert kinds(light, WIDE) == {}
+    light_ffn = {name: "Q3_0" if ".ffn_" in name else kind for name, kind in kinds("F16", MIXED).items()}
+    assert kinds("F16", MIXED, name="q3") == light_ffn
+    found = kinds("Q4_0", WIDE, name="q3")
+    assert {name.split(".")[-2] for name in found} == {"ffn_gate", "ffn_up", "ffn_down"}
+    assert set(found.values()) == {"Q3_0"}
+
+
+def test_a_draft_far_smaller_than_its_target_keeps_four_bits(tmp_path: Path) -> None:
+    draft = open_model(tiny_gguf(tmp_path / "d.gguf", types="F16", dims=MIXED))
+    four = loaded_bytes(quantized(draft, "q4"))
+
+    def target(size: float) -> ModelSource:
+        tensor = Tensor("token_embd.weight", "F32", (1, int(size) // 4), np.zeros(int(size), np.uint8))
+        return replace(draft, tensors={tensor.name: tensor})
+
+    assert for_draft("auto", draft, draft) == for_draft("auto", draft, target(11.9 * four)) == "q3"
+    assert for_draft("auto", draft, target(12.1 * four)) == "q4"
+    for name in ("q3", "q4", "q8_0", None):
+        assert for_draft(name, draft, target(100 * four)) == name
 
 
 def test_odd_columns_stay_as_they_are(tmp_path: Path) -> None:
@@ -307,9 +357,10 @@ def test_names_that_are_not_known() -> None:
     for name in ("gguf", "stored"):
         stored = parse_speculative({"model": "d", "quantization": name})
         assert stored == AutoConfig("d", quantization=None)
-    for given_name in ("q4", None):
+    for given_name in ("auto", None):
         assert parse_speculative({"model": "d", "quantization": given_name}) == AutoConfig("d")
-    assert AutoConfig("d").quantization == "q4"
+    assert AutoConfig("d").quantization == "auto"
+    assert parse_speculative({"model": "d", "quantization": "q4"}) == AutoConfig("d", quantization="q4")
     with pytest.raises(ConfigError, match=r"'stored' leaves it as it is"):
         parse_speculative({"model": "d", "quantization": "q5"})
     assert parse_speculative(speculative_model="d", speculative_model_quantization="q8_0") == AutoConfig(
@@ -342,7 +393,7 @@ def test_q8_0_at_load_is_the_file_stored_as_q8_0(tmp_path: Path) -> None:
         assert not same_bits(logits(floats), logits(stored))
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q4_k", "q4"])
+@pytest.mark.parametrize("name", ["q8_0", "q4_k", "q4", "q3"])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_safetensors_quantized_at_load(tmp_path: Path, name: str, dtype: str) -> None:
     folder = tiny_hf(tmp_path / "hf", arch="qwen2", dtype=dtype, dims=MIXED, tied=False)
@@ -353,10 +404,10 @@ def test_safetensors_quantized_at_load(tmp_path: Path, name: str, dtype: str) ->
     assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 0.02
     floats = logits(open_model(folder))
     off = np.linalg.norm(got - floats) / np.linalg.norm(floats)
-    assert 1e-4 < off < {"q8_0": 0.1, "q4_k": 0.5, "q4": 0.5}[name]
+    assert 1e-4 < off < {"q8_0": 0.1, "q4_k": 0.5, "q4": 0.5, "q3": 0.8}[name]
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q4_k", "q4"])
+@pytest.mark.parametrize("name", ["q8_0", "q4_k", "q4", "q3"])
 @pytest.mark.parametrize("isa", usable_isas())
 def test_width_and_build_do_not_change_a_bit(tmp_path: Path, name: str, isa: str) -> None:
     source = quantized(open_model(tiny_gguf(tmp_path / "m.gguf", dims=MIXED)), name)
@@ -377,7 +428,7 @@ def test_the_command_says_what_ran(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*command, "--json"]) == 0
     assert "models" not in json.loads(capsys.readouterr().out)
     assert main([*command, "-md", str(path), "--draft", "2"]) == 0
-    names = "target                  Tiny\ndraft                   Tiny (q4 at load)\n"
+    names = "target                  Tiny\ndraft                   Tiny (q3 at load)\n"
     assert names in capsys.readouterr().err
     assert main([*command, "-md", str(path), "--draft-quantization", "stored", "--json"]) == 0
     assert "models" not in json.loads(capsys.readouterr().out)

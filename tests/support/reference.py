@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from outrider.models.dequantize import dequantize
 from outrider.models.source import ModelSource
+from tests.support.three_bits import values
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -30,7 +30,7 @@ class Reference:
         self.integer = {name for name, t in source.tensors.items() if rounded and t.type not in floats}
         if "output.weight" not in source.tensors and "token_embd.weight" in self.integer:
             self.integer.add("output.weight")
-        self.weights = {name: dequantize(t).astype(np.float64) for name, t in source.tensors.items()}
+        self.weights = {name: values(t).astype(np.float64) for name, t in source.tensors.items()}
         self.weights.setdefault("output.weight", self.weights["token_embd.weight"])
 
     def logits(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outrider.checks import DRAFT_QUANTIZATION, QUANTIZATIONS
+from outrider.checks import QUANTIZATIONS
 from outrider.cli.parser import integer, number
 from outrider.config import EngineConfig, parse_engine
 from outrider.decoding.params import SamplingParams
@@ -78,8 +78,8 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         *("--draft-quantization", "--speculative-model-quantization"),
         dest="draft_quantization",
         metavar="TYPE",
-        help=f"what the draft's weights are held in: {DRAFT_QUANTIZATION} (about 4 bits, default), stored "
-        f"(as in the file) or, of a float model, {' or '.join(QUANTIZATIONS)}",
+        help="what the draft's weights are held in: q3 or q4 (about so many bits), auto (one of the two, "
+        f"default), stored (as in the file) or, of a float model, {' or '.join(QUANTIZATIONS)}",
     )
     group.add_argument(
         *("-sc", "--speculative-config"),

@@ -6,10 +6,12 @@ q4_k: every matrix of a float model as Q4_K, but the embedding and the output as
 Where the columns are not a multiple of a type's block (256 for Q4_K and Q6_K, 32 for Q8_0) Q8_0 is taken, or
 else the file's own type. Norms and biases stay as they are.
 
-q4, for draft models: every matrix of any file as Q4_0, but the embedding and the output as Q8_0, where that
-saves a good part of its bytes. A draft's pass takes as long as its bytes take to be read, and what it gets
-wrong costs acceptance, never exactness. (Q4_K is closer to the weights, but takes five times as long to
-find.)
+q4, for draft models: every matrix of any file as Q4_0, where that saves a good part of its bytes; an
+embedding that is not the output too, and so is not read through, as Q8_0.
+q3, for draft models: the same, but the feed-forward matrices as Q3_0 (csrc/quantize.h).
+A draft's pass takes as long as its bytes take to be read, and what it gets wrong costs acceptance, never
+exactness. (Q4_K is closer to the weights, but takes five times as long to find.) auto is q3, or q4 beside a
+target so large that acceptance counts for more than the draft's time.
 """
 
 from __future__ import annotations
@@ -25,20 +27,31 @@ from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
 
 FLOATS = ("F32", "F16", "BF16")
+LIGHT = ("q3", "q4")  # the quantizations of drafts
+LARGE = 12  # times a draft's bytes: of such a target's step, drafting takes too little to save at
 SAVES = 1.15  # times as large a matrix must be in the file, or it stays as it is under q4
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
+FEED_FORWARD = ".ffn_"
+OURS = {"Q3_0": (32, 14)}  # (values, bytes) of a block; the other types are ggml's
+
+
+def for_draft(name: str | None, draft: ModelSource, target: ModelSource) -> str | None:
+    """The quantization of `draft` beside `target` that `name` stands for: itself, but for auto."""
+    if name != "auto":
+        return name
+    return "q3" if LARGE * loaded_bytes(replace(draft, quantization="q4")) > loaded_bytes(target) else "q4"
 
 
 def quantized(source: ModelSource, name: str | None) -> ModelSource:
     """`source`, to be loaded with its matrices quantized as `name` says, under a name that tells it.
 
-    None leaves it as it is, and so does q4 what it would not make smaller. Raises ConfigError for an unknown
-    name, and for a source that is quantized in its file already, unless the name is q4.
+    None leaves it as it is, and so do q3 and q4 what they would not make smaller. Raises ConfigError for an
+    unknown name, and for a source that is quantized in its file already, unless the name is one of these two.
     """
     if name is None:
         return source
-    if name == checks.DRAFT_QUANTIZATION:
+    if name in LIGHT:
         chosen = replace(source, quantization=name)
         if all(loaded_type(chosen, tensor) == tensor.type for tensor in source.tensors.values()):
             return source
@@ -73,8 +86,8 @@ def loaded_type(source: ModelSource, tensor: Tensor) -> str:
     """The ggml type in which the engine holds `tensor` of `source`."""
     if source.quantization is None or len(tensor.shape) != 2:
         return tensor.type
-    if source.quantization == checks.DRAFT_QUANTIZATION:
-        return _light_type(tensor)
+    if source.quantization in LIGHT:
+        return _light_type(source, tensor)
     wanted = ["Q8_0"]
     if source.quantization == "q4_k":
         wanted.insert(0, "Q6_K" if tensor.name in (EMBEDDING, OUTPUT) else "Q4_K")
@@ -82,9 +95,12 @@ def loaded_type(source: ModelSource, tensor: Tensor) -> str:
     return next((kind for kind in wanted if columns % _sizes(kind)[0] == 0), tensor.type)
 
 
-def _light_type(tensor: Tensor) -> str:
-    """The type of a draft's matrix under q4."""
-    kind = "Q8_0" if tensor.name in (EMBEDDING, OUTPUT) else "Q4_0"
+def _light_type(source: ModelSource, tensor: Tensor) -> str:
+    """The type of a draft's matrix under q3 or q4."""
+    if tensor.name == EMBEDDING and OUTPUT in source.tensors:
+        kind = "Q8_0"
+    else:
+        kind = "Q3_0" if source.quantization == "q3" and FEED_FORWARD in tensor.name else "Q4_0"
     fits = tensor.shape[1] % _sizes(kind)[0] == 0
     if fits and SAVES * type_bytes(kind, tensor.shape) <= type_bytes(tensor.type, tensor.shape):
         return kind
@@ -103,5 +119,5 @@ def loaded_bytes(source: ModelSource) -> int:
 
 
 def _sizes(kind: str) -> tuple[int, int]:
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    block, size = OURS.get(kind) or GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return int(block), int(size)
