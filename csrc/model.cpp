@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 namespace outrider {
@@ -214,15 +215,29 @@ void Model::place(const std::vector<Item>& items) {
 
 // Large chunks first, for each takes a moment until its weights come in, then smaller and smaller ones, so that all
 // threads end at about the same time (guided self-scheduling, Polychronopoulos and Kuck 1987).
-int Model::cut(int panels, size_t bytes, int whole) {
+int Model::chunk(int panels, size_t bytes, int whole) const {
     constexpr size_t least = size_t(64) << 10;  // bytes that are worth beginning for
     const int threads = pool_->size(), smallest = int(least / bytes) + 1;
+    const int size = threads == 1 ? panels : std::max(smallest, panels / (2 * threads));
+    return std::min(panels, (size + whole - 1) / whole * whole);
+}
+
+int Model::cut(int panels, size_t bytes, int whole) {
     cuts_.assign(1, 0);
-    for (int at = 0; at < panels; cuts_.push_back(at)) {
-        const int size = threads == 1 ? panels : std::max(smallest, (panels - at) / (2 * threads));
-        at = std::min(panels, at + (size + whole - 1) / whole * whole);
-    }
+    for (int at = 0; at < panels; cuts_.push_back(at)) at += chunk(panels - at, bytes, whole);
     return int(cuts_.size()) - 1;
+}
+
+// Threads mostly take the first chunks in their own order.
+void Model::expect(const Matrix& m, int panels, size_t bytes, int whole) {
+    // No more than a part of the second cache, which a prompt's activations fill by themselves.
+    const size_t most = tokens_.size() > 2 * kBundle ? 0 : size_t(256) << 10;
+    for (int thread = 0, at = 0; thread < pool_->size(); thread++) {
+        const int last = std::min(at + chunk(panels - at, bytes, whole), m.panels);
+        pool_->expect(thread, m.q + size_t(std::min(at, last)) * m.q_stride,
+                      std::min(most, size_t(std::max(0, last - at)) * m.q_stride));
+        at = last;
+    }
 }
 
 template <class EachToken>
@@ -274,15 +289,39 @@ void Model::rotate_and_store(int index, int t) {
     }
 }
 
+// Behind the last layer's keys and values, only the rows whose logits are wanted count: of a prompt, one or none.
+void Model::keep_wanted() {
+    const size_t count = wanted_.size();
+    const auto rows = [&](std::vector<float>& values, size_t width) {
+        std::vector<float> kept(count * width);
+        for (size_t r = 0; r < count; r++) std::copy_n(values.begin() + wanted_[r] * width, width, kept.begin() + r * width);
+        values.swap(kept);
+    };
+    rows(x_, size_t(config_.hidden));
+    rows(q_, size_t(config_.heads) * config_.head_dim);
+    std::vector<Token> tokens;
+    std::vector<Visible> visible;
+    for (const int row : wanted_) {
+        tokens.push_back(tokens_[size_t(row)]);
+        visible.push_back(visible_[size_t(row)]);
+    }
+    tokens_.swap(tokens);
+    visible_.swap(visible);
+    std::iota(wanted_.begin(), wanted_.end(), 0);
+    shape_activations();
+    cut_attention();
+}
+
 void Model::run_layers() {
     const Config& c = config_;
-    const int n = int(tokens_.size()), hidden = c.hidden;
+    const int hidden = c.hidden;
+    int n = int(tokens_.size());
     Activations &attention_in = attention_in_.view(), &attended = attended_.view(), &ffn_in = ffn_in_.view(),
                 &gated = gated_.view();
     const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim, ffn = size_t(c.ffn);
     // Queries, keys and values decide the most about the logits for the fewest weights: there, activations keep 15 bits.
     const auto attention_norm = [&](int layer) {
-        return [this, layer, hidden, n, &attention_in](int t) {
+        return [this, layer, hidden, n = n, &attention_in](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layers_[size_t(layer)].attn_norm, config_.rms_eps, hidden,
                               attention_in_.row(t));
             if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
@@ -297,28 +336,38 @@ void Model::run_layers() {
            attention_norm(0));
     for (int i = 0; i < c.layers; i++) {
         const Layer& layer = layers_[size_t(i)];
+        expect(*layer.o, layer.o->panels, layer.o->panel_bytes());
         product({{layer.q, input(layer.q), {q_.data(), q_width, nullptr, false}},
                  {layer.k, input(layer.k), {k_.data(), kv_width, nullptr, false}},
                  {layer.v, input(layer.v), {v_.data(), kv_width, nullptr, false}}},
                 [&](int t) { rotate_and_store(i, t); });
+        const bool last = i + 1 == c.layers;
+        if (last && wanted_.size() < tokens_.size()) {
+            keep_wanted();
+            n = int(tokens_.size());
+            if (n == 0) return;
+        }
         attention(i);
+        constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
+        expect(*layer.gate, layer.gate->panels, 2 * layer.gate->panel_bytes(), whole);
         product({{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, ffn_in_.row(t));
             quantize(ffn_in, t);
         });
-        constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
+        expect(*layer.down, layer.down->panels, layer.down->panel_bytes());
         pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int) {
             const int p0 = cuts_[size_t(chunk)], p1 = cuts_[size_t(chunk) + 1];
-            const int first = p0 * kPanel, last = std::min(p1 * kPanel, c.ffn);
+            const int first = p0 * kPanel, end = std::min(p1 * kPanel, c.ffn);
             kernels_.matmul(*layer.gate, ffn_in, p0, p1, {gated_.row(0), ffn, nullptr, false});
             kernels_.matmul(*layer.up, ffn_in, p0, p1, {up_.data(), ffn, nullptr, false});
             for (int t = 0; t < n; t++) {
-                kernels_.silu_mul(gated_.row(t) + first, up_.data() + size_t(t) * ffn + first, last - first);
-                if (gated.q) kernels_.quantize(gated, t, first / kGroup, last / kGroup);
+                kernels_.silu_mul(gated_.row(t) + first, up_.data() + size_t(t) * ffn + first, end - first);
+                if (gated.q) kernels_.quantize(gated, t, first / kGroup, end / kGroup);
             }
         });
-        const bool last = i + 1 == c.layers;
         const auto next_norm = attention_norm(last ? i : i + 1);
+        const Matrix& next = last ? *output_ : *layers_[size_t(i) + 1].q;
+        expect(next, next.panels, next.panel_bytes());
         product({{layer.down, &gated, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
             if (!last) next_norm(t);
         });
@@ -349,13 +398,10 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
     });
 }
 
-void Model::forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels) {
-    std::lock_guard<std::mutex> lock(one_pass_);
-    check(items, panels);
-    place(items);
+// Room for what products of this pass read.
+void Model::shape_activations() {
     const Config& c = config_;
     const int n = int(tokens_.size());
-    if (n == 0) return;
     const auto integers = [](std::initializer_list<const Matrix*> readers) {
         return std::any_of(readers.begin(), readers.end(), [](const Matrix* m) { return !info(m->kind).is_float; });
     };
@@ -373,6 +419,16 @@ void Model::forward(const std::vector<Item>& items, float* logits, const std::ve
     ffn_in_.shape(n, c.hidden, for_ffn);
     gated_.shape(n, c.ffn, for_down);
     last_.shape(int(wanted_.size()), c.hidden, integers({output_}));
+}
+
+void Model::forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels) {
+    std::lock_guard<std::mutex> lock(one_pass_);
+    check(items, panels);
+    place(items);
+    const Config& c = config_;
+    const int n = int(tokens_.size());
+    if (n == 0) return;
+    shape_activations();
     x_.resize(size_t(n) * c.hidden);
     q_.resize(size_t(2) * n * c.heads * c.head_dim);
     k_.resize(size_t(2) * n * c.kv_heads * c.head_dim);
@@ -383,6 +439,7 @@ void Model::forward(const std::vector<Item>& items, float* logits, const std::ve
         const auto turn = pool_->turn();
         run_layers();
         run_output(logits, panels);
+        for (int thread = 0; thread < pool_->size(); thread++) pool_->expect(thread, nullptr, 0);
     }
     for (const Item& item : items) item.cache->advance(item.count);
 }

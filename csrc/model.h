@@ -102,6 +102,8 @@ class Model {
     const float* vector(const std::string& name, int size, bool required) const;
     void check(const std::vector<Item>& items, const std::vector<int>* panels) const;
     void place(const std::vector<Item>& items);
+    void shape_activations();
+    void keep_wanted();
     void rotate_and_store(int layer, int t);
     void cut_attention();
     void attention(int layer);
@@ -129,6 +131,9 @@ class Model {
     // Cuts `panels`, each of so many bytes, into chunks of a multiple of `whole`; returns how many. Chunk i is
     // [cuts_[i], cuts_[i + 1]).
     int cut(int panels, size_t bytes, int whole = 1);
+    int chunk(int panels, size_t bytes, int whole) const;  // panels of the first one
+    // Says what each thread will read first in a product of `m`, whose phase has `panels`, cut as above.
+    void expect(const Matrix& m, int panels, size_t bytes, int whole = 1);
 
     Config config_;
     CacheShape shape_;

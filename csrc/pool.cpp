@@ -37,7 +37,7 @@ static bool await(const Come& come) {
     return false;
 }
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : expected_(size_t(threads)) {
     for (int i = 1; i < threads; i++) helpers_.push_back(std::make_unique<Helper>());
     for (int i = 1; i < threads; i++) helpers_[size_t(i) - 1]->thread = std::thread([this, i] { helper(i); });
 }
@@ -98,8 +98,21 @@ void Pool::help(int thread) {
     }
 }
 
+// Asks for what `thread` expects to read, until `come()`.
+template <class Come>
+void Pool::look_ahead(int thread, const Come& come) const {
+    constexpr size_t line = 64, piece = 8 * line;
+    const Expected& expected = expected_[size_t(thread)];
+    const uint8_t* const first = expected.first.load(std::memory_order_relaxed);
+    const size_t bytes = expected.bytes.load(std::memory_order_relaxed);
+    for (size_t at = 0; at + piece <= bytes && !come(); at += piece)
+        for (size_t i = at; i < at + piece; i += line) __builtin_prefetch(first + i, 0, 2);
+}
+
 void Pool::finish(uint32_t chunks) {
-    if (await([&] { return done_.load(std::memory_order_acquire) == chunks; })) return;
+    const auto over = [&] { return done_.load(std::memory_order_acquire) == chunks; };
+    look_ahead(0, over);
+    if (await(over)) return;
     caller_sleeps_.store(true, std::memory_order_seq_cst);
     for (uint32_t done; (done = done_.load(std::memory_order_seq_cst)) != chunks;) done_.wait(done);
     caller_sleeps_.store(false, std::memory_order_relaxed);
@@ -109,8 +122,9 @@ void Pool::helper(int thread) {
     Helper& own = *helpers_[size_t(thread) - 1];
     own.id = thread_id();
     uint32_t seen = 0;
+    const auto begun = [&] { return phase_.load(std::memory_order_acquire) != seen; };
     for (;;) {
-        if (!await([&] { return phase_.load(std::memory_order_acquire) != seen; })) {
+        if (!await(begun)) {
             own.asleep.store(true, std::memory_order_relaxed);
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
             phase_.wait(seen, std::memory_order_seq_cst);
@@ -121,6 +135,7 @@ void Pool::helper(int thread) {
         if (stop_) return;
         seen = phase_.load(std::memory_order_acquire);
         help(thread);
+        look_ahead(thread, begun);
     }
 }
 

@@ -30,6 +30,13 @@ class Pool {
     // The right to call phase(); hold it for a whole pass.
     std::unique_lock<std::mutex> turn() { return std::unique_lock<std::mutex>(one_caller_); }
 
+    // What `thread` is likely to read first in the phase after the next one that is called: it asks for that while it
+    // waits for the others at the phase's end, when memory has little else to do.
+    void expect(int thread, const uint8_t* first, size_t bytes) {
+        expected_[size_t(thread)].first.store(first, std::memory_order_relaxed);
+        expected_[size_t(thread)].bytes.store(bytes, std::memory_order_relaxed);
+    }
+
     // Calls work(chunk, thread) once for each chunk in [0, chunks), thread in [0, size()).
     template <class Work>
     void phase(int chunks, const Work& work) {
@@ -53,6 +60,11 @@ class Pool {
         std::atomic<uint32_t> chunks{0};
     };
 
+    struct Expected {
+        std::atomic<const uint8_t*> first{nullptr};
+        std::atomic<size_t> bytes{0};
+    };
+
     // A thread beside the caller.
     struct Helper {
         std::thread thread;
@@ -63,11 +75,14 @@ class Pool {
     void publish(uint32_t chunks, const void* work, Call call);
     void wake();
     void help(int thread);
+    template <class Come>
+    void look_ahead(int thread, const Come& come) const;
     void finish(uint32_t chunks);
     void helper(int thread);
 
     std::mutex one_caller_;
     std::vector<std::unique_ptr<Helper>> helpers_;
+    std::vector<Expected> expected_;  // of each thread
     std::atomic<int> caller_{0};  // of the phase under way
     std::vector<int> asleep_;     // helpers that it wakes
     std::atomic<bool> stop_{false};

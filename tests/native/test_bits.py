@@ -163,12 +163,16 @@ def test_sequences_in_one_pass_do_not_touch_each_other(sources: dict[str, ModelS
 
 def test_only_wanted_rows_come_back(sources: dict[str, ModelSource]) -> None:
     model = load(sources["Q6_K"])
-    every = run(model, model.new_cache(32), PROMPT[:9])
+    every = run(model, model.new_cache(32), PROMPT[:12])
+    caches = [model.new_cache(32) for _ in range(3)]
     some, none = model.forward(
-        [item(model.new_cache(32), PROMPT[:9], rows=[8, 2]), item(model.new_cache(32), PROMPT[:9], rows=[])]
+        [item(caches[0], PROMPT[:9], rows=[8, 2]), item(caches[1], PROMPT[:9], rows=[])]
     )
     assert same_bits(some, every[[8, 2]])
     assert none.shape == (0, 320)
+    assert model.forward([item(caches[2], PROMPT[:9], rows=[])])[0].shape == (0, 320)
+    for cache in caches:  # whose keys and values are all there
+        assert same_bits(run(model, cache, PROMPT[9:12]), every[9:])
 
 
 def test_blocks_of_the_vocabulary_have_the_bits_of_the_whole(tmp_path: Path) -> None:
