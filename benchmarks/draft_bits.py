@@ -33,7 +33,7 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.quantization import LIGHT, quantized
-from replay import COSTS, RESULTS, Text, curve, texts_of
+from replay import COSTS, RESULTS, Text, add_text_options, curve, texts_of
 
 CHUNK = 64  # tokens of a pass over a text
 LONGEST = 8  # tokens of a draft
@@ -111,10 +111,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
-    parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
-    parser.add_argument("-n", type=int, default=256, help="most tokens of a text")
-    parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
+    add_text_options(parser)
     parser.add_argument("--json", type=Path, default=RESULTS / "draft_bits.json")
     args = parser.parse_args()
     args.workloads = list(workloads.BUILT_IN)

@@ -232,17 +232,22 @@ def table(rows: Mapping[tuple[str, str], Mapping[str, float]], methods: Sequence
     return aligned(lines)
 
 
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """What says which texts, but for the workloads."""
+    parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
+    parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
+    parser.add_argument("-n", type=int, default=256, help="most tokens of a text")
+    parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = ["auto", *fixed_settings("draft")]
     parser.add_argument("--methods", type=names, default=known, help=f"of {', '.join(known)}")
-    parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
+    add_text_options(parser)
     parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
-    parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
-    parser.add_argument("-n", type=int, default=256, help="most tokens of a text")
-    parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
     parser.add_argument("--json", type=Path, default=RESULTS / "replay.json")
     args = parser.parse_args()
     check_names(parser, args, methods=known, workloads=workloads.BUILT_IN)
