@@ -8,14 +8,6 @@
 namespace outrider {
 namespace {
 
-template <Kind K>
-constexpr bool kSuper = K == Kind::Q4_K || K == Kind::Q5_K || K == Kind::Q6_K;
-template <Kind K>
-constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384 : K == Kind::Q3_0 ? 192
-                            : K == Kind::Q4_0 || K == Kind::Q4_1 || K == Kind::Q4_K ? 256 : 320;
-template <Kind K>
-constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : K == Kind::Q4_1 || K == Kind::Q5_1 ? 64 : 32;
-
 inline __m256i line(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline __m128i half_line(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 inline __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(half_line(p)); }
@@ -93,7 +85,7 @@ inline __m256 bytes_to_float(const uint8_t* p) {
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, int g,
                                                      const Activations& a, size_t at, __m256* f) {
-    constexpr int offset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is signed already
+    constexpr int offset = K == Kind::Q8_0 ? 0 : kOffset<K>;  // Q8_0 is signed already
     const int8_t* x = a.q + kGroup * at;
     const uint8_t* lines = q + 32 * half;
     __m256 scale = halves(s + 16 * half), minimum = scale;

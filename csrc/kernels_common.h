@@ -9,6 +9,19 @@
 namespace outrider {
 namespace {
 
+// What layout.h says of a kind, for the code that is made for each.
+template <Kind K>
+constexpr bool kSuper = K == Kind::Q4_K || K == Kind::Q5_K || K == Kind::Q6_K;
+template <Kind K>
+constexpr bool kMinimum = K == Kind::Q4_1 || K == Kind::Q5_1;
+template <Kind K>
+constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384 : K == Kind::Q3_0 ? 192
+                            : K == Kind::Q4_0 || K == Kind::Q4_1 || K == Kind::Q4_K ? 256 : 320;
+template <Kind K>
+constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : kMinimum<K> ? 64 : 32;
+template <Kind K>
+constexpr int kOffset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
+
 inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 v) {
     const int row = panel * kPanel, count = imin(kPanel, rows - row);
     float* out = o.out + size_t(token) * o.stride + row;

@@ -9,18 +9,7 @@ namespace outrider {
 namespace {
 
 template <Kind K>
-constexpr bool kSuper = K == Kind::Q4_K || K == Kind::Q5_K || K == Kind::Q6_K;
-template <Kind K>
 constexpr bool kFactored = K == Kind::Q4_K || K == Kind::Q5_K;  // integer scales and minimums
-template <Kind K>
-constexpr bool kMinimum = K == Kind::Q4_1 || K == Kind::Q5_1;
-template <Kind K>
-constexpr int kGroupBytes = K == Kind::Q8_0 ? 512 : K == Kind::Q6_K ? 384 : K == Kind::Q3_0 ? 192
-                            : K == Kind::Q4_0 || K == Kind::Q4_1 || K == Kind::Q4_K ? 256 : 320;
-template <Kind K>
-constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : kMinimum<K> ? 64 : 32;
-template <Kind K>
-constexpr int kOffset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : 0;  // Q8_0 is made signed
 
 inline float32x4_t halves(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
 inline int8x16_t merge(uint8x16_t low, uint8x16_t high, uint8x16_t mask) {
@@ -102,6 +91,7 @@ inline float32x4_t bytes_to_float(const uint8_t* p) {
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g,
                                                      const Activations& a, size_t at, float32x4_t* f) {
+    constexpr int offset = K == Kind::Q8_0 ? 0 : kOffset<K>;  // Q8_0 is made signed
     const int8_t* x = a.q + kGroup * at;
     int8x16_t w[8];
     unpack<K>(q, quarter, w);
@@ -128,7 +118,7 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
             const int32x4_t v = dot4(vld1q_dup_s32(a.centre + 2 * i + 1), w + 4, xt + 16);
             sum = vmlaq_s32(vmulq_s32(u, first), v, second);
         } else {
-            const int32_t start = kOffset<K> == 0 ? 0 : -kOffset<K> * int32_t(a.sum[i]);
+            const int32_t start = offset == 0 ? 0 : -offset * int32_t(a.sum[i]);
             sum = dot4(dot4(vdupq_n_s32(start), w, xt), w + 4, xt + 16);
         }
         float32x4_t& out = f[4 * t + quarter];

@@ -42,8 +42,7 @@ inline V16 halves(const uint8_t* p) { return vload(reinterpret_cast<const uint16
 // The contribution of one group of 32 columns, in the order that every build follows.
 template <Kind K>
 inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const Activations& a, int t, V16 f) {
-    constexpr int offset =
-        K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
+    constexpr int offset = kOffset<K>;
     const size_t at = a.at(t, g);
     const int8_t* q = a.q + kGroup * at;
     const V16 activation_scale = vset(a.scale[at]), scaled_sum = vset(a.scaled[at]);
