@@ -229,14 +229,13 @@ int Model::cut(int panels, size_t bytes, int whole) {
 }
 
 // Threads mostly take the first chunks in their own order.
-void Model::expect(const Matrix& m, int panels, size_t bytes, int whole) {
+void Model::expect(const Matrix& m, size_t bytes, int whole) {
     // No more than a part of the second cache, which a prompt's activations fill by themselves.
     const size_t most = tokens_.size() > 2 * kBundle ? 0 : size_t(256) << 10;
     for (int thread = 0, at = 0; thread < pool_->size(); thread++) {
-        const int last = std::min(at + chunk(panels - at, bytes, whole), m.panels);
-        pool_->expect(thread, m.q + size_t(std::min(at, last)) * m.q_stride,
-                      std::min(most, size_t(std::max(0, last - at)) * m.q_stride));
-        at = last;
+        const int count = chunk(m.panels - at, bytes, whole);
+        pool_->expect(thread, m.q + size_t(at) * m.q_stride, std::min(most, size_t(count) * m.q_stride));
+        at += count;
     }
 }
 
@@ -289,7 +288,7 @@ void Model::rotate_and_store(int index, int t) {
     }
 }
 
-// Behind the last layer's keys and values, only the rows whose logits are wanted count: of a prompt, one or none.
+// Behind the last layer's keys and values, only the rows whose logits are wanted count: of a prompt, one.
 void Model::keep_wanted() {
     const size_t count = wanted_.size();
     const auto rows = [&](std::vector<float>& values, size_t width) {
@@ -321,7 +320,7 @@ void Model::run_layers() {
     const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim, ffn = size_t(c.ffn);
     // Queries, keys and values decide the most about the logits for the fewest weights: there, activations keep 15 bits.
     const auto attention_norm = [&](int layer) {
-        return [this, layer, hidden, n = n, &attention_in](int t) {
+        return [this, layer, hidden, n, &attention_in](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layers_[size_t(layer)].attn_norm, config_.rms_eps, hidden,
                               attention_in_.row(t));
             if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
@@ -336,25 +335,25 @@ void Model::run_layers() {
            attention_norm(0));
     for (int i = 0; i < c.layers; i++) {
         const Layer& layer = layers_[size_t(i)];
-        expect(*layer.o, layer.o->panels, layer.o->panel_bytes());
+        expect(*layer.o, layer.o->panel_bytes());
         product({{layer.q, input(layer.q), {q_.data(), q_width, nullptr, false}},
                  {layer.k, input(layer.k), {k_.data(), kv_width, nullptr, false}},
                  {layer.v, input(layer.v), {v_.data(), kv_width, nullptr, false}}},
                 [&](int t) { rotate_and_store(i, t); });
         const bool last = i + 1 == c.layers;
+        if (last && wanted_.empty()) return;
         if (last && wanted_.size() < tokens_.size()) {
             keep_wanted();
             n = int(tokens_.size());
-            if (n == 0) return;
         }
         attention(i);
         constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
-        expect(*layer.gate, layer.gate->panels, 2 * layer.gate->panel_bytes(), whole);
+        expect(*layer.gate, 2 * layer.gate->panel_bytes(), whole);
         product({{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, ffn_in_.row(t));
             quantize(ffn_in, t);
         });
-        expect(*layer.down, layer.down->panels, layer.down->panel_bytes());
+        expect(*layer.down, layer.down->panel_bytes());
         pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int) {
             const int p0 = cuts_[size_t(chunk)], p1 = cuts_[size_t(chunk) + 1];
             const int first = p0 * kPanel, end = std::min(p1 * kPanel, c.ffn);
@@ -367,7 +366,7 @@ void Model::run_layers() {
         });
         const auto next_norm = attention_norm(last ? i : i + 1);
         const Matrix& next = last ? *output_ : *layers_[size_t(i) + 1].q;
-        expect(next, next.panels, next.panel_bytes());
+        expect(next, next.panel_bytes());
         product({{layer.down, &gated, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
             if (!last) next_norm(t);
         });
@@ -438,8 +437,8 @@ void Model::forward(const std::vector<Item>& items, float* logits, const std::ve
     {
         const auto turn = pool_->turn();
         run_layers();
+        for (int thread = 0; thread < pool_->size(); thread++) pool_->expect(thread, nullptr, 0);  // the output is the last
         run_output(logits, panels);
-        for (int thread = 0; thread < pool_->size(); thread++) pool_->expect(thread, nullptr, 0);
     }
     for (const Item& item : items) item.cache->advance(item.count);
 }

@@ -132,8 +132,8 @@ class Model {
     // [cuts_[i], cuts_[i + 1]).
     int cut(int panels, size_t bytes, int whole = 1);
     int chunk(int panels, size_t bytes, int whole) const;  // panels of the first one
-    // Says what each thread will read first in a product of `m`, whose phase has `panels`, cut as above.
-    void expect(const Matrix& m, int panels, size_t bytes, int whole = 1);
+    // Says what each thread will read first in a product of `m`, whose phase is cut as above.
+    void expect(const Matrix& m, size_t bytes, int whole = 1);
 
     Config config_;
     CacheShape shape_;
