@@ -16,12 +16,15 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
+from outrider.checks import LIGHT_QUANTIZATIONS
 from outrider.cli.demo import present_pair
 from outrider.decoding.context import TokenContext
 from outrider.decoding.costs import CostCurve
@@ -32,12 +35,23 @@ from outrider.drafters.likely import LikelyTokens, frequent
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
-from outrider.models.quantization import LIGHT, quantized
+from outrider.models.quantization import quantized
 from replay import COSTS, RESULTS, Text, add_text_options, curve, texts_of
 
 CHUNK = 64  # tokens of a pass over a text
 LONGEST = 8  # tokens of a draft
 ROUNDS = 60
+SHOWN = ("right", "speed-up")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Of a workload and temperature: the share of tokens that are right, and the speed-up, over its texts."""
+
+    workload: str
+    temperature: float
+    right: float
+    speedup: float
 
 
 def blocks_of(model: NativeModel, ids: Sequence[int]) -> IntArray | None:
@@ -89,19 +103,31 @@ def speedup(hits: Sequence[bool], target: CostCurve, draft_seconds: float) -> fl
     return best
 
 
+def judged(model: NativeModel, texts: Sequence[Text], target: CostCurve, draft_seconds: float) -> Cell:
+    """What the draft makes of one workload's texts of one temperature."""
+    hits = [right(model, text) for text in texts]
+    return Cell(
+        texts[0].workload,
+        texts[0].temperature,
+        float(np.mean([np.mean(h) for h in hits])),
+        stats.geomean(speedup(h, target, draft_seconds) for h in hits),
+    )
+
+
 def pass_seconds(models: Mapping[str, NativeModel], text: Text) -> dict[str, float]:
     """Of a pass over one token behind the prompt: medians of rounds over all models."""
     times: dict[str, list[float]] = {name: [] for name in models}
     caches = {name: model.new_cache(len(text.prompt) + 1) for name, model in models.items()}
     ids = np.array(text.prompt, np.int32)
     one, top, row = (np.array([i], np.int32) for i in (ids[0], -1, 0))
+    blocks = {name: blocks_of(model, text.prompt) for name, model in models.items()}
     for name, model in models.items():
         above = np.arange(-1, len(ids) - 1, dtype=np.int32)
         model.forward([ForwardItem(caches[name], ids, above, row[:0])])
     for _ in range(ROUNDS):
         for name, model in models.items():
             start = time.perf_counter()
-            forward(model, ForwardItem(caches[name], one, top, row), blocks_of(model, text.prompt))
+            forward(model, ForwardItem(caches[name], one, top, row), blocks[name])
             times[name].append(time.perf_counter() - start)
             caches[name].truncate(len(ids))
     return {name: stats.median(t) for name, t in times.items()}
@@ -126,39 +152,35 @@ def main() -> int:
     target, draft = map(str, pair)
     texts = texts_of(args.texts, target, args)
     source = open_model(Path(draft))
-    held = {"stored": source, **{name: quantized(source, name) for name in LIGHT}}
+    held = {"stored": source, **{name: quantized(source, name) for name in LIGHT_QUANTIZATIONS}}
     models = {name: NativeModel.load(model) for name, model in held.items()}
     seconds = pass_seconds(models, texts[0])
     passes = curve(COSTS["target"])
-    found: dict[str, dict[str, object]] = {}
-    header = [
-        "weights",
-        "MB",
-        "pass, ms",
-        *(f"T {t:g}: {what}" for t in args.temps for what in ("right", "speed-up")),
-    ]
-    lines = [header]
+    cells = {
+        name: [
+            judged(model, [t for t in texts if (t.workload, t.temperature) == place], passes, seconds[name])
+            for place in product(args.workloads, args.temps)
+        ]
+        for name, model in models.items()
+    }
+    lines = [["weights", "MB", "pass, ms", *(f"T {t:g}: {what}" for t in args.temps for what in SHOWN)]]
     for name, model in models.items():
-        cells: list[dict[str, object]] = []
         line = [name, f"{model.weights_bytes / 1e6:.0f}", f"{seconds[name] * 1e3:.1f}"]
         for temperature in args.temps:
-            shares, gains = [], []
-            for workload in args.workloads:
-                mine = [t for t in texts if (t.workload, t.temperature) == (workload, temperature)]
-                hits = [right(model, text) for text in mine]
-                shares.append(float(np.mean([np.mean(h) for h in hits])))
-                gains.append(stats.geomean(speedup(h, passes, seconds[name]) for h in hits))
-                cells.append(
-                    {
-                        "workload": workload,
-                        "temperature": temperature,
-                        "right": shares[-1],
-                        "speedup": gains[-1],
-                    }
-                )
-            line += [f"{np.mean(shares):.3f}", f"{stats.geomean(gains):.2f}"]
+            mine = [cell for cell in cells[name] if cell.temperature == temperature]
+            line += [
+                f"{np.mean([cell.right for cell in mine]):.3f}",
+                f"{stats.geomean(cell.speedup for cell in mine):.2f}",
+            ]
         lines.append(line)
-        found[name] = {"weights_bytes": model.weights_bytes, "pass_ms": seconds[name] * 1e3, "cells": cells}
+    found = {
+        name: {
+            "weights_bytes": model.weights_bytes,
+            "pass_ms": seconds[name] * 1e3,
+            "cells": [asdict(cell) for cell in cells[name]],
+        }
+        for name, model in models.items()
+    }
     args.json.write_text(
         json.dumps({"limit": args.limit, "n": args.n, "held": found}, indent=1) + "\n", "utf-8"
     )

@@ -12,7 +12,8 @@ Neutral: TypeAlias = Callable[[Any], bool]
 """Whether a value of a setting that nothing here reads changes nothing, so that it may be given."""
 
 QUANTIZATIONS = ("q8_0", "q4_k")  # of float models, at load (models/quantization.py)
-DRAFT_QUANTIZATIONS = ("auto", "q3", "q4")  # of any draft model; the first is the usual one
+LIGHT_QUANTIZATIONS = ("q3", "q4")  # of any draft model, from the lightest up
+DRAFT_QUANTIZATIONS = ("auto", *LIGHT_QUANTIZATIONS)  # what to ask for; the first is the usual one
 
 
 def is_(*values: object) -> Neutral:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import experience, memory
-from outrider.checks import DRAFT_QUANTIZATIONS
+from outrider.checks import LIGHT_QUANTIZATIONS
 from outrider.config import EngineConfig
 from outrider.decoding.costs import CostModel
 from outrider.decoding.loop import StepLoop
@@ -136,7 +136,7 @@ class Pipeline:
     def quantized(self) -> bool:
         """True when a model was quantized at load by request: of a target, the text is then not that of the
         file's own weights."""
-        usual = (None, *DRAFT_QUANTIZATIONS)
+        usual = (None, *LIGHT_QUANTIZATIONS)
         return any(s is not None and s.quantization not in usual for s in (self.source, self.draft))
 
     @property

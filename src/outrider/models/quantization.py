@@ -27,9 +27,8 @@ from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
 
 FLOATS = ("F32", "F16", "BF16")
-LIGHT = ("q3", "q4")  # the quantizations of drafts
 LARGE = 12  # times a draft's bytes: of such a target's step, drafting takes too little to save at
-SAVES = 1.15  # times as large a matrix must be in the file, or it stays as it is under q4
+SAVES = 1.15  # times as large a matrix must be in the file, or it stays as it is under q3 and q4
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 FEED_FORWARD = ".ffn_"
@@ -51,7 +50,7 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
     """
     if name is None:
         return source
-    if name in LIGHT:
+    if name in checks.LIGHT_QUANTIZATIONS:
         chosen = replace(source, quantization=name)
         if all(loaded_type(chosen, tensor) == tensor.type for tensor in source.tensors.values()):
             return source
@@ -83,10 +82,10 @@ def describe(source: ModelSource) -> str:
 
 
 def loaded_type(source: ModelSource, tensor: Tensor) -> str:
-    """The ggml type in which the engine holds `tensor` of `source`."""
+    """The type in which the engine holds `tensor` of `source`."""
     if source.quantization is None or len(tensor.shape) != 2:
         return tensor.type
-    if source.quantization in LIGHT:
+    if source.quantization in checks.LIGHT_QUANTIZATIONS:
         return _light_type(source, tensor)
     wanted = ["Q8_0"]
     if source.quantization == "q4_k":
