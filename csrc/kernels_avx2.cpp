@@ -124,8 +124,8 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
         const size_t i = at + t;
         if constexpr (K == Kind::Q6_K)
             sum[t] = _mm256_sub_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(pairs, pair(a.sum16 + 2 * i)), 5));
-        __m256 v = _mm256_cvtepi32_ps(sum[t]);
-        if constexpr (offset != 0) v = _mm256_fnmadd_ps(_mm256_set1_ps(float(offset)), _mm256_set1_ps(a.sum[i]), v);
+        if constexpr (offset != 0) sum[t] = _mm256_sub_epi32(sum[t], _mm256_set1_epi32(offset * a.sum[i]));
+        const __m256 v = _mm256_cvtepi32_ps(sum[t]);
         f[t] = _mm256_fmadd_ps(scale, _mm256_mul_ps(v, _mm256_set1_ps(a.scale[i])), f[t]);
         if constexpr (K == Kind::Q4_K || K == Kind::Q5_K)
             f[t] = _mm256_fnmadd_ps(minimum, _mm256_set1_ps(a.scaled[i]), f[t]);

@@ -113,13 +113,15 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
     for (int t = 0; t < NT; t++) {
         const size_t i = at + t;
         __m512 total;
-        if constexpr (six)
+        if constexpr (six) {
             total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[1][t]), odd_scale,
                                     _mm512_mul_ps(_mm512_cvtepi32_ps(sum[0][t]), even_scale));
-        else
-            total = _mm512_cvtepi32_ps(chains == 2 ? _mm512_add_epi32(sum[0][t], sum[chains - 1][t]) : sum[0][t]);
-        if constexpr (offset != 0)
-            total = _mm512_fnmadd_ps(_mm512_set1_ps(float(offset)), _mm512_set1_ps(a.sum[i]), total);
+        } else {
+            __m512i whole = chains == 2 ? _mm512_add_epi32(sum[0][t], sum[chains - 1][t]) : sum[0][t];
+            if constexpr (offset != 0)  // in integers, and shifted: vpdpbusd leaves no time for another multiplication
+                whole = _mm512_sub_epi32(whole, _mm512_slli_epi32(_mm512_set1_epi32(a.sum[i]), __builtin_ctz(offset)));
+            total = _mm512_cvtepi32_ps(whole);
+        }
         f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(total, _mm512_set1_ps(a.scale[i])), f[t]);
         if constexpr (is_super) f[t] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
         if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1)

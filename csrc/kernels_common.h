@@ -128,8 +128,8 @@ inline void store_group(Activations& a, int row, int g, V16 low, V16 high, float
         a.centre[2 * at + h] = -32 * int32_t(sums[h]);
     }
     a.scale[at] = scale;
-    a.sum[at] = sums[0] + sums[1];
-    a.scaled[at] = scale * a.sum[at];
+    a.sum[at] = int32_t(sums[0] + sums[1]);
+    a.scaled[at] = scale * (sums[0] + sums[1]);
 }
 
 // Columns are a multiple of 32 here: every integer format has blocks of at least 32.

@@ -118,7 +118,7 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
             const int32x4_t v = dot4(vld1q_dup_s32(a.centre + 2 * i + 1), w + 4, xt + 16);
             sum = vmlaq_s32(vmulq_s32(u, first), v, second);
         } else {
-            const int32_t start = offset == 0 ? 0 : -offset * int32_t(a.sum[i]);
+            const int32_t start = offset == 0 ? 0 : -offset * a.sum[i];
             sum = dot4(dot4(vdupq_n_s32(start), w, xt), w + 4, xt + 16);
         }
         float32x4_t& out = f[4 * t + quarter];

@@ -60,7 +60,7 @@ inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const A
         return vfma(halves(scales), vmul(to_float(total), activation_scale), f);
     }
     dot<K>(lines, q, 0, 8, total);
-    for (int r = 0; r < kPanel; r++) total[r] -= offset * int32_t(a.sum[at]);
+    for (int r = 0; r < kPanel; r++) total[r] -= offset * a.sum[at];
     const V16 product = vmul(to_float(total), activation_scale);
     if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
         V16 scale, minimum;

@@ -45,6 +45,8 @@ struct KindInfo {
 const KindInfo& info(Kind kind);
 Kind kind_by_name(const std::string& name);  // throws std::invalid_argument
 
+class Slabs;  // slabs.h
+
 struct FreeAligned {
     void operator()(uint8_t* p) const;
 };
@@ -55,7 +57,7 @@ struct Matrix {
     Kind kind = Kind::F32;
     int rows = 0, columns = 0, panels = 0;
     size_t q_stride = 0, scale_stride = 0;  // bytes from one panel to the next
-    Bytes memory;
+    std::shared_ptr<uint8_t> memory;
     uint8_t* q = nullptr;
     uint8_t* scales = nullptr;
 
@@ -69,7 +71,7 @@ size_t packed_bytes(Kind kind, int rows, int columns);  // of such a matrix
 
 // Lays out the memory for `rows` x `columns`; pack_panels then fills panels [first, last) from the file's
 // bytes. Rows beyond the last one are zero.
-Matrix make_matrix(Kind kind, int rows, int columns);
+Matrix make_matrix(Kind kind, int rows, int columns, Slabs& slabs);
 // The same over packed_bytes() bytes from another matrix's q on, aligned to 64. They are never written, and whoever
 // owns them keeps them for as long as the matrix lives.
 Matrix view_matrix(Kind kind, int rows, int columns, const uint8_t* packed, size_t bytes);
@@ -91,7 +93,7 @@ struct Activations {
     const float* x = nullptr;   // [tokens][columns], the floats themselves
     int8_t* q = nullptr;        // [bundles][groups][pitch][32]
     float* scale = nullptr;     // [bundles][groups][pitch]
-    float* sum = nullptr;       // [bundles][groups][pitch], the integers' sums over 32 columns
+    int32_t* sum = nullptr;     // [bundles][groups][pitch], the integers' sums over 32 columns
     float* scaled = nullptr;    // [bundles][groups][pitch], scale * sum
     int16_t* sum16 = nullptr;   // [bundles][groups][pitch][2], sums over 16 columns
     int32_t* centre = nullptr;  // [bundles][groups][pitch][2], -32 * sum16: Q6_K's integers are centred on 32

@@ -45,7 +45,7 @@ Model::Model(Config config, int threads, const std::string& isa)
 }
 
 void Model::add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file) {
-    Matrix m = make_matrix(kind, rows, columns);
+    Matrix m = make_matrix(kind, rows, columns, slabs_);
     const int chunk = 16, chunks = (m.panels + chunk - 1) / chunk;
     const auto turn = pool_->turn();
     pool_->phase(chunks, [&](int i, int) { pack_panels(m, file, i * chunk, std::min(m.panels, (i + 1) * chunk)); });
@@ -270,7 +270,7 @@ void Model::rotate_and_store(int index, int t) {
     const int n = int(tokens_.size()), q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
     const auto row = [&](std::vector<float>& out, const Matrix* matrix, const float* bias, int width) {
         float* found = out.data() + size_t(t) * width;
-        complete(found, info(matrix->kind).is_float ? nullptr : found + size_t(n) * width, bias, width);
+        complete(found, info(matrix->kind).is_float || !c.fine ? nullptr : found + size_t(n) * width, bias, width);
         return found;
     };
     float* q = row(q_, layer.q, layer.q_bias, q_width);
@@ -318,12 +318,14 @@ void Model::run_layers() {
     Activations &attention_in = attention_in_.view(), &attended = attended_.view(), &ffn_in = ffn_in_.view(),
                 &gated = gated_.view();
     const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim, ffn = size_t(c.ffn);
-    // Queries, keys and values decide the most about the logits for the fewest weights: there, activations keep 15 bits.
+    // Queries, keys and values decide the most about the logits for the fewest weights: there, activations keep 15 bits
+    // in a model that is `fine`.
     const auto attention_norm = [&](int layer) {
         return [this, layer, hidden, n, &attention_in](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layers_[size_t(layer)].attn_norm, config_.rms_eps, hidden,
                               attention_in_.row(t));
-            if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
+            if (!config_.fine) quantize(attention_in, t);
+            else if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
         };
     };
     const auto input = [&](const Matrix* m) { return info(m->kind).is_float ? &attention_floats_ : &attention_in; };
@@ -411,7 +413,7 @@ void Model::shape_activations() {
         for_ffn |= integers({l.gate, l.up});
         for_down |= integers({l.down});
     }
-    attention_in_.shape(2 * n, c.hidden, for_attention);
+    attention_in_.shape(c.fine ? 2 * n : n, c.hidden, for_attention);
     attention_floats_ = attention_in_.view();
     attention_floats_.tokens = n;
     attended_.shape(n, c.heads * c.head_dim, for_output);

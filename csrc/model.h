@@ -11,6 +11,7 @@
 #include "cache.h"
 #include "kernels.h"
 #include "pool.h"
+#include "slabs.h"
 
 namespace outrider {
 
@@ -18,6 +19,7 @@ struct Config {
     int layers, hidden, heads, kv_heads, head_dim, ffn, vocab, rope_dim;
     float rms_eps, rope_scale;
     bool rope_interleaved, half_cache;
+    bool fine;  // activations keep 15 bits where they decide the most, not 8
     std::vector<float> inv_freq;  // [rope_dim / 2]
 };
 
@@ -38,10 +40,10 @@ class ActivationBuffer {
 
   private:
     Activations view_;
-    std::vector<float> x_, scale_, sum_, scaled_;
+    std::vector<float> x_, scale_, scaled_;
     std::vector<int8_t> q_;
     std::vector<int16_t> sum16_;
-    std::vector<int32_t> centre_;
+    std::vector<int32_t> sum_, centre_;
 };
 
 class Model {
@@ -142,6 +144,7 @@ class Model {
     const Kernels& kernels_;
     std::shared_ptr<Pool> pool_;
     std::mutex one_pass_;
+    Slabs slabs_;
     std::map<std::string, Matrix> matrices_;
     std::map<std::string, std::vector<float>> vectors_;
     std::vector<Layer> layers_;

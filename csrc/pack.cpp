@@ -7,6 +7,7 @@
 
 #include "half.h"
 #include "layout.h"
+#include "slabs.h"
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -65,10 +66,10 @@ static Matrix shape(Kind kind, int rows, int columns) {
 
 size_t packed_bytes(Kind kind, int rows, int columns) { return shape(kind, rows, columns).packed_bytes(); }
 
-Matrix make_matrix(Kind kind, int rows, int columns) {
+Matrix make_matrix(Kind kind, int rows, int columns, Slabs& slabs) {
     constexpr size_t padding = 4096;  // prefetch may run past the end
     Matrix m = shape(kind, rows, columns);
-    m.memory = allocate(m.packed_bytes() + padding);
+    m.memory = slabs.take(m.packed_bytes() + padding);
     m.q = m.memory.get();
     m.scales = m.q + m.scales_at();
     std::memset(m.q + size_t(m.panels) * m.q_stride, 0, m.scales_at() - size_t(m.panels) * m.q_stride);

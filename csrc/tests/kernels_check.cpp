@@ -14,6 +14,7 @@
 
 #include "../half.h"
 #include "../kernels.h"
+#include "../slabs.h"
 
 using namespace outrider;
 
@@ -81,10 +82,10 @@ std::vector<uint8_t> random_file(Kind kind, int rows, int columns) {
 
 struct Buffer {
     Activations a;
-    std::vector<float> x, scale, sum, scaled;
+    std::vector<float> x, scale, scaled;
     std::vector<int8_t> q;
     std::vector<int16_t> sum16;
-    std::vector<int32_t> centre;
+    std::vector<int32_t> sum, centre;
 
     Buffer(int tokens, int columns, std::vector<float> values) : x(std::move(values)) {
         a.shape(tokens, columns);
@@ -117,7 +118,8 @@ void same(const std::string& what, const Buffer& wanted, const Buffer& got) {
 
 void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int rows, int columns, int tokens) {
     const KindInfo& k = info(kind);
-    Matrix m = make_matrix(kind, rows, columns);
+    Slabs slabs;
+    Matrix m = make_matrix(kind, rows, columns, slabs);
     const std::vector<uint8_t> file = random_file(kind, rows, columns);
     pack_panels(m, file.data(), 0, m.panels);
     Buffer in(tokens, columns, floats(size_t(tokens) * columns));
