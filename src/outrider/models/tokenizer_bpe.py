@@ -68,10 +68,12 @@ class BpeEncoder:
         missing = [char for char in byte_alphabet() if char not in vocab]
         vocab.update(zip(missing, range(self._size, self._size + len(missing)), strict=True))
         self._complete = not missing
+        merges = _merge_pairs(data.merges)
+        # (The package panics, or says so of the first only, depending on lengths.)
+        if (unknown := next((a + b for a, b in merges if a + b not in vocab), None)) is not None:
+            raise ModelFileError(f"the BPE merges do not fit the vocabulary: it has no {unknown!r}")
         try:
-            model = models.BPE(
-                vocab, _merge_pairs(data.merges), fuse_unk=False, ignore_merges=pre.ignore_merges
-            )
+            model = models.BPE(vocab, merges, fuse_unk=False, ignore_merges=pre.ignore_merges)
         except Exception as error:  # the package raises plain Exception
             raise ModelFileError(f"the BPE merges do not fit the vocabulary: {error}") from None
         self._tokenizer = Tokenizer(model)

@@ -190,6 +190,16 @@ def test_empty_tokens_are_allowed() -> None:
     assert made.decode([n, n + 1], skip_special=False) == ""
 
 
+@pytest.mark.parametrize("merge", ["Ġ a", "a b"])
+def test_a_merge_of_no_token_is_refused(merge: str) -> None:
+    """The first is longer than any token of this vocabulary, which the package does not expect."""
+    vocabulary = TokenizerData(
+        kind="bpe", pre="gpt-2", tokens=("F ",), types=np.zeros(1, np.int32), merges=(merge,)
+    )
+    with pytest.raises(ModelFileError, match="the BPE merges do not fit the vocabulary"):
+        Tokenizer.from_data(vocabulary)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_vocabulary_loads_or_is_refused(data: st.DataObject) -> None:
