@@ -92,7 +92,7 @@ def measure(
             run = pipeline
             if rule == "rejection":
                 run = replace(pipeline, drafting=replace(pipeline.drafting, verifier=watching))
-            outputs = LLM.from_pipeline(run).generate(prompts, params)
+            outputs = LLM.from_pipeline(run, shared=False).generate(prompts, params)
             total = merge([output.outputs[0].metrics for output in outputs])
             cells.append({"verification": rule, "temperature": temperature, **summary(total)})
         expected.append({"temperature": temperature, **watching.summary()})

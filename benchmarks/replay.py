@@ -200,7 +200,7 @@ class Stage:
         pipelines = build_all(config, list(choices.values()), load, costs=costs, clock=self._clock)
         self._target = models[0]
         self._llms = {
-            name: LLM.from_pipeline(replace(pipeline, rows=native_rows()))
+            name: LLM.from_pipeline(replace(pipeline, rows=native_rows()), shared=False)
             for name, pipeline in zip(choices, pipelines, strict=True)
         }
 

@@ -27,6 +27,7 @@ from outrider.speculative import SpeculativeConfig
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -53,14 +54,19 @@ class LLM:
         self._setup(build(parse_engine(os.fspath(model), speculative_config, **arguments)))
 
     @classmethod
-    def from_pipeline(cls, pipeline: Pipeline) -> LLM:
-        """An LLM over a pipeline that is already built."""
+    def from_pipeline(cls, pipeline: Pipeline, *, shared: bool = True) -> LLM:
+        """An LLM over a pipeline that is already built.
+
+        shared: look drafts up in recent outputs too. A benchmark that asks the same again would find the
+                answer there.
+        """
         llm = cls.__new__(cls)
-        llm._setup(pipeline)
+        llm._setup(pipeline, shared)
         return llm
 
-    def _setup(self, pipeline: Pipeline) -> None:
+    def _setup(self, pipeline: Pipeline, shared: bool = True) -> None:
         self._pipeline = pipeline
+        self._shared = shared
         vocab_size = min(pipeline.tokenizer.vocab_size, pipeline.engine.vocab_size)
         self._maker = RequestMaker(pipeline.tokenizer, vocab_size, pipeline.context)
         self._template: ChatTemplate | None = None  # made when first needed: it is a process of its own
@@ -80,6 +86,8 @@ class LLM:
         """Complete one prompt or several; the outputs come in the prompts' order.
 
         prompts: a text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
+            Drafts are looked up in the prompt's own text and in recent outputs; with a "cache_salt" beside
+            these keys, in those of the same salt only.
         sampling_params: one for all, or one for each prompt; None means SamplingParams().
 
         With a seed, or at temperature 0, a prompt's output does not depend on the other prompts, on their
@@ -187,7 +195,10 @@ class LLM:
         else:
             seed = secrets.randbits(32) if base is None else derive_seed(base, number)
         ids = self._maker.prompt(ids, params)
-        requests = self._maker.samples(str(number), ids, params, seed)
+        requests = [
+            dataclasses.replace(request, namespace=self._namespace(prompt))
+            for request in self._maker.samples(str(number), ids, params, seed)
+        ]
         samples = [
             CompletionOutput(index, "", [], [], None, None, request.seed, RequestMetrics())
             for index, request in enumerate(requests)
@@ -204,9 +215,9 @@ class LLM:
                 raise PromptError("the prompt is empty: give some text")
             return prompt, self._pipeline.tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
-            extra = [k for k in prompt if k not in ("prompt", "prompt_token_ids")]
+            extra = [k for k in prompt if k not in PROMPT_KEYS]
             if extra:
-                hint = nearest(str(extra[0]), ("prompt", "prompt_token_ids"))
+                hint = nearest(str(extra[0]), PROMPT_KEYS)
                 raise PromptError(f"a prompt has no key {extra[0]!r}{hint}")
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if text is not None and not isinstance(text, str):
@@ -215,6 +226,15 @@ class LLM:
                 return self._read(text or "")
             return text, _token_ids(ids)
         return None, _token_ids(prompt)
+
+    def _namespace(self, prompt: Prompt) -> str | None:
+        """Whom a prompt shares its output with."""
+        if not self._shared:
+            return None
+        salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise PromptError(f"a prompt's cache_salt must be text that is not empty, not {salt!r}")
+        return "" if salt is None else f"salt {salt}"
 
 
 @dataclass(slots=True, eq=False)

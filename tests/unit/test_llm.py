@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.config import parse_engine
 from outrider.errors import (
     ConfigError,
     InsufficientMemoryError,
@@ -16,6 +17,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.models.open import open_model
+from outrider.pipeline import build
 from tests.support.models import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("toy_engine")
@@ -124,6 +126,22 @@ def test_every_form_of_prompt(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
+def test_recent_outputs_are_looked_up(target_file: Path) -> None:
+    pipeline = build(parse_engine(str(target_file), {"method": "suffix"}))
+
+    def steps(llm: LLM, prompt: Any) -> int:
+        return llm.generate(prompt, GREEDY)[0].metrics.num_passes
+
+    once = LLM.from_pipeline(pipeline)
+    usual = steps(once, {"prompt": "the fox", "cache_salt": "a"})
+    assert steps(once, {"prompt": "the fox", "cache_salt": "b"}) == usual
+    assert steps(once, "the fox") == usual
+    assert steps(once, "the fox") < usual
+    assert steps(once, {"prompt": "the fox", "cache_salt": "a"}) < usual
+    alone = LLM.from_pipeline(pipeline, shared=False)
+    assert [steps(alone, "the fox") for _ in range(2)] == [usual, usual]
+
+
 def test_one_set_of_parameters_for_each_prompt(llm: LLM) -> None:
     lengths = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (3, 7)]
     assert [len(ids) for ids in _ids(llm, PROMPTS[:2], lengths)] == [3, 7]
@@ -162,6 +180,7 @@ def test_the_context_ends_a_text(target_file: Path) -> None:
         ({"prompt_token_ids": [1, "2"]}, "integers"),
         ({"prompt_token_ids": "12"}, "list of integers"),
         ({"prompt": 7}, "text"),
+        ({"prompt": "the fox", "cache_salt": 7}, "cache_salt must be text"),
         ([9] * 256, "256"),
         (7, "must be text"),
         ("\ud800", "surrogate"),

@@ -136,7 +136,7 @@ class Contestant:
         engine = PrefillClock(pipeline.engine)
         self._watch, self._prefill = Stopwatch(), engine.watch
         self._controller = pipeline.drafting.controller
-        self._llm = LLM.from_pipeline(replace(pipeline, engine=engine, clock=self._watch))
+        self._llm = LLM.from_pipeline(replace(pipeline, engine=engine, clock=self._watch), shared=False)
 
     def start(self, prompt: Any, params: SamplingParams) -> _Course:
         return _Course(self._llm, self._watch, self._prefill, prompt, params)

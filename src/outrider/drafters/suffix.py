@@ -29,8 +29,11 @@ Namespace: TypeAlias = Callable[[Request], str | None]
 MAX_PLACES = 12  # places whose continuations make the tree
 FEW_PLACES = 4  # places whose continuations are worth a look for every token that is drafted
 BARRIER = -1  # parts the outputs in a shared text; no token, so that nothing matches across it
+TAIL = 8  # of a prompt's last tokens, which are kept with a shared output: what an answer begins behind
 MAX_BYTES = 64 * 1024 * 1024
 
+_SHARED_LEAST = 2  # tokens of agreement that make a place in others' outputs
+_STRANGER = 6  # tokens of agreement that count for nothing there: a text repeats itself rather than others
 _TRUST = 1.5  # tokens of agreement that make a lone place even odds to go on agreeing
 
 
@@ -58,14 +61,15 @@ class OutputPool:
     def get(self, namespace: str) -> GramIndex | None:
         return self._texts.get(namespace)
 
-    def add(self, namespace: str, output: Sequence[int]) -> None:
-        """Take in one output."""
-        if not output or not self.max_requests:
+    def add(self, namespace: str, text: Sequence[int], prompt_length: int = 0) -> None:
+        """Take in one output: what follows the prompt."""
+        if len(text) <= prompt_length or not self.max_requests:
             return
+        kept = text[max(0, prompt_length - TAIL) :]
         index = self._texts.setdefault(namespace, GramIndex([]))
-        index.tokens += [*output, BARRIER]
+        index.tokens += [*kept, BARRIER]
         index.update()
-        self._outputs.append((namespace, len(output) + 1))
+        self._outputs.append((namespace, len(kept) + 1))
         while len(self._outputs) > self.max_requests or (self._outputs and self.nbytes > self.max_bytes):
             self._drop()
 
@@ -154,7 +158,7 @@ class SuffixDrafter:
     def end(self, request_id: str) -> None:
         text = self._texts.pop(request_id, None)
         if text is not None and text.namespace is not None and text.index is not None:
-            self.pool.add(text.namespace, text.index.tokens[text.prompt_length :])
+            self.pool.add(text.namespace, text.index.tokens, text.prompt_length)
 
     def look(self, job: ProposeJob, budget: int) -> Lookup:
         """What may follow, up to `budget` nodes. Takes the text's new tokens into its index first."""
@@ -264,8 +268,9 @@ class SuffixDrafter:
 def _places(index: GramIndex, matches: Sequence[Match], *, own: bool) -> list[_Place]:
     """Where to continue from. In its own text a place goes on into its own continuation, as a loop."""
     end = len(index.tokens)
+    least, stranger = (1, 0) if own else (_SHARED_LEAST, _STRANGER)
     return [
-        (index.tokens, at, end, end - at if own else 0, length, float(length * length))
+        (index.tokens, at, end, end - at if own else 0, max(1, length - stranger), float(length * length))
         for start, length in matches
-        if (at := start - index.base) < end
+        if length >= least and (at := start - index.base) < end
     ]

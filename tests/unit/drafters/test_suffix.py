@@ -16,7 +16,7 @@ from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Verdict
 from outrider.decoding.verify import check_draft
 from outrider.drafters.grams import CHAIN, MAX_MATCH, SIZES, GramIndex, Match
-from outrider.drafters.suffix import FEW_PLACES, SuffixDrafter
+from outrider.drafters.suffix import BARRIER, FEW_PLACES, TAIL, SuffixDrafter
 from outrider.errors import ConfigError
 
 SAMPLER = Sampler(SamplingParams(), 64)
@@ -178,7 +178,7 @@ def test_a_draft_is_followed_into_outputs_of_the_same_namespace() -> None:
         written.append(token)
     look(drafter, written, name="a1")
     drafter.end("a1")
-    for name, expected in (("a2", [42, 43]), ("b1", [])):
+    for name, expected in (("a2", [42]), ("b1", [])):
         context = start(drafter, [5, 6], name)
         look(drafter, context, name=name)
         assert drafter.follow(name, context.along([40, 41]), 8)[0] == expected
@@ -233,11 +233,9 @@ def test_outputs_are_shared_within_a_namespace_only() -> None:
         context.append(token)
     drafter.end("a1")
     assert len(drafter.pool) == 1
-    assert look(drafter, start(drafter, [8, 1, 2, 3], "a2"), 4, "a2").tokens == [4, 5], (
-        "and no loop at its end"
-    )
+    assert look(drafter, start(drafter, [8, 1, 2, 3], "a2"), 4, "a2").tokens == [4]
     assert look(drafter, start(drafter, [8, 1, 2, 3], "b1"), 4, "b1").tokens == []
-    assert look(drafter, start(drafter, [8, 9], "a3"), 4, "a3").tokens == [], "the prompt is not shared"
+    assert look(drafter, start(drafter, [8, 1], "a3"), 4, "a3").tokens == [], "one token says nothing"
     alone = SuffixDrafter()
     context = start(alone, [9], "a1")
     look(alone, context, 4, "a1")
@@ -245,6 +243,32 @@ def test_outputs_are_shared_within_a_namespace_only() -> None:
     alone.end("a1")
     alone.end("a1")  # ends are forgiven
     assert len(alone.pool) == 0
+
+
+def test_an_answer_is_expected_to_begin_as_others_did() -> None:
+    drafter = SuffixDrafter(namespace=lambda _: "all")
+    marks = [*range(100, 110)]  # what a template ends with
+    first = start(drafter, [7, *marks], "first")
+    look(drafter, first, 4, "first")
+    for token in (1, 2, 3, 4, 5, 6):
+        first.append(token)
+    drafter.end("first")
+    shared = drafter.pool.get("all")
+    assert shared is not None
+    assert shared.tokens == [*marks[-TAIL:], 1, 2, 3, 4, 5, 6, BARRIER], (
+        "the end of the prompt, no more of it"
+    )
+    second = start(drafter, [8, 9, *marks], "second")
+    assert look(drafter, second, 4, "second").tokens == [1, 2]
+    repeated = look(drafter, start(drafter, [*marks, 1, 2, *marks], "own"), 4, "own")
+    assert look(drafter, second, 4, "second").confidence[0] < repeated.confidence[0]
+
+
+def test_unanswered_prompts_leave_nothing() -> None:
+    drafter = SuffixDrafter(namespace=lambda _: "all")
+    look(drafter, start(drafter, [1, 2, 3], "r"), 4)
+    drafter.end("r")
+    assert drafter.pool.get("all") is None
 
 
 @settings(max_examples=30)
