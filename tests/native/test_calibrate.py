@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from outrider.decoding.types import FloatArray
+from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel, calibrate
 from outrider.engines.toy import ToyModel
 from outrider.models.open import open_model
@@ -41,6 +44,20 @@ def model(tmp_path: Path) -> NativeModel:
     return NativeModel.load(open_model(tiny_gguf(tmp_path / "tiny.gguf")), threads=1)
 
 
+def test_a_draft_model_reads_what_it_missed_without_logits() -> None:
+    wanted: dict[int, set[int]] = {}
+
+    class Watched(ToyModel):
+        def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+            wanted.setdefault(len(items[0].tokens), set()).add(len(items[0].rows))
+            return super().forward(items)
+
+    calibrate.measure(Watched(40, 200, seed=1), clock=Clock(), drawn=8)
+    assert {n: rows for n, rows in wanted.items() if n != calibrate.CONTEXT} == {
+        n: {n if n <= 8 else 1} for n in calibrate.WIDTHS
+    }
+
+
 def test_it_is_measured_once(model: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = calibrate.cost_model(model, None, tmp_path)
     monkeypatch.setattr(calibrate, "measure", None)
@@ -62,7 +79,7 @@ def test_a_damaged_record_is_measured_again(
     calibrate.cost_model(model, None, tmp_path)
     (record,) = tmp_path.glob("*.json")
     record.write_text(damage)
-    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=0.0, widths=(): {1: 0.5, 2: 0.75})
+    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=0.0, **_: {1: 0.5, 2: 0.75})
     assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(0.5)
     assert json.loads(record.read_text()) == {"seconds": {"1": 0.5, "2": 0.75}}
 
@@ -84,8 +101,6 @@ def test_what_was_measured_beside_other_load_is_not_kept(
     model: NativeModel, tmp_path: Path, again: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate, "UNSTEADY", 1.4)
-    monkeypatch.setattr(
-        calibrate, "measure", lambda model, seconds=1.0, widths=(): {1: 1e-3 if seconds else again}
-    )
+    monkeypatch.setattr(calibrate, "measure", lambda model, seconds=1.0, **_: {1: 1e-3 if seconds else again})
     assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(1e-3)
     assert bool(list(tmp_path.glob("*.json"))) == kept

@@ -26,6 +26,7 @@ from outrider.models.download import read_json
 from outrider.records import keep, record_path
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+DRAWN = 8  # tokens of a pass that a draft model wants the logits of, at most; wider ones read what it missed
 CONTEXT = 32  # tokens before those that are measured
 ROUNDS = 12  # at most; the least time of a width counts
 SECONDS = 0.7  # for one model, about
@@ -43,8 +44,8 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     path = record_path(FOLDER, _facts(model, blocks), folder)
     curve = _recorded(path)
     if curve is None:
-        watched = model if blocks is None else Within(model, blocks)
-        curve, again = measure(watched), measure(watched, 0.0, widths=(1,))
+        watched, drawn = (model, None) if blocks is None else (Within(model, blocks), DRAWN)
+        curve, again = measure(watched, drawn=drawn), measure(watched, 0.0, widths=(1,))
         if again[1] <= UNSTEADY * curve[1]:  # else other load is about: good enough for now, not to be kept
             keep(path, {"seconds": {str(n): s for n, s in curve.items()}})
     return CostModel(curve, CONTEXT)
@@ -69,9 +70,11 @@ def measure(
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.perf_counter,
     widths: Sequence[int] = WIDTHS,
+    drawn: int | None = None,
 ) -> dict[int, float]:
     """Seconds of a pass by its number of tokens, for `widths` as far as the model's context reaches: the
-    least of rounds over all widths, which together take about `seconds` but go round at least once."""
+    least of rounds over all widths, which together take about `seconds` but go round at least once. The
+    logits of all tokens are computed, but of more than `drawn` those of the last."""
     room = min(CONTEXT, model.max_positions - 1)
     widths = [n for n in widths if room + n <= model.max_positions]
     cache = model.new_cache(room + widths[-1])
@@ -79,14 +82,14 @@ def measure(
 
     def timed(n: int) -> float:
         cache.truncate(room)
-        item = _item(cache, n, model.vocab_size, rows=True)
+        item = _item(cache, n, model.vocab_size, rows=n if drawn is None or n <= drawn else 1)
         began = clock()
         model.forward([item])
         return clock() - began
 
     try:
         if room:
-            model.forward([_item(cache, room, model.vocab_size, rows=False)])
+            model.forward([_item(cache, room, model.vocab_size, rows=0)])
         timed(1)  # brings the weights in
         end = clock() + seconds
         for _ in range(ROUNDS):
@@ -99,10 +102,10 @@ def measure(
     return best
 
 
-def _item(cache: Cache, count: int, vocab_size: int, *, rows: bool) -> ForwardItem:
-    """`count` tokens, a chain; their logits too if `rows`, as verifying needs them."""
+def _item(cache: Cache, count: int, vocab_size: int, *, rows: int) -> ForwardItem:
+    """`count` tokens, a chain, and the logits of the last `rows`."""
     tokens = ((7919 * np.arange(1, count + 1)) % vocab_size).astype(np.int32)
-    wanted = np.arange(count if rows else 0, dtype=np.int32)
+    wanted = np.arange(count - rows, count, dtype=np.int32)
     return ForwardItem(cache, tokens, np.arange(-1, count - 1, dtype=np.int32), wanted)
 
 
@@ -111,7 +114,7 @@ def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
     return [
         *model.source.file_facts(),
         *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
-        None if blocks is None else len(blocks),
+        None if blocks is None else [len(blocks), DRAWN],
     ]
 
 
