@@ -195,10 +195,8 @@ class LLM:
         else:
             seed = secrets.randbits(32) if base is None else derive_seed(base, number)
         ids = self._maker.prompt(ids, params)
-        requests = [
-            dataclasses.replace(request, namespace=self._namespace(prompt))
-            for request in self._maker.samples(str(number), ids, params, seed)
-        ]
+        namespace = self._namespace(prompt)
+        requests = self._maker.samples(str(number), ids, params, seed, namespace=namespace)
         samples = [
             CompletionOutput(index, "", [], [], None, None, request.seed, RequestMetrics())
             for index, request in enumerate(requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
@@ -42,12 +42,13 @@ class RequestMaker:
         return list(ids)[-(most if most > 0 else max(1, self._max_context - 1)) :]
 
     def samples(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int, **fields: Any
     ) -> list[Request]:
         """The `params.n` requests for one prompt, named `REQUEST_ID-INDEX`.
 
         prompt: ids, truncated already.
         seed:   of the first sample; the others' are derived from it.
+        fields: of Request, beyond those of the parameters.
         Raises ConfigError when structured output cannot be compiled, PromptError for an empty prompt.
         """
         form, words = params.structured, bad_word_ids(self._tokenizer, params.bad_words or ())
@@ -62,6 +63,7 @@ class RequestMaker:
                 seed=derive_seed(seed, index),
                 bad_words=words,
                 constraint=None if form is None else self._grammars.constraint(form),
+                **fields,
             )
             for index in range(params.n)
         ]

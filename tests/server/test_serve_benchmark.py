@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.server.http_support import Running
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.support.benchmarks import FOLDER, imported
 
 
 @pytest.fixture(scope="module")
 def modules() -> Iterator[Any]:
     """serve_parts and serve_load."""
-    if not (BENCHMARKS / "serve.py").is_file():
+    if not (FOLDER / "serve.py").is_file():
         pytest.skip("the benchmarks are not here")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield SimpleNamespace(**{n: importlib.import_module(f"serve_{n}") for n in ("parts", "load")})
+    with imported("serve_parts") as parts, imported("serve_load") as load:
+        yield SimpleNamespace(parts=parts, load=load)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from outrider.server.generation import Answer
 from tests.server.http_support import Running, running, toy_pipeline
+from tests.support.benchmarks import FOLDER, imported
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 CONTEXT, BODY_BYTES = 4096, 1 << 20
 SLACK = 64 << 20  # a run of seconds does not get warm
 
@@ -23,11 +23,10 @@ SLACK = 64 << 20  # a run of seconds does not get warm
 @pytest.fixture(scope="module")
 def soak() -> Iterator[Any]:
     """The module serve_soak."""
-    if not (BENCHMARKS / "serve_soak.py").is_file():
+    if not (FOLDER / "serve_soak.py").is_file():
         pytest.skip("the benchmarks are not here")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("serve_soak")
+    with imported("serve_soak") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.decoding.costs import CostCurve
+from tests.support.benchmarks import imported
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FLAT = CostCurve({1: 1.0, 16: 1.0})
 STEEP = CostCurve({1: 1.0, 16: 16.0})
 
 
 @pytest.fixture(scope="module")
 def draft_bits() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("draft_bits")
+    with imported("draft_bits") as module:
+        yield module
 
 
 def test_the_best_length_is_found(draft_bits: Any) -> None:

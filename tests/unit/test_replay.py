@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -23,16 +22,15 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import OutriderError
 from tests.native.support import item
+from tests.support.benchmarks import imported
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COSTS = {1: 10.0, 2: 11.0, 4: 12.0, 8: 20.0}
 
 
 @pytest.fixture(scope="module")
 def replay() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("replay")
+    with imported("replay") as module:
+        yield module
 
 
 def test_whoever_follows_the_text_is_told_how_it_goes_on(replay: Any) -> None:

@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from outrider.errors import ModelFileError, UnsupportedModelError, nearest
 from outrider.models.source import TokenizerData
+from outrider.models.tokenizer_faults import fault
 from outrider.models.tokenizer_pieces import byte_alphabet
 
 _CONTRACTION = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
@@ -69,13 +70,13 @@ class BpeEncoder:
         vocab.update(zip(missing, range(self._size, self._size + len(missing)), strict=True))
         self._complete = not missing
         merges = _merge_pairs(data.merges)
-        # (The package panics, or says so of the first only, depending on lengths.)
+        # (Of one longer than every token the package panics, and tells of it at length.)
         if (unknown := next((a + b for a, b in merges if a + b not in vocab), None)) is not None:
             raise ModelFileError(f"the BPE merges do not fit the vocabulary: it has no {unknown!r}")
         try:
             model = models.BPE(vocab, merges, fuse_unk=False, ignore_merges=pre.ignore_merges)
-        except Exception as error:  # the package raises plain Exception
-            raise ModelFileError(f"the BPE merges do not fit the vocabulary: {error}") from None
+        except BaseException as error:
+            raise ModelFileError(f"the BPE merges do not fit the vocabulary: {fault(error)}") from None
         self._tokenizer = Tokenizer(model)
         cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.expressions]
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.source import TokenizerData
+from outrider.models.tokenizer_faults import fault
 from outrider.models.tokenizer_pieces import (
     BYTE,
     CONTROL,
@@ -47,11 +48,8 @@ class JsonEncoder:
             tokenizer.no_truncation()
             tokenizer.no_padding()
             state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
-        except BaseException as error:  # plain Exception, and PanicException, which is no Exception
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            line = " ".join(str(error).split())[:200]
-            raise ModelFileError(f"tokenizer.json cannot be read: {line}") from None
+        except BaseException as error:
+            raise ModelFileError(f"tokenizer.json cannot be read: {fault(error)}") from None
         self._tokenizer = tokenizer
         self._bos = data.bos_id if data.add_bos else None
         self._eos = data.eos_ids[0] if data.add_eos else None

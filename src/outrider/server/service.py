@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -172,10 +171,7 @@ class Service:
             self._check(prompt, params)
             seed = self._seed(params)
             made.append(
-                [
-                    dataclasses.replace(request, namespace=space, **fields)
-                    for request in self._maker.samples(f"{name}-{number}", prompt, params, seed)
-                ]
+                self._maker.samples(f"{name}-{number}", prompt, params, seed, namespace=space, **fields)
             )
         return made
 

@@ -174,14 +174,14 @@ def test_what_follows_a_draft_is_what_would_follow_such_a_text(
 def test_a_draft_is_followed_into_outputs_of_the_same_namespace() -> None:
     drafter = SuffixDrafter(namespace=lambda request: request.request_id[0])
     written = start(drafter, [1, 2], "a1")
-    for token in (40, 41, 42, 43):
+    for token in range(34, 44):
         written.append(token)
     look(drafter, written, name="a1")
     drafter.end("a1")
-    for name, expected in (("a2", [42]), ("b1", [])):
+    for name, expected in (("a2", [42, 43]), ("b1", [])):
         context = start(drafter, [5, 6], name)
         look(drafter, context, name=name)
-        assert drafter.follow(name, context.along([40, 41]), 8)[0] == expected
+        assert drafter.follow(name, context.along([*range(34, 42)]), 8)[0] == expected
 
 
 def test_drafts_are_what_an_engine_can_score() -> None:
@@ -229,11 +229,14 @@ def test_outputs_are_shared_within_a_namespace_only() -> None:
     drafter = SuffixDrafter(namespace=lambda request: request.request_id[0])
     context = start(drafter, [9], "a1")
     look(drafter, context, 4, "a1")
-    for token in (1, 2, 3, 4, 5):
+    for token in range(1, 12):
         context.append(token)
     drafter.end("a1")
     assert len(drafter.pool) == 1
     assert look(drafter, start(drafter, [8, 1, 2, 3], "a2"), 4, "a2").tokens == [4]
+    assert look(drafter, start(drafter, [8, 9, *range(1, 10)], "a4"), 4, "a4").tokens == [10, 11], (
+        "and no loop at its end"
+    )
     assert look(drafter, start(drafter, [8, 1, 2, 3], "b1"), 4, "b1").tokens == []
     assert look(drafter, start(drafter, [8, 1], "a3"), 4, "a3").tokens == [], "one token says nothing"
     alone = SuffixDrafter()
@@ -258,6 +261,7 @@ def test_an_answer_is_expected_to_begin_as_others_did() -> None:
     assert shared.tokens == [*marks[-TAIL:], 1, 2, 3, 4, 5, 6, BARRIER], (
         "the end of the prompt, no more of it"
     )
+    assert look(drafter, start(drafter, [8, 7, *marks[:2]], "third"), 4, "third").tokens == []
     second = start(drafter, [8, 9, *marks], "second")
     assert look(drafter, second, 4, "second").tokens == [1, 2]
     repeated = look(drafter, start(drafter, [*marks, 1, 2, *marks], "own"), 4, "own")
