@@ -112,15 +112,15 @@ NB_MODULE(_core, m) {
         .def(
             "__init__",
             [](Model* self, int layers, int hidden, int heads, int kv_heads, int head_dim, int ffn, int vocab, int rope_dim,
-               float rms_eps, float rope_scale, bool rope_interleaved, bool half_cache, bool fine, Floats inv_freq,
+               float rms_eps, float rope_scale, bool rope_interleaved, bool half_cache, Floats inv_freq,
                int threads, const std::string& isa) {
                 new (self) Model(Config{layers, hidden, heads, kv_heads, head_dim, ffn, vocab, rope_dim, rms_eps, rope_scale,
-                                        rope_interleaved, half_cache, fine,
+                                        rope_interleaved, half_cache,
                                         std::vector<float>(inv_freq.data(), inv_freq.data() + inv_freq.shape(0))},
                                  threads, isa);
             },
             nb::kw_only(), "layers"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "ffn"_a, "vocab"_a, "rope_dim"_a,
-            "rms_eps"_a, "rope_scale"_a, "rope_interleaved"_a, "half_cache"_a, "fine"_a, "inv_freq"_a, "threads"_a,
+            "rms_eps"_a, "rope_scale"_a, "rope_interleaved"_a, "half_cache"_a, "inv_freq"_a, "threads"_a,
             "isa"_a)
         .def("add_matrix",
              [](Model& model, const std::string& name, const std::string& type, int rows, int columns, Bytes1 data) {

@@ -48,6 +48,7 @@ struct MatmulOut {
     size_t stride;      // in floats
     const float* bias;  // [rows] or null
     bool add;           // out += result
+    int first = 0;      // the row that `out` begins with
 };
 
 struct Kernels {
@@ -56,9 +57,9 @@ struct Kernels {
     void (*matmul)(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out);
     // y = x / rms(x) * weight, for one token
     void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
-    // fills q, scale and sums of the groups [first, last) of row t from row t of a.x
-    void (*quantize)(Activations& a, int t, int first, int last);
-    // the same of all groups, and into row `rest` what rounding left over, so that the two rows' products add up to a
+    // fills q, scale and sums of the groups [first, last) of row t; x: their values
+    void (*quantize)(Activations& a, int t, const float* x, int first, int last);
+    // the same of all groups of row t of a.x, and into row `rest` what rounding left over, so that the two rows' products add up to a
     // product with activations of 15 bits
     void (*quantize_fine)(Activations& a, int t, int rest);
     // gate = silu(gate) * up

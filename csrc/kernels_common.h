@@ -24,7 +24,7 @@ constexpr int kOffset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q
 
 inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 v) {
     const int row = panel * kPanel, count = imin(kPanel, rows - row);
-    float* out = o.out + size_t(token) * o.stride + row;
+    float* out = o.out + size_t(token) * o.stride + (row - o.first);
     if (count == kPanel) {
         if (o.bias) v = vadd(v, vload(o.bias + row));
         if (o.add) v = vadd(vload(out), v);
@@ -117,41 +117,52 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
     for (; i < n; i++) y[i] = x[i] * scale * weight[i];
 }
 
-inline void store_group(Activations& a, int row, int g, V16 low, V16 high, float scale) {
-    const size_t at = a.at(row, g);
-    int8_t* q = a.q + kGroup * at;
-    vstore_i8(q, low);
-    vstore_i8(q + 16, high);
-    const float sums[2] = {reduce_add(vround(low)), reduce_add(vround(high))};  // small integers: exact
-    for (int h = 0; h < 2; h++) {
-        a.sum16[2 * at + h] = int16_t(sums[h]);
-        a.centre[2 * at + h] = -32 * int32_t(sums[h]);
-    }
+// `at`: of Activations::at
+inline void store_group(Activations& a, size_t at, V16 low, V16 high, float scale) {
+    const Sums sums = vstore_i8(a.q + kGroup * at, low, high);
+    const int32_t sum = sums.low + sums.high;
+    a.sum16[2 * at] = int16_t(sums.low);
+    a.sum16[2 * at + 1] = int16_t(sums.high);
+    a.centre[2 * at] = -32 * sums.low;
+    a.centre[2 * at + 1] = -32 * sums.high;
     a.scale[at] = scale;
-    a.sum[at] = int32_t(sums[0] + sums[1]);
-    a.scaled[at] = scale * (sums[0] + sums[1]);
+    a.sum[at] = sum;
+    a.scaled[at] = scale * float(sum);
+}
+
+// Asks for what store_group writes for the tokens of a bundle: another thread's cache has it, which read it last.
+inline void expect_group(const Activations& a, size_t at) {
+    for (int i = 0; i < a.pitch; i += 2) __builtin_prefetch(a.q + kGroup * (at + size_t(i)), 1);
+    __builtin_prefetch(a.scale + at, 1);
+    __builtin_prefetch(a.sum + at, 1);
+    __builtin_prefetch(a.scaled + at, 1);
+    __builtin_prefetch(a.sum16 + 2 * at, 1);
+    __builtin_prefetch(a.centre + 2 * at, 1);
 }
 
 // Columns are a multiple of 32 here: every integer format has blocks of at least 32.
 template <bool FINE>
-inline void quantize_row(Activations& a, int t, int rest, int first, int last) {
-    const float* x = a.x + size_t(t) * a.columns;
-    for (int g = first; g < last; g++) {
-        V16 low = vload(x + kGroup * g), high = vload(x + kGroup * g + 16);
+inline void quantize_row(Activations& a, int t, int rest, const float* x, int first, int last) {
+    constexpr int ahead = 6;  // groups
+    const size_t step = size_t(a.pitch);
+    size_t at = a.at(t, first), rest_at = a.at(rest, first);
+    for (int g = first; g < last; g++, x += kGroup, at += step, rest_at += step) {
+        if (t % a.pitch == 0 && g + ahead < last) expect_group(a, at + ahead * step);
+        V16 low = vload(x), high = vload(x + 16);
         const float biggest = reduce_max(vmax(vabs(low), vabs(high))), scale = biggest / 127.0f;
         const V16 inverse = vset(biggest > 0.0f ? 127.0f / biggest : 0.0f);
         low = vmul(low, inverse);
         high = vmul(high, inverse);
-        store_group(a, t, g, low, high, scale);
+        store_group(a, at, low, high, scale);
         if constexpr (FINE) {
             const V16 steps = vset(254.0f);  // what is left lies within half a step, so within 127 of these
-            store_group(a, rest, g, vmul(vsub(low, vround(low)), steps), vmul(vsub(high, vround(high)), steps),
+            store_group(a, rest_at, vmul(vsub(low, vround(low)), steps), vmul(vsub(high, vround(high)), steps),
                         scale / 254.0f);
         }
     }
 }
-void quantize(Activations& a, int t, int first, int last) { quantize_row<false>(a, t, 0, first, last); }
-void quantize_fine(Activations& a, int t, int rest) { quantize_row<true>(a, t, rest, 0, a.groups()); }
+void quantize(Activations& a, int t, const float* x, int first, int last) { quantize_row<false>(a, t, 0, x, first, last); }
+void quantize_fine(Activations& a, int t, int rest) { quantize_row<true>(a, t, rest, a.x + size_t(t) * a.columns, 0, a.groups()); }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
 

@@ -257,10 +257,9 @@ void Model::product(std::initializer_list<Part> parts, const EachToken& each_tok
         each_token);
 }
 
-// Adds the products of the remainders and the bias.
-static void complete(float* row, const float* rest, const float* bias, int n) {
-    for (int i = 0; rest && i < n; i++) row[i] = row[i] + rest[i];
-    for (int i = 0; bias && i < n; i++) row[i] = row[i] + bias[i];
+// Adds what may be there: the products of the remainders, a bias.
+static void add(float* row, const float* addend, int n) {
+    for (int i = 0; addend && i < n; i++) row[i] = row[i] + addend[i];
 }
 
 void Model::rotate_and_store(int index, int t) {
@@ -268,14 +267,13 @@ void Model::rotate_and_store(int index, int t) {
     const Layer& layer = layers_[size_t(index)];
     const Token& token = tokens_[size_t(t)];
     const int n = int(tokens_.size()), q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-    const auto row = [&](std::vector<float>& out, const Matrix* matrix, const float* bias, int width) {
-        float* found = out.data() + size_t(t) * width;
-        complete(found, info(matrix->kind).is_float || !c.fine ? nullptr : found + size_t(n) * width, bias, width);
-        return found;
-    };
-    float* q = row(q_, layer.q, layer.q_bias, q_width);
-    float* k = row(k_, layer.k, layer.k_bias, kv_width);
-    float* v = row(v_, layer.v, layer.v_bias, kv_width);
+    float* q = q_.data() + size_t(t) * q_width;
+    float* k = k_.data() + size_t(t) * kv_width;
+    float* v = v_.data() + size_t(t) * kv_width;
+    add(q, layer.q_bias, q_width);
+    add(k, layer.k_bias, kv_width);
+    add(v, info(layer.v->kind).is_float ? nullptr : v + size_t(n) * kv_width, kv_width);
+    add(v, layer.v_bias, kv_width);
     const size_t half = size_t(c.rope_dim) / 2;
     const float *cos = cos_.data() + size_t(t) * half, *sin = sin_.data() + size_t(t) * half;
     const float scale = 1.0f / std::sqrt(float(c.head_dim));
@@ -291,8 +289,8 @@ void Model::rotate_and_store(int index, int t) {
 // Behind the last layer's keys and values, only the rows whose logits are wanted count: of a prompt, one.
 void Model::keep_wanted() {
     const size_t count = wanted_.size();
-    const auto rows = [&](std::vector<float>& values, size_t width) {
-        std::vector<float> kept(count * width);
+    const auto rows = [&](Aligned<float>& values, size_t width) {
+        Aligned<float> kept(count * width);
         for (size_t r = 0; r < count; r++) std::copy_n(values.begin() + wanted_[r] * width, width, kept.begin() + r * width);
         values.swap(kept);
     };
@@ -311,24 +309,41 @@ void Model::keep_wanted() {
     cut_attention();
 }
 
+// Rows of gate and up, for all tokens of a pass, that are multiplied before they are used: 32 kB of results.
+constexpr int kStrip = 256;
+
+// Panels [p0, p1) of gate and up, and what the last product reads of them.
+void Model::gate(const Layer& layer, int p0, int p1, int thread) {
+    const int n = int(tokens_.size()), first = p0 * kPanel, count = std::min(p1 * kPanel, config_.ffn) - first;
+    const size_t width = size_t(p1 - p0) * kPanel;
+    const Activations& in = ffn_in_.view();
+    Aligned<float>& scratch = scratch_[size_t(thread)];
+    if (scratch.size() < 2 * n * width) scratch.resize(2 * n * width);
+    float *gate = scratch.data(), *up = gate + n * width;
+    kernels_.matmul(*layer.gate, in, p0, p1, {gate, width, nullptr, false, first});
+    kernels_.matmul(*layer.up, in, p0, p1, {up, width, nullptr, false, first});
+    for (int t = 0; t < n; t++, gate += width, up += width) {
+        kernels_.silu_mul(gate, up, count);
+        if (info(layer.down->kind).is_float) std::copy_n(gate, count, gated_.row(t) + first);
+        else kernels_.quantize(gated_.view(), t, gate, first / kGroup, (first + count) / kGroup);
+    }
+}
+
 void Model::run_layers() {
     const Config& c = config_;
     const int hidden = c.hidden;
     int n = int(tokens_.size());
     Activations &attention_in = attention_in_.view(), &attended = attended_.view(), &ffn_in = ffn_in_.view(),
                 &gated = gated_.view();
-    const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim, ffn = size_t(c.ffn);
-    // Queries, keys and values decide the most about the logits for the fewest weights: there, activations keep 15 bits
-    // in a model that is `fine`.
+    const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim;
+    // Values decide the most about the logits for the fewest weights: for them, activations keep 15 bits.
     const auto attention_norm = [&](int layer) {
         return [this, layer, hidden, n, &attention_in](int t) {
             kernels_.rms_norm(x_.data() + size_t(t) * hidden, layers_[size_t(layer)].attn_norm, config_.rms_eps, hidden,
                               attention_in_.row(t));
-            if (!config_.fine) quantize(attention_in, t);
-            else if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
+            if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
         };
     };
-    const auto input = [&](const Matrix* m) { return info(m->kind).is_float ? &attention_floats_ : &attention_in; };
     spread(n,
            [&](int t, int) {
                dequantize_row(embedding_kind_, embedding_ + size_t(tokens_[size_t(t)].id) * row_bytes(embedding_kind_, hidden),
@@ -338,9 +353,10 @@ void Model::run_layers() {
     for (int i = 0; i < c.layers; i++) {
         const Layer& layer = layers_[size_t(i)];
         expect(*layer.o, layer.o->panel_bytes());
-        product({{layer.q, input(layer.q), {q_.data(), q_width, nullptr, false}},
-                 {layer.k, input(layer.k), {k_.data(), kv_width, nullptr, false}},
-                 {layer.v, input(layer.v), {v_.data(), kv_width, nullptr, false}}},
+        const Activations* for_v = info(layer.v->kind).is_float ? &attention_tokens_ : &attention_in;
+        product({{layer.q, &attention_tokens_, {q_.data(), q_width, nullptr, false}},
+                 {layer.k, &attention_tokens_, {k_.data(), kv_width, nullptr, false}},
+                 {layer.v, for_v, {v_.data(), kv_width, nullptr, false}}},
                 [&](int t) { rotate_and_store(i, t); });
         const bool last = i + 1 == c.layers;
         if (last && wanted_.empty()) return;
@@ -356,15 +372,10 @@ void Model::run_layers() {
             quantize(ffn_in, t);
         });
         expect(*layer.down, layer.down->panel_bytes());
-        pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int) {
-            const int p0 = cuts_[size_t(chunk)], p1 = cuts_[size_t(chunk) + 1];
-            const int first = p0 * kPanel, end = std::min(p1 * kPanel, c.ffn);
-            kernels_.matmul(*layer.gate, ffn_in, p0, p1, {gated_.row(0), ffn, nullptr, false});
-            kernels_.matmul(*layer.up, ffn_in, p0, p1, {up_.data(), ffn, nullptr, false});
-            for (int t = 0; t < n; t++) {
-                kernels_.silu_mul(gated_.row(t) + first, up_.data() + size_t(t) * ffn + first, end - first);
-                if (gated.q) kernels_.quantize(gated, t, first / kGroup, end / kGroup);
-            }
+        pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int thread) {
+            // A few panels at a time, so that what is between the products stays in this thread's caches.
+            const int few = std::max(1, kStrip / (n * whole)) * whole, end = cuts_[size_t(chunk) + 1];
+            for (int p = cuts_[size_t(chunk)]; p < end; p += few) gate(layer, p, std::min(p + few, end), thread);
         });
         const auto next_norm = attention_norm(last ? i : i + 1);
         const Matrix& next = last ? *output_ : *layers_[size_t(i) + 1].q;
@@ -413,9 +424,9 @@ void Model::shape_activations() {
         for_ffn |= integers({l.gate, l.up});
         for_down |= integers({l.down});
     }
-    attention_in_.shape(c.fine ? 2 * n : n, c.hidden, for_attention);
-    attention_floats_ = attention_in_.view();
-    attention_floats_.tokens = n;
+    attention_in_.shape(2 * n, c.hidden, for_attention);
+    attention_tokens_ = attention_in_.view();
+    attention_tokens_.tokens = n;
     attended_.shape(n, c.heads * c.head_dim, for_output);
     ffn_in_.shape(n, c.hidden, for_ffn);
     gated_.shape(n, c.ffn, for_down);
@@ -431,10 +442,9 @@ void Model::forward(const std::vector<Item>& items, float* logits, const std::ve
     if (n == 0) return;
     shape_activations();
     x_.resize(size_t(n) * c.hidden);
-    q_.resize(size_t(2) * n * c.heads * c.head_dim);
-    k_.resize(size_t(2) * n * c.kv_heads * c.head_dim);
-    v_.resize(k_.size());
-    up_.resize(size_t(n) * c.ffn);
+    q_.resize(size_t(n) * c.heads * c.head_dim);
+    k_.resize(size_t(n) * c.kv_heads * c.head_dim);
+    v_.resize(2 * k_.size());
     cut_attention();
     {
         const auto turn = pool_->turn();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "aligned.h"
 #include "buffers.h"
 #include "cache.h"
 #include "kernels.h"
@@ -19,7 +20,6 @@ struct Config {
     int layers, hidden, heads, kv_heads, head_dim, ffn, vocab, rope_dim;
     float rms_eps, rope_scale;
     bool rope_interleaved, half_cache;
-    bool fine;  // activations keep 15 bits where they decide the most, not 8
     std::vector<float> inv_freq;  // [rope_dim / 2]
 };
 
@@ -40,10 +40,10 @@ class ActivationBuffer {
 
   private:
     Activations view_;
-    std::vector<float> x_, scale_, scaled_;
-    std::vector<int8_t> q_;
-    std::vector<int16_t> sum16_;
-    std::vector<int32_t> sum_, centre_;
+    Aligned<float> x_, scale_, scaled_;
+    Aligned<int8_t> q_;
+    Aligned<int16_t> sum16_;
+    Aligned<int32_t> sum_, centre_;
 };
 
 class Model {
@@ -115,6 +115,7 @@ class Model {
     void join(int t, int first_head, int heads);
     int spans(int t) const;
     float* partial(int slot, int t, int head);
+    void gate(const Layer& layer, int p0, int p1, int thread);
     void run_layers();
     void run_output(float* logits, const std::vector<int>* panels);
     template <class EachToken>
@@ -128,7 +129,7 @@ class Model {
     void spread(int chunks, const Work& work, const EachToken& each_token);
     // Quantizes row t, unless only float matrices read it.
     void quantize(Activations& a, int t) const {
-        if (a.q) kernels_.quantize(a, t, 0, a.groups());
+        if (a.q) kernels_.quantize(a, t, a.x + size_t(t) * a.columns, 0, a.groups());
     }
     // Cuts `panels`, each of so many bytes, into chunks of a multiple of `whole`; returns how many. Chunk i is
     // [cuts_[i], cuts_[i + 1]).
@@ -160,13 +161,13 @@ class Model {
     std::vector<Tile> tiles_;
     int pieces_ = 0;               // what attention in a layer is cut into: whole tiles when slots_ is 1, else their spans
     int slots_ = 1;                // partial results of attention that each token and head has room for
-    std::vector<float> partials_;  // [slots][tokens][heads][partial_floats]
-    std::vector<float> x_, q_, k_, v_, up_, cos_, sin_;
+    Aligned<float> partials_;  // [slots][tokens][heads][partial_floats]
+    Aligned<float> x_, q_, k_, v_, cos_, sin_;
     ActivationBuffer attention_in_, attended_, ffn_in_, gated_, last_;
-    Activations attention_floats_;  // attention_in_ without the rows of remainders
+    Activations attention_tokens_;  // attention_in_ without the rows of remainders
     std::vector<int> wanted_;  // rows of x_ whose logits are asked for
     std::vector<int> cuts_;    // of the phase under way
-    std::vector<std::vector<float>> scratch_;
+    std::vector<Aligned<float>> scratch_;  // of each thread
 };
 
 template <class EachToken>

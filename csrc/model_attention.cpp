@@ -64,7 +64,7 @@ void Model::attend(int layer, const Piece& p, const NextKeys& next, int thread) 
     const Queries q{q_.data() + size_t(tile.first) * width + size_t(head) * c.head_dim, width, visible_.data() + tile.first,
                     tile.count, group, c.head_dim};
     const bool joins = slots_ == 1 && p.span > 0;
-    std::vector<float>& scratch = scratch_[size_t(thread)];
+    Aligned<float>& scratch = scratch_[size_t(thread)];
     const size_t work = attend_scratch(q), result = joins ? stride * size_t(tile.count) : 0;
     if (scratch.size() < work + result) scratch.resize((work + result) * 2);
     const HeadCache cache = tokens_[size_t(tile.first)].cache->head(layer, p.kv_head);

@@ -20,6 +20,18 @@
 namespace outrider {
 namespace {
 
+// The sums of the 16 bytes each that vstore_i8 makes of two vectors.
+struct Sums {
+    int32_t low, high;
+};
+#if defined(OUTRIDER_AVX512) || defined(OUTRIDER_AVX2)
+inline Sums sums_of(__m256i v) {  // four partial sums of each
+    v = _mm256_add_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+    v = _mm256_add_epi32(v, _mm256_shuffle_epi32(v, 0x4e));
+    return {_mm256_cvtsi256_si32(v), _mm256_extract_epi32(v, 4)};
+}
+#endif
+
 #if defined(OUTRIDER_AVX512)
 struct V16 {
     __m512 v;
@@ -51,8 +63,11 @@ inline V16 vscale2(V16 a, V16 n) {
     const __m512i e = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
     return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(e))};
 }
-inline void vstore_i8(int8_t* p, V16 a) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
+inline __m128i to_i8(V16 a) { return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)); }
+inline Sums vstore_i8(int8_t* p, V16 low, V16 high) {
+    const __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(to_i8(low)), to_i8(high), 1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), q);
+    return sums_of(_mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q));
 }
 // lanes from `count` on become `fill`
 inline V16 vkeep(V16 a, int count, float fill) {
@@ -101,11 +116,13 @@ inline __m256 scale2_half(__m256 a, __m256 n) {
     return _mm256_mul_ps(a, _mm256_castsi256_ps(e));
 }
 inline V16 vscale2(V16 a, V16 n) { return {scale2_half(a.a, n.a), scale2_half(a.b, n.b)}; }
-inline void vstore_i8(int8_t* p, V16 x) {
-    const __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
-    const __m256i o = _mm256_permute4x64_epi64(w, 0xd8);
-    const __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(o), _mm256_extracti128_si256(o, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
+inline __m256i to_i16(V16 x) {  // by packing, which takes 128 bits by turns: 0 to 3, 8 to 11, 4 to 7, 12 to 15
+    return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)), 0xd8);
+}
+inline Sums vstore_i8(int8_t* p, V16 low, V16 high) {
+    const __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi16(to_i16(low), to_i16(high)), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), q);
+    return sums_of(_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q), _mm256_set1_epi16(1)));
 }
 inline V16 vkeep(V16 x, int count, float fill) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -147,12 +164,15 @@ inline V16 vscale2(V16 a, V16 n) {
     OUTRIDER_QUARTERS(vmulq_f32(a.v[i], vreinterpretq_f32_s32(vshlq_n_s32(
                                             vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))));
 }
-inline void vstore_i8(int8_t* p, V16 a) {
+inline int32_t vstore_i8(int8_t* p, V16 a) {
     int16x4_t w[4];
     for (int i = 0; i < 4; i++)  // NaN becomes the lowest value, as everywhere
         w[i] = vqmovn_s32(vbslq_s32(vceqq_f32(a.v[i], a.v[i]), vcvtnq_s32_f32(a.v[i]), vdupq_n_s32(INT32_MIN)));
-    vst1q_s8(p, vcombine_s8(vqmovn_s16(vcombine_s16(w[0], w[1])), vqmovn_s16(vcombine_s16(w[2], w[3]))));
+    const int8x16_t q = vcombine_s8(vqmovn_s16(vcombine_s16(w[0], w[1])), vqmovn_s16(vcombine_s16(w[2], w[3])));
+    vst1q_s8(p, q);
+    return vaddlvq_s8(q);
 }
+inline Sums vstore_i8(int8_t* p, V16 low, V16 high) { return {vstore_i8(p, low), vstore_i8(p + 16, high)}; }
 inline V16 vkeep(V16 a, int count, float fill) {
     static const int32_t lane[4] = {0, 1, 2, 3};
     OUTRIDER_QUARTERS(vbslq_f32(vcltq_s32(vld1q_s32(lane), vdupq_n_s32(count - 4 * i)), a.v[i], vdupq_n_f32(fill)));
@@ -187,12 +207,16 @@ inline V16 vround(const V16& a) { OUTRIDER_LANES(__builtin_rintf(a.v[i])); }
 inline V16 vscale2(const V16& a, const V16& n) {
     OUTRIDER_LANES(a.v[i] * bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23));
 }
-inline void vstore_i8(int8_t* p, const V16& a) {
+inline int32_t vstore_i8(int8_t* p, const V16& a) {
+    int32_t sum = 0;
     for (int i = 0; i < 16; i++) {
         const float x = a.v[i];  // saturates, and turns NaN into the lowest value as the hardware does
         p[i] = x >= 127.0f ? int8_t(127) : x > -128.0f ? int8_t(__builtin_rintf(x)) : int8_t(-128);
+        sum += p[i];
     }
+    return sum;
 }
+inline Sums vstore_i8(int8_t* p, const V16& low, const V16& high) { return {vstore_i8(p, low), vstore_i8(p + 16, high)}; }
 inline V16 vkeep(const V16& a, int count, float fill) { OUTRIDER_LANES(i < count ? a.v[i] : fill); }
 #undef OUTRIDER_LANES
 #endif

@@ -124,14 +124,15 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
     pack_panels(m, file.data(), 0, m.panels);
     Buffer in(tokens, columns, floats(size_t(tokens) * columns));
     if (!k.is_float)
-        for (int t = 0; t < tokens; t++) oracle.quantize(in.a, t, 0, in.a.groups());
-    const size_t stride = size_t(rows) + size_t(pick(0, 5));
-    const std::vector<float> bias = floats(size_t(rows)), before = floats(size_t(tokens) * stride);
+        for (int t = 0; t < tokens; t++) oracle.quantize(in.a, t, in.a.x + size_t(t) * columns, 0, in.a.groups());
     const bool add = pick(0, 1), biased = pick(0, 1);
     const int first = pick(0, m.panels - 1), last = pick(0, 2) ? m.panels : pick(first + 1, m.panels);
+    const int begin = pick(0, 1) ? first * kPanel : 0;
+    const size_t stride = size_t(rows - begin) + size_t(pick(0, 5));
+    const std::vector<float> bias = floats(size_t(rows)), before = floats(size_t(tokens) * stride);
     const auto run = [&](const Kernels& table) {
         std::vector<float> out = before;
-        table.matmul(m, in.a, first, last, MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add});
+        table.matmul(m, in.a, first, last, MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add, begin});
         return out;
     };
     same(std::string("matmul ") + k.name + " " + std::to_string(rows) + " x " + std::to_string(columns) + ", " +
@@ -193,7 +194,9 @@ void check_quantize(const Kernels& oracle, const Kernels& kernels) {
                 const int groups = b.a.groups(), half = groups / 2;
                 for (int t = 0; t < tokens; t++) {
                     if (fine) table.quantize_fine(b.a, t, tokens + t);
-                    else table.quantize(b.a, t, half, groups), table.quantize(b.a, t, 0, half);
+                    else
+                        for (const auto& [first, last] : {std::pair{half, groups}, std::pair{0, half}})
+                            table.quantize(b.a, t, &x[size_t(t) * columns + size_t(first) * kGroup], first, last);
                 }
                 return b;
             };

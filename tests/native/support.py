@@ -28,7 +28,6 @@ def core(threads: int = 1, isa: str = "portable") -> _core.Model:
         rope_scale=1.0,
         rope_interleaved=False,
         half_cache=True,
-        fine=True,
         inv_freq=np.ones(1, np.float32),
         threads=threads,
         isa=isa,

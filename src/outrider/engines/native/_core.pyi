@@ -40,7 +40,6 @@ class Model:
         rope_scale: float,
         rope_interleaved: bool,
         half_cache: bool,
-        fine: bool,
         inv_freq: npt.NDArray[np.float32],
         threads: int,
         isa: str,

@@ -9,7 +9,6 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from outrider.checks import LIGHT_QUANTIZATIONS
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import Cache, CacheBlocks, ForwardItem
 from outrider.engines.native import _core
@@ -117,7 +116,6 @@ class NativeModel:
                 rope_scale=a.rope_scale,
                 rope_interleaved=a.rope_style == "interleaved",
                 half_cache=kv_dtype == "f16",
-                fine=source.quantization not in LIGHT_QUANTIZATIONS,  # such drafts get no more right by it
                 inv_freq=np.ascontiguousarray(a.inv_freq, np.float32),
                 threads=threads or available_processors(),
                 isa=isa or os.environ.get("OUTRIDER_ISA", "auto"),
