@@ -132,8 +132,8 @@ void Pool::helper(int thread) {
             own.asleep.store(false, std::memory_order_relaxed);
             follow(caller_.load(std::memory_order_relaxed));
         }
-        if (stop_) return;
         seen = phase_.load(std::memory_order_acquire);
+        if (stop_) return;  // looked at after `seen`: the end counts as a phase, and who has seen it must not wait for another
         help(thread);
         look_ahead(thread, begun);
     }

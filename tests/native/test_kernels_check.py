@@ -1,5 +1,5 @@
-"""The kernels of every instruction set against the portable ones, by the program in csrc/tests: on this
-processor, and on an emulated ARM one where the cross compiler and the emulator are installed."""
+"""The kernels of every instruction set against the portable ones, by a program in csrc/tests: on this processor,
+and on an emulated ARM one where the cross compiler and the emulator are installed. Another begins and ends pools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def build(name: str, *options: str) -> Path:
-    """The program, built or brought up to date in the build folder."""
+    """The folder of the programs, built or brought up to date."""
     folder = ROOT / "build" / name
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
@@ -36,17 +36,27 @@ def build(name: str, *options: str) -> Path:
         for command in (configure, ["cmake", "--build", str(folder)]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "kernels_check"
+    return folder
 
 
-def run(*command: str | Path) -> tuple[int, str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(*command: str | Path, timeout: float | None = None) -> tuple[int, str]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def program() -> Path:
+def folder() -> Path:
     return build("checks")
+
+
+@pytest.fixture(scope="module")
+def program(folder: Path) -> Path:
+    return folder / "kernels_check"
+
+
+def test_pools_end_while_helpers_come_late(folder: Path) -> None:
+    status, output = run(folder / "pool_check", timeout=300)  # takes five seconds, unless a thread waits for ever
+    assert status == 0, output
 
 
 def test_all_kernels_of_this_processor_give_the_same_bits(program: Path) -> None:
@@ -68,13 +78,13 @@ def test_a_flipped_bit_is_seen(program: Path, operation: str) -> None:
     reason="needs aarch64-linux-gnu-g++ and qemu-aarch64, on another architecture",
 )
 def test_neon_kernels_give_the_same_bits_under_an_emulator() -> None:
-    program = build(
+    folder = build(
         "checks-arm",
         "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",
     )
-    status, output = run("qemu-aarch64", program)
+    status, output = run("qemu-aarch64", folder / "kernels_check")
     assert status == 0, output
     assert "neon: the same bits" in output
