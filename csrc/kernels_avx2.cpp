@@ -80,7 +80,8 @@ inline __m256 bytes_to_float(const uint8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(eight)));
 }
 
-// One group of 32 columns and half a panel for NT tokens. Every integer here stays below 2^24, so that floats
+// One group of 32 columns and half a panel for NT tokens; of Q6_K what the superblock's scale is still to be multiplied
+// with. Every integer here stays below 2^24, so that floats
 // hold it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, int g,
@@ -126,6 +127,10 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
             sum[t] = _mm256_sub_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(pairs, pair(a.sum16 + 2 * i)), 5));
         if constexpr (offset != 0) sum[t] = _mm256_sub_epi32(sum[t], _mm256_set1_epi32(offset * a.sum[i]));
         const __m256 v = _mm256_cvtepi32_ps(sum[t]);
+        if constexpr (K == Kind::Q6_K) {
+            f[t] = _mm256_fmadd_ps(v, _mm256_set1_ps(a.scale[i]), f[t]);
+            continue;
+        }
         f[t] = _mm256_fmadd_ps(scale, _mm256_mul_ps(v, _mm256_set1_ps(a.scale[i])), f[t]);
         if constexpr (K == Kind::Q4_K || K == Kind::Q5_K)
             f[t] = _mm256_fnmadd_ps(minimum, _mm256_set1_ps(a.scaled[i]), f[t]);
@@ -136,12 +141,13 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
 
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
+    constexpr bool six = K == Kind::Q6_K;
     __m256 f[2][NT];
     for (int half = 0; half < 2; half++) {
         const uint8_t* q = m.q + size_t(p) * m.q_stride;
         const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
         __m256 sums[NT];  // (of a fixed place, so that they stay in registers)
-        for (int t = 0; t < NT; t++) sums[t] = _mm256_setzero_ps();
+        for (int t = 0; t < NT; t++) sums[t] = f[half][t] = _mm256_setzero_ps();
         size_t at = a.at(t0, 0);
         for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
             // The next panel is asked for while this one is multiplied, half of it each time.
@@ -149,9 +155,14 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
                 _mm_prefetch(reinterpret_cast<const char*>(q) + m.q_stride + b, _MM_HINT_T1);
             add_group<K, NT>(q, s, half, g, a, at, sums);
             q += kGroupBytes<K>;
+            if (six && g % 8 == 7)
+                for (int t = 0; t < NT; t++) {
+                    f[half][t] = _mm256_fmadd_ps(halves(s + 16 * half), sums[t], f[half][t]);
+                    sums[t] = _mm256_setzero_ps();
+                }
             if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
         }
-        for (int t = 0; t < NT; t++) f[half][t] = sums[t];
+        for (int t = 0; !six && t < NT; t++) f[half][t] = sums[t];
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[0][t], f[1][t]});
 }

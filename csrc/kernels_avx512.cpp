@@ -59,12 +59,12 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
     } else if constexpr (K == Kind::Q6_K) {
         const __m512i h0 = line(p + 256), h1 = line(p + 320), bits = _mm512_set1_epi8(48);
         feed(0, merge(low(l0), _mm512_slli_epi16(h0, 4), bits));
-        feed(4, merge(high(l0), _mm512_slli_epi16(h1, 4), bits));
         feed(1, merge(low(l1), _mm512_slli_epi16(h0, 2), bits));
-        feed(5, merge(high(l1), _mm512_slli_epi16(h1, 2), bits));
         feed(2, merge(low(l2), h0, bits));
-        feed(6, merge(high(l2), h1, bits));
         feed(3, merge(low(l3), _mm512_srli_epi16(h0, 2), bits));
+        feed(4, merge(high(l0), _mm512_slli_epi16(h1, 4), bits));
+        feed(5, merge(high(l1), _mm512_slli_epi16(h1, 2), bits));
+        feed(6, merge(high(l2), h1, bits));
         feed(7, merge(high(l3), _mm512_srli_epi16(h1, 2), bits));
     } else {
         feed(0, low(l0)), feed(1, low(l1)), feed(2, low(l2)), feed(3, low(l3));
@@ -76,7 +76,7 @@ inline __m512 bytes_to_float(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
-// One group of 32 columns for NT tokens. Each slice goes to all tokens before the next is unpacked: neighbouring
+// One group of 32 columns for NT tokens; of Q6_K what the superblock's scale is still to be multiplied with. Each slice goes to all tokens before the next is unpacked: neighbouring
 // instructions then belong to different sums, and the latency of vpdpbusd hides without a deep window. Few tokens
 // have two sums each for the same reason. Every integer here stays below 2^24, so that floats hold it exactly and
 // it does not matter which build adds in integers and which in floats.
@@ -122,6 +122,10 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
                 whole = _mm512_sub_epi32(whole, _mm512_slli_epi32(_mm512_set1_epi32(a.sum[i]), __builtin_ctz(offset)));
             total = _mm512_cvtepi32_ps(whole);
         }
+        if constexpr (six) {
+            f[t] = _mm512_fmadd_ps(total, _mm512_set1_ps(a.scale[i]), f[t]);
+            continue;
+        }
         f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(total, _mm512_set1_ps(a.scale[i])), f[t]);
         if constexpr (is_super) f[t] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
         if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1)
@@ -139,16 +143,22 @@ template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     const uint8_t* q = m.q + size_t(p) * m.q_stride;
     const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    __m512 f[NT];
-    for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
+    constexpr bool six = K == Kind::Q6_K;
+    __m512 f[NT], sums[NT];
+    for (int t = 0; t < NT; t++) f[t] = sums[t] = _mm512_setzero_ps();
     size_t at = a.at(t0, 0);
     for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
         for (int b = 0; b < kGroupBytes<K>; b += 64) {
             _mm_prefetch(reinterpret_cast<const char*>(q) + kFar + b, _MM_HINT_T1);
             _mm_prefetch(reinterpret_cast<const char*>(q) + kNear + b, _MM_HINT_T0);
         }
-        add_group<K, NT>(q, s, g, a, at, f);
+        add_group<K, NT>(q, s, g, a, at, six ? sums : f);
         q += kGroupBytes<K>;
+        if (six && g % 8 == 7)
+            for (int t = 0; t < NT; t++) {
+                f[t] = _mm512_fmadd_ps(halves(s), sums[t], f[t]);
+                sums[t] = _mm512_setzero_ps();
+            }
         if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[t]});

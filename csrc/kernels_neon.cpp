@@ -86,7 +86,8 @@ inline float32x4_t bytes_to_float(const uint8_t* p) {
     return vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide)));
 }
 
-// One group of 32 columns and a quarter of a panel for NT tokens. Every integer here stays below 2^24, so that
+// One group of 32 columns and a quarter of a panel for NT tokens; of Q6_K what the superblock's scale is still to be
+// multiplied with. Every integer here stays below 2^24, so that
 // floats hold it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g,
@@ -122,7 +123,9 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
             sum = dot4(dot4(vdupq_n_s32(start), w, xt), w + 4, xt + 16);
         }
         float32x4_t& out = f[4 * t + quarter];
-        out = vfmaq_f32(out, scale, vmulq_n_f32(vcvtq_f32_s32(sum), a.scale[i]));
+        const float32x4_t total = vcvtq_f32_s32(sum);
+        if constexpr (K == Kind::Q6_K) out = vfmaq_n_f32(out, total, a.scale[i]);
+        else out = vfmaq_f32(out, scale, vmulq_n_f32(total, a.scale[i]));
         if constexpr (kFactored<K>) out = vfmsq_n_f32(out, minimum, a.scaled[i]);
         if constexpr (kMinimum<K>) out = vfmaq_n_f32(out, minimum, a.scaled[i]);
     }
@@ -132,14 +135,21 @@ template <Kind K, int NT>
 __attribute__((noinline)) void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     const uint8_t* q = m.q + size_t(p) * m.q_stride;
     const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    float32x4_t f[4 * NT];
+    constexpr bool six = K == Kind::Q6_K;
+    float32x4_t f[4 * NT], sums[4 * NT];
 #pragma GCC unroll 32
-    for (int i = 0; i < 4 * NT; i++) f[i] = vdupq_n_f32(0.0f);
+    for (int i = 0; i < 4 * NT; i++) f[i] = sums[i] = vdupq_n_f32(0.0f);
     size_t at = a.at(t0, 0);
     for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
 #pragma GCC unroll 4  // so that f stays in registers
-        for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, g, a, at, f);
+        for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, g, a, at, six ? sums : f);
         q += kGroupBytes<K>;
+        if (six && g % 8 == 7)
+#pragma GCC unroll 32
+            for (int i = 0; i < 4 * NT; i++) {
+                f[i] = vfmaq_f32(f[i], halves(s + 8 * (i % 4)), sums[i]);
+                sums[i] = vdupq_n_f32(0.0f);
+            }
         if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
     }
 #pragma GCC unroll 8

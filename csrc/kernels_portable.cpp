@@ -39,7 +39,8 @@ inline V16 to_float(const int32_t* v) {
 
 inline V16 halves(const uint8_t* p) { return vload(reinterpret_cast<const uint16_t*>(p)); }
 
-// The contribution of one group of 32 columns, in the order that every build follows.
+// The contribution of one group of 32 columns, in the order that every build follows; of Q6_K what the superblock's
+// scale is still to be multiplied with.
 template <Kind K>
 inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const Activations& a, int t, V16 f) {
     constexpr int offset = kOffset<K>;
@@ -57,7 +58,7 @@ inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const A
                 total[r] += scale * (part[r] - 32 * int32_t(a.sum16[2 * at + h]));
             }
         }
-        return vfma(halves(scales), vmul(to_float(total), activation_scale), f);
+        return vfma(to_float(total), activation_scale, f);
     }
     dot<K>(lines, q, 0, 8, total);
     for (int r = 0; r < kPanel; r++) total[r] -= offset * a.sum[at];
@@ -81,11 +82,16 @@ void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const
     const int groups_per_scale = info(K).block_columns / kGroup;
     for (int p = p0; p < p1; p++)
         for (int t = 0; t < a.tokens; t++) {
-            V16 f = vset(0.0f);
+            V16 f = vset(0.0f), sum = f;  // of Q6_K's superblock at hand
             for (int g = 0; g < a.groups(); g++) {
                 const uint8_t* lines = m.q + p * m.q_stride + size_t(g) * info(K).q_group_bytes;
                 const uint8_t* scales = m.scales + p * m.scale_stride + size_t(g / groups_per_scale) * info(K).scale_bytes;
-                f = add_group<K>(lines, scales, g, a, t, f);
+                if constexpr (K == Kind::Q6_K) {
+                    sum = add_group<K>(lines, scales, g, a, t, g % 8 == 0 ? vset(0.0f) : sum);
+                    if (g % 8 == 7) f = vfma(halves(scales), sum, f);
+                } else {
+                    f = add_group<K>(lines, scales, g, a, t, f);
+                }
             }
             store_panel(out, m.rows, p, t, f);
         }
