@@ -1,5 +1,6 @@
-"""The kernels of every instruction set against the portable ones, by a program in csrc/tests: on this processor,
-and on an emulated ARM one where the cross compiler and the emulator are installed. Another begins and ends pools."""
+"""The kernels of every instruction set against the portable ones, by a program in csrc/tests: on this
+processor, and on an emulated ARM one where the cross compiler and the emulator are installed. Another begins
+and ends pools."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def program(folder: Path) -> Path:
 
 
 def test_pools_end_while_helpers_come_late(folder: Path) -> None:
-    status, output = run(folder / "pool_check", timeout=300)  # takes five seconds, unless a thread waits for ever
+    status, output = run(
+        folder / "pool_check", timeout=300
+    )  # takes five seconds, unless a thread waits for ever
     assert status == 0, output
 
 

@@ -71,7 +71,9 @@ class Reference:
 
     def _linear(self, x: Array, name: str) -> Array:
         if f"{name}.weight" in self.integer:
-            x = np.concatenate([_round(x[i : i + 32], fine=name.endswith("attn_v")) for i in range(0, len(x), 32)])
+            x = np.concatenate(
+                [_round(x[i : i + 32], fine=name.endswith("attn_v")) for i in range(0, len(x), 32)]
+            )
         return np.asarray(self.weights[f"{name}.weight"] @ x + self.weights.get(f"{name}.bias", 0.0))
 
     def _norm(self, x: Array, weight: Array) -> Array:

@@ -35,6 +35,7 @@ class Lookup:
     confidence: chance of each node given its parent, by the drafter's own reckoning, 0..1.
     paths:      chance of the whole path to the node, never above the parent's.
     length:     tokens of the text that the best place agrees with; 0 without any.
+    copied:     tokens at the text's end that are copied from further up, as far as is known.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -42,6 +43,7 @@ class Lookup:
     confidence: list[float] = field(default_factory=list)
     paths: list[float] = field(default_factory=list)
     length: int = 0
+    copied: int = 0
 
 
 @dataclass(slots=True, eq=False)

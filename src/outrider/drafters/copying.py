@@ -37,9 +37,15 @@ class Copying:
         self._read_to = 0  # tokens of the text that are known
         self._at = -1  # index of the source's next token (of the first that differs, in a gap); -1: no copy
         self._gap = -1  # index of the first token that differs, until both go on together; -1: they do
+        self._began = 0  # index of the first token since both go on together
         self._sure = 0.0
         self._before = 0.0  # `_sure` before the gap
         self._changes: dict[tuple[int, ...], list[int]] = {}  # what stands for which tokens of the source
+
+    @property
+    def copied(self) -> int:
+        """How many of the text's last tokens are as in the source; 0 without one."""
+        return self._read_to - self._began if self._at >= 0 and self._gap < 0 else 0
 
     def follow(self, tokens: list[int], matches: Sequence[Match]) -> Copy | None:
         """Take in the text's new tokens; `matches` are places in it that agree with its end."""
@@ -66,6 +72,7 @@ class Copying:
         lost = self._at < 0 or self._sure < best.length
         if best.length >= LEAST and lost and (self._gap >= 0 or best.start != self._at):
             self._at, self._gap, self._sure = best.start, -1, float(best.length)
+            self._began = self._read_to - best.length
 
     def _read(self, tokens: list[int], i: int) -> None:
         """The text goes on with token i."""
@@ -83,7 +90,7 @@ class Copying:
         if (known := self._known(tokens, i + 1)) is not None:
             behind, rest = known
             if not rest:
-                self._at, self._gap = behind, -1
+                self._at, self._gap, self._began = behind, -1, i + 1
             return
         self._sure *= KEPT
         if not self._meet(tokens, i) and i - self._gap >= GAP:
@@ -103,7 +110,7 @@ class Copying:
                     self._changes[source] = target
                     if len(self._changes) > CHANGES:
                         del self._changes[next(iter(self._changes))]
-                self._at, self._gap = place + 1, -1
+                self._at, self._gap, self._began = place + 1, -1, i - 1
                 self._sure = max(2.0, KEPT * self._before)
                 return True
         return False

@@ -16,6 +16,7 @@ from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.confidence import RunnersUp, confidence
 from outrider.drafters.likely import LikelyTokens, frequent, together
+from outrider.drafters.reading import Reading
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
@@ -27,24 +28,24 @@ Draws: TypeAlias = Literal["shared", "own", "greedy"]
 class _Stream:
     """One request in the draft model.
 
-    text:    the request's tokens, which grow as it is written.
+    reading: what it reads of the request's text.
     likely:  the part of the vocabulary that is computed, or None for all.
-    checked: leading cache slots known to hold the request's own tokens.
+    checked: leading cache slots known to hold what is to be read.
     guessed: tokens in the slots after those, drafted and not compared with the text yet.
     above:   for each of them the one that it hangs from; -1 for the checked ones.
     """
 
     cache: Cache
-    text: Sequence[int]
+    reading: Reading
     sampler: Sampler
     likely: LikelyTokens | None
     checked: int = 0
     guessed: list[int] = field(default_factory=list)
     above: list[int] = field(default_factory=list)
 
-    def roll_back(self, tokens: Sequence[int]) -> None:
+    def roll_back(self) -> None:
         """Keep what the text confirms, but not its last token: a draft starts from that one's row."""
-        known: list[int] = []
+        tokens, known = self.reading.tokens, list[int]()
         if self.guessed:
             below = {edge: i for i, edge in enumerate(zip(self.above, self.guessed, strict=True))}
             at = -1
@@ -58,6 +59,7 @@ class _Stream:
         self.cache.truncate(self.checked)
         self.guessed.clear()
         self.above.clear()
+        self.reading.leave_out(self.checked)
 
     def hold(self, path: Sequence[int]) -> None:
         """Of what was guessed keep a path from the top only."""
@@ -216,6 +218,7 @@ class DraftModelDrafter:
         self._always = frequent(model)
         self._capacity: dict[str, int] = {}
         self._namespaces: dict[str, str | None] = {}
+        self._readings: dict[str, Reading] = {}
         self._prefixes: PrefixCache | None = None
         self._streams: dict[str, _Stream] = {}
         self.fed: list[Fed] = []  # the passes of the last propose
@@ -227,6 +230,7 @@ class DraftModelDrafter:
 
     def begin(self, request: Request) -> None:
         self._namespaces[request.request_id] = request.namespace
+        self._readings[request.request_id] = Reading(len(request.prompt))
         most = request.params.max_tokens
         wanted = self._max_context if most is None else len(request.prompt) + most
         self._capacity[request.request_id] = min(self._max_context, wanted)
@@ -256,25 +260,29 @@ class DraftModelDrafter:
             left -= size
         return ready
 
-    def behind(self, job: ProposeJob) -> int | None:
+    def behind(self, job: ProposeJob, copied: int = 0) -> int | None:
         """How many tokens would be fed before the first draw, without feeding any; None when the request's
-        place in the draft model is full."""
-        tokens, ahead = job.context.tokens, job.context.path
-        if len(tokens) + len(ahead) > self._capacity[job.request_id]:
-            return None
+        place in the draft model is full. The text's last `copied` tokens stand further up in it as well."""
+        reading, ahead = self._readings[job.request_id], job.context.path
+        reading.follow(job.context.tokens, copied)
         stream = self._streams.get(job.request_id)
-        if stream is None:
+        if stream is not None:
+            stream.roll_back()
+            known = stream.checked
+        else:
+            reading.leave_out(0)
             namespace, prefixes = self._namespaces[job.request_id], self._prefixes
-            known = 0 if prefixes is None else prefixes.known(tokens[:-1], namespace)
-            return len(tokens) - known + len(ahead)
-        stream.roll_back(tokens)
-        return len(tokens) - stream.checked + len(ahead)
+            known = 0 if prefixes is None else prefixes.known(reading.tokens[:-1], namespace)
+        if len(reading.tokens) + len(ahead) > self._capacity[job.request_id]:
+            return None
+        return len(reading.tokens) - known + len(ahead)
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         pass  # the text itself tells what was kept, when it is next drafted from
 
     def end(self, request_id: str) -> None:
         self._capacity.pop(request_id, None)
+        self._readings.pop(request_id, None)
         stream, namespace = self._streams.pop(request_id, None), self._namespaces.pop(request_id, None)
         if stream is not None:
             try:
@@ -284,13 +292,14 @@ class DraftModelDrafter:
 
     def _keep(self, stream: _Stream, namespace: str | None) -> None:
         if self._prefixes is not None:
-            self._prefixes.keep(stream.cache, stream.text[: stream.checked], namespace)
+            self._prefixes.keep(stream.cache, stream.reading.tokens[: stream.checked], namespace)
 
     def _turn(self, job: ProposeJob) -> _Turn | None:
-        """Roll the cache back to what the text confirms; the rest of the text is to be fed. None when
-        the draft model cannot help: its context is full, or the text has ids that it does not know."""
-        tokens, ahead = job.context.tokens, job.context.path
-        capacity = self._capacity[job.request_id]
+        """Roll the cache back to what the text confirms; the rest of it is to be fed. None when the draft
+        model cannot help: its context is full, or the text has ids that it does not know."""
+        reading, ahead = self._readings[job.request_id], job.context.path
+        reading.follow(job.context.tokens)
+        tokens, capacity = reading.tokens, self._capacity[job.request_id]
         room = capacity - len(tokens) - len(ahead) + 1  # the last drafted token needs no slot
         budget = min(job.budget, room)
         if budget <= 0:
@@ -298,11 +307,11 @@ class DraftModelDrafter:
         stream = self._streams.get(job.request_id)
         if stream is None:
             stream = self._streams[job.request_id] = self._stream(job, capacity)
-        stream.roll_back(tokens)
+        stream.roll_back()
         feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
             return None
-        chance = Chance(job.sampler.seed, len(tokens))
+        chance = Chance(job.sampler.seed, len(job.context.tokens))
         above = list(range(-1, len(feed) - 1))
         limit, rows = self._model.vocab_size, [len(feed) - 1]
         contexts = [job.context]
@@ -310,16 +319,16 @@ class DraftModelDrafter:
 
     def _stream(self, job: ProposeJob, capacity: int) -> _Stream:
         """A request's place in the draft model, with what is kept of its text."""
-        likely, tokens = None, job.context.tokens
+        likely, reading = None, self._readings[job.request_id]
         if self._always is not None and isinstance(self._model, BlockModel):
             likely = LikelyTokens(self._model, self._always, job.sampler.stop_ids)
         sampler = job.sampler.restricted(self._common_size)
-        stream = _Stream(self._model.new_cache(capacity), tokens, sampler, likely)
+        stream = _Stream(self._model.new_cache(capacity), reading, sampler, likely)
         if self._prefixes is not None:
             namespace = self._namespaces[job.request_id]
-            stream.checked = self._prefixes.take(stream.cache, tokens[:-1], namespace)
+            stream.checked = self._prefixes.take(stream.cache, reading.tokens[:-1], namespace)
             if likely is not None:
-                likely.add(tokens[: stream.checked])
+                likely.add(reading.tokens[: stream.checked])
         return stream
 
     def _forward(self, turns: Sequence[_Turn]) -> list[FloatArray]:
@@ -344,7 +353,7 @@ class DraftModelDrafter:
         missed = 0
         for turn, (fed, above, _) in zip(turns, feeds, strict=True):
             stream = turn.stream
-            written = min(len(fed), len(turn.contexts[0].tokens) - stream.checked)
+            written = min(len(fed), len(stream.reading.tokens) - stream.checked)
             stream.checked += written
             missed += max(0, written - 2) if size is None else written
             stream.wrote(fed[written:], [max(-1, parent - written) for parent in above[written:]])

@@ -181,9 +181,9 @@ class SuffixDrafter:
             places += _places(shared, shared.find(tokens, MAX_PLACES), own=False)
             places.sort(key=lambda place: -place[4])
             del places[MAX_PLACES:]
-        if not places:
-            return Lookup()
-        return self._grow(places, budget)
+        found = self._grow(places, budget) if places else Lookup()
+        found.copied = 0 if ahead else text.copying.copied
+        return found
 
     def follow(self, request_id: str, context: TokenContext, most: int) -> tuple[list[int], list[float]]:
         """(tokens, the chance of each given those before) of the likeliest path behind a draft of a text that

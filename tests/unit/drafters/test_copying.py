@@ -54,6 +54,24 @@ def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing() -
     assert copy.sure == 8, "half as sure"
 
 
+def test_it_says_how_much_of_the_end_is_as_in_the_source() -> None:
+    writer = Writer()
+    writer.write(*SOURCE[: LEAST - 1])
+    assert writer.copying.copied == 0, "not known to be a copy"
+    for i in range(LEAST - 1, 20):
+        writer.write(SOURCE[i])
+        assert writer.copying.copied == i + 1
+    writer.write(7)
+    assert writer.copying.copied == 0, "it may have ended"
+    writer.write(SOURCE[21])
+    assert writer.copying.copied == 0
+    for i in range(22, 30):
+        writer.write(SOURCE[i])
+        assert writer.copying.copied == i - 20, "what was replaced is not copied"
+    writer.write(*range(7, 27))
+    assert writer.copying.copied == 0
+
+
 def test_it_finds_its_place_again_however_many_tokens_were_replaced() -> None:
     for left_out in (0, 1, 2, 4):
         for written in ([], [7], [7, 8], [7, 8, 9]):

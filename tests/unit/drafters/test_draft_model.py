@@ -17,6 +17,7 @@ from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.confidence import RunnersUp
 from outrider.drafters.draft_model import DraftModelDrafter, _Turn
+from outrider.drafters.reading import Reading
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.toy import ToyCache, ToyModel
 from outrider.errors import ModelError
@@ -692,3 +693,34 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
     assert sizes == [[0, 2], [0, 2], [0, 2], [2, 2]], "the short text does not wait for the long one"
     wanted = whole.propose(jobs)
     assert [d.tokens.tolist() for d in drafts] == [d.tokens.tolist() for d in wanted]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 60), st.booleans()), min_size=1, max_size=8))
+def test_copies_that_it_did_not_read_are_as_if_they_were_not_there(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    setting, random = Setting(chunk=5), np.random.default_rng(1)
+    context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=400, temperature=0.8))
+    seen, read, fed = Reading(3), 0, list[int]()
+    for written, copied, drafts in [*steps, (1, 0, True)]:
+        for token in random.integers(0, VOCAB, written).tolist():
+            context.append(token)
+            confirmed = bool(fed) and fed.pop(0) == token
+            read += confirmed
+            fed = fed if confirmed else []
+        seen.follow(context.tokens, copied)
+        read = min(read, len(seen.tokens) - 1)
+        seen.leave_out(read)
+        behind = setting.drafter.behind(ProposeJob("a", context, 3, setting.samplers["a"]), copied)
+        if not drafts:
+            continue
+        assert behind is not None
+        assert behind <= len(seen.tokens) - read
+        (drawn,) = setting.propose(3, a=context)
+        view = TokenContext(seen.tokens)
+        model, sampler = ToyModel(VOCAB, seed=3), setting.samplers["a"]
+        for i, token in enumerate(drawn):
+            (row,) = model.forward([_whole(model, [*view.tokens, *drawn[:i]])])
+            assert token == sampler.token(row[0], _along(context, drawn[:i]))
+        read, fed = len(seen.tokens), drawn[:-1]

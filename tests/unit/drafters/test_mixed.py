@@ -18,8 +18,10 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Draft, StepRecord, Verdict
 from outrider.drafters.confidence import confidence
+from outrider.drafters.copying import LEAST
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.mixed import MixedDrafter
+from outrider.drafters.reading import KEPT
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyModel
@@ -224,6 +226,30 @@ def test_how_far_behind_a_model_is() -> None:
     small = DraftModelDrafter(draft(), max_context=20)
     small.begin(Request("r", (1,), PARAMS))
     assert small.behind(job(full)) is None
+
+
+def test_copies_that_lookups_wrote_are_not_read() -> None:
+    controller, drafter = make()
+    source = [(7 * i) % 31 for i in range(31)] * 2  # a text that does not repeat itself for 31 tokens
+    source[40] = 31
+    context = begin(drafter, controller, source)
+    asks: list[Ask] = []
+
+    def plan(new: Sequence[Ask]) -> list[Choice]:
+        asks.extend(new)
+        return [Choice() for _ in new]
+
+    controller.plan = plan  # type: ignore[method-assign, assignment]
+    copied = source[8:62]
+    for token in copied:
+        drafter.propose([job(context)])
+        context.append(token)
+    drafter.propose([job(context)])
+    behind = [ask.behind for ask in asks]
+    assert behind[0] == len(source)
+    assert max(b for b in behind if b is not None) < len(source) + 2 * KEPT
+    assert behind[-1] is not None
+    assert behind[-1] <= len(source) + KEPT + LEAST < len(source) + len(copied)
 
 
 @pytest.mark.parametrize("model", [True, False])

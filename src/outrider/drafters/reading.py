@@ -1,0 +1,45 @@
+"""What a draft model reads of a text: all of it, but for what was copied while it did not read.
+
+Lookups write copies, and a draft model that is asked behind one would have to be fed all of it first, though
+it has read the same further up. Of a 0.5B's next tokens behind copies as many are right without (as measured,
+99 of 110, and 100 with), and the copy's last tokens are left to tell it where the text is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+KEPT = 32  # of the text's last tokens, which are read even where they are copied
+
+
+class Reading:
+    """One text, which only grows.
+
+    tokens: what is to be read of it, in order; it only grows too, but for the part that was not read yet.
+    """
+
+    def __init__(self, prompt_length: int) -> None:
+        self.tokens: list[int] = []
+        self._copied = bytearray()  # of each token whether it is known to be
+        self._prompt_length = prompt_length
+        self._followed = 0  # tokens of the text that are known
+        self._looked = 0  # of `tokens`, of which it is settled whether they are left out
+
+    def follow(self, text: Sequence[int], copied: int = 0) -> None:
+        """Take in the text's new tokens; the last `copied` of all its tokens stand further up as well."""
+        new = text[self._followed :]
+        self._followed = len(text)
+        self.tokens += new
+        self._copied += bytes(len(new))
+        if (count := min(copied, len(self.tokens) - max(self._looked, self._prompt_length))) > 0:
+            self._copied[-count:] = b"\1" * count
+
+    def leave_out(self, read: int) -> None:
+        """Of the tokens behind the `read` first, leave out those that are copied, but for the last ones."""
+        first, end = max(self._looked, read), len(self.tokens) - KEPT
+        if end <= first:
+            return
+        kept = [i for i in range(first, end) if not self._copied[i]]
+        self.tokens[first:end] = [self.tokens[i] for i in kept]
+        self._copied[first:end] = bytes(len(kept))
+        self._looked = first + len(kept)
