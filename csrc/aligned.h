@@ -18,7 +18,6 @@ struct LineAllocator {
     T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), line)); }
     void deallocate(T* p, size_t) { ::operator delete(p, line); }
     bool operator==(const LineAllocator&) const { return true; }
-    bool operator!=(const LineAllocator&) const { return false; }
 };
 
 template <class T>

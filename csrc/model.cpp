@@ -309,7 +309,7 @@ void Model::keep_wanted() {
     cut_attention();
 }
 
-// Rows of gate and up, for all tokens of a pass, that are multiplied before they are used: 32 kB of results.
+// Panels of gate and up, times the tokens of a pass, that are multiplied before they are used: 32 kB of results.
 constexpr int kStrip = 256;
 
 // Panels [p0, p1) of gate and up, and what the last product reads of them.
