@@ -84,7 +84,13 @@ def test_many_clients_get_what_each_would_get_alone(model: Running) -> None:
     prompts = [f"{n} {n + 1} {n + 2} {n} {n + 1} {n + 2} {n}" for n in range(6)]
 
     def body(prompt: str) -> dict[str, Any]:
-        return {"model": MODEL, "prompt": prompt, "max_tokens": 24, "seed": 3, "temperature": 0.8}
+        return {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": 24,
+            "seed": prompts.index(prompt),
+            "temperature": 0.8,
+        }
 
     with model.client() as client:
         alone = [client.completions.create(**body(p)).choices[0].text for p in prompts]
