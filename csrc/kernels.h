@@ -59,8 +59,8 @@ struct Kernels {
     void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
     // fills q, scale and sums of the groups [first, last) of row t; x: their values
     void (*quantize)(Activations& a, int t, const float* x, int first, int last);
-    // the same of all groups of row t of a.x, and into row `rest` what rounding left over, so that the two rows' products add up to a
-    // product with activations of 15 bits
+    // the same of all groups of row t of a.x, and into row `rest` what rounding left over, so that the two rows'
+    // products add up to a product with activations of 15 bits
     void (*quantize_fine)(Activations& a, int t, int rest);
     // gate = silu(gate) * up
     void (*silu_mul)(float* gate, const float* up, int n);

@@ -76,10 +76,11 @@ inline __m512 bytes_to_float(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
-// One group of 32 columns for NT tokens; of Q6_K what the superblock's scale is still to be multiplied with. Each slice goes to all tokens before the next is unpacked: neighbouring
-// instructions then belong to different sums, and the latency of vpdpbusd hides without a deep window. Few tokens
-// have two sums each for the same reason. Every integer here stays below 2^24, so that floats hold it exactly and
-// it does not matter which build adds in integers and which in floats.
+// One group of 32 columns for NT tokens; of Q6_K what the superblock's scale is still to be multiplied with. Each
+// slice goes to all tokens before the next is unpacked: neighbouring instructions then belong to different sums, and
+// the latency of vpdpbusd hides without a deep window. Few tokens have two sums each for the same reason. Every
+// integer here stays below 2^24, so that floats hold it exactly and it does not matter which build adds in integers
+// and which in floats.
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int g, const Activations& a,
                                                      size_t at, __m512* f) {

@@ -56,9 +56,7 @@ def program(folder: Path) -> Path:
 
 
 def test_pools_end_while_helpers_come_late(folder: Path) -> None:
-    status, output = run(
-        folder / "pool_check", timeout=300
-    )  # takes five seconds, unless a thread waits for ever
+    status, output = run(folder / "pool_check", timeout=300)  # takes five seconds, or for ever
     assert status == 0, output
 
 
