@@ -57,13 +57,13 @@ struct Kernels {
     void (*matmul)(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out);
     // y = x / rms(x) * weight, for one token
     void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
-    // fills q, scale and sums of the groups [first, last) of row t; x: their values
-    void (*quantize)(Activations& a, int t, const float* x, int first, int last);
+    // fills what `a` has of the groups [first, last) of row t, from a.x; whole superblocks if it has those
+    void (*quantize)(Activations& a, int t, int first, int last);
     // the same of all groups of row t of a.x, and into row `rest` what rounding left over, so that the two rows'
     // products add up to a product with activations of 15 bits
     void (*quantize_fine)(Activations& a, int t, int rest);
-    // gate = silu(gate) * up
-    void (*silu_mul)(float* gate, const float* up, int n);
+    // out = silu(gate) * up
+    void (*silu_mul)(const float* gate, const float* up, int n, float* out);
     // rotates one head in place; cos and sin hold dim / 2 values
     void (*rope)(float* head, const float* cos, const float* sin, int dim, bool interleaved);
     void (*store_kv)(const HeadCache& cache, int slot, int head_dim, const float* key, const float* value);

@@ -74,38 +74,13 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
 template <Kind K>
 constexpr int kNarrow = K == Kind::Q8_0 ? 1 : K == Kind::Q6_K ? 2 : kGroupBytes<K> == 320 ? 4 : 8;
 
-inline __m256 bytes_to_float(const uint8_t* p) {
-    int64_t eight;
-    std::memcpy(&eight, p, 8);
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(eight)));
-}
-
-// One group of 32 columns and half a panel for NT tokens; of Q6_K what the superblock's scale is still to be multiplied
-// with. Every integer here stays below 2^24, so that floats
-// hold it exactly and it does not matter which build adds in integers and which in floats.
+// sum[part][token] += the products of one group of 32 columns, half a panel and NT tokens; Q6_K has two parts, its
+// halves.
 template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, int g,
-                                                     const Activations& a, size_t at, __m256* f) {
-    constexpr int offset = K == Kind::Q8_0 ? 0 : kOffset<K>;  // Q8_0 is signed already
-    const int8_t* x = a.q + kGroup * at;
-    const uint8_t* lines = q + 32 * half;
-    __m256 scale = halves(s + 16 * half), minimum = scale;
-    __m256i factor[2], pairs = _mm256_setzero_si256();
-    factor[0] = factor[1] = _mm256_set1_epi16(1);
-    if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) minimum = halves(s + 32 + 16 * half);
-    if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
-        scale = _mm256_mul_ps(scale, bytes_to_float(s + 64 + 16 * (g % 8) + 8 * half));
-        minimum = _mm256_mul_ps(halves(s + 32 + 16 * half), bytes_to_float(s + 192 + 16 * (g % 8) + 8 * half));
-    }
-    if constexpr (K == Kind::Q6_K) {
-        const __m256i even = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5,
-                                              8, 9, 8, 9, 12, 13, 12, 13);
-        pairs = _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * (g % 8) + 16 * half));
-        factor[0] = _mm256_shuffle_epi8(pairs, even);
-        factor[1] = _mm256_shuffle_epi8(pairs, _mm256_add_epi8(even, _mm256_set1_epi8(2)));
-    }
-    __m256i narrow[NT], sum[NT];
+inline __attribute__((always_inline)) void multiply(const uint8_t* lines, const int8_t* x, __m256i (*sum)[NT]) {
+    __m256i narrow[NT];
     unpack<K>(lines, [&](int slice, __m256i w) __attribute__((always_inline)) {
+        const int part = K == Kind::Q6_K ? slice / 4 : 0;
         __m256i magnitude = w;
         if constexpr (K == Kind::Q8_0) magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
@@ -114,55 +89,139 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
             if constexpr (K == Kind::Q8_0) v = _mm256_sign_epi8(v, w);
             v = _mm256_maddubs_epi16(magnitude, v);
             narrow[t] = slice % kNarrow<K> == 0 ? v : _mm256_add_epi16(narrow[t], v);
-            if (slice % kNarrow<K> == kNarrow<K> - 1) {
-                v = _mm256_madd_epi16(narrow[t], factor[slice / 4]);
-                sum[t] = slice < kNarrow<K> ? v : _mm256_add_epi32(sum[t], v);
-            }
+            if (slice % kNarrow<K> == kNarrow<K> - 1)
+                sum[part][t] = _mm256_add_epi32(sum[part][t], _mm256_madd_epi16(narrow[t], _mm256_set1_epi16(1)));
         }
     });
+}
+
+inline __m256i all(int32_t x) { return _mm256_set1_epi32(x); }
+
+// Adds one group and half a panel to f[token]. Every integer here stays below 2^24, so that floats hold it exactly and
+// it does not matter which build adds in integers and which in floats.
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half, const Activations& a,
+                                                     size_t at, __m256* f) {
+    constexpr int offset = K == Kind::Q8_0 ? 0 : kOffset<K>;  // Q8_0 is signed already
+    const __m256 scale = halves(s + 16 * half);
+    __m256i sum[1][NT];
+    for (int t = 0; t < NT; t++) sum[0][t] = all(-offset * a.sum[at + t]);
+    multiply<K, NT>(q + 32 * half, a.q + kGroup * at, sum);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
         const size_t i = at + t;
-        if constexpr (K == Kind::Q6_K)
-            sum[t] = _mm256_sub_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(pairs, pair(a.sum16 + 2 * i)), 5));
-        if constexpr (offset != 0) sum[t] = _mm256_sub_epi32(sum[t], _mm256_set1_epi32(offset * a.sum[i]));
-        const __m256 v = _mm256_cvtepi32_ps(sum[t]);
-        if constexpr (K == Kind::Q6_K) {
-            f[t] = _mm256_fmadd_ps(v, _mm256_set1_ps(a.scale[i]), f[t]);
-            continue;
+        f[t] = _mm256_fmadd_ps(scale, _mm256_mul_ps(_mm256_cvtepi32_ps(sum[0][t]), _mm256_set1_ps(a.scale[i])), f[t]);
+        if constexpr (kMinimum<K>) f[t] = _mm256_fmadd_ps(halves(s + 32 + 16 * half), _mm256_set1_ps(a.scaled[i]), f[t]);
+    }
+}
+
+// The bytes of two groups, a 16-bit lane each.
+inline __m256i two_groups(const uint8_t* p) {
+    const auto wide = [](const uint8_t* from) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    };
+    return _mm256_or_si256(wide(p), _mm256_slli_epi32(wide(p + 16), 16));
+}
+// The low 16 bits of a >> right, and above them those of b >> (16 - left).
+inline __m256i narrowed(__m256i a, int32_t right, __m256i b, int32_t left) {
+    return _mm256_blend_epi16(_mm256_srl_epi32(a, _mm_cvtsi32_si128(right)), _mm256_sll_epi32(b, _mm_cvtsi32_si128(left)),
+                              0xaa);
+}
+
+// total[token] += two groups of a superblock of Q4_K or Q5_K
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_groups(const uint8_t* lines, __m256i scales, const Activations& a,
+                                                      size_t at, __m256i* total) {
+    constexpr bool five = K == Kind::Q5_K;
+    const size_t next = at + size_t(a.pitch);
+    __m256i even[1][NT], odd[1][NT];
+    for (int t = 0; t < NT; t++) even[0][t] = all(five ? 2 * a.round[at + t] : a.round[at + t]);
+    multiply<K, NT>(lines, a.q + kGroup * at, even);
+    for (int t = 0; t < NT; t++) odd[0][t] = all(five ? 2 * a.round[next + t] + 1 : a.round[next + t]);
+    multiply<K, NT>(lines + kGroupBytes<K>, a.q + kGroup * next, odd);
+    for (int t = 0; t < NT; t++) {
+        const int32_t right = a.shifts[2 * (at + t)] + kNarrower<K>, left = a.shifts[2 * (next + t) + 1] - kNarrower<K>;
+        total[t] = _mm256_add_epi32(total[t], _mm256_madd_epi16(narrowed(even[0][t], right, odd[0][t], left), scales));
+    }
+}
+
+// total[token] += one group of Q6_K
+template <int NT>
+inline __attribute__((always_inline)) void add_halves(const uint8_t* lines, __m256i scales, const Activations& a,
+                                                      size_t at, __m256i* total) {
+    __m256i sum[2][NT];
+    for (int t = 0; t < NT; t++)
+        for (int h = 0; h < 2; h++) sum[h][t] = all(a.centre[2 * (at + t) + h]);
+    multiply<Kind::Q6_K, NT>(lines, a.q + kGroup * at, sum);
+    for (int t = 0; t < NT; t++) {
+        const int32_t* shifts = a.shifts + 2 * (at + t);
+        total[t] = _mm256_add_epi32(total[t], _mm256_madd_epi16(narrowed(sum[0][t], shifts[0], sum[1][t], shifts[1]), scales));
+    }
+}
+
+// Adds one superblock and half a panel to f[token], in integers but for its own scales. `at`, `pair_at` and `whole_at`
+// are Activations::at of a group, a pair of groups and a superblock.
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, int half, const Activations& a,
+                                                     size_t at, size_t pair_at, size_t whole_at, __m256* f) {
+    constexpr bool six = K == Kind::Q6_K;
+    const size_t pitch = size_t(a.pitch);
+    __m256i total[NT];
+    for (int t = 0; t < NT; t++) total[t] = _mm256_setzero_si256();
+    const uint8_t* lines = q + 32 * half;
+    for (int i = 0; i < kParts; i += six ? 1 : 2) {
+        if constexpr (six) {
+            add_halves<NT>(lines, _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * i + 16 * half)), a, at, total);
+            at += pitch;
+            lines += kGroupBytes<K>;
+        } else {
+            add_groups<K, NT>(lines, two_groups(s + 64 + 16 * i + 8 * half), a, at, total);
+            at += 2 * pitch;
+            lines += 2 * kGroupBytes<K>;
         }
-        f[t] = _mm256_fmadd_ps(scale, _mm256_mul_ps(v, _mm256_set1_ps(a.scale[i])), f[t]);
-        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K)
-            f[t] = _mm256_fnmadd_ps(minimum, _mm256_set1_ps(a.scaled[i]), f[t]);
-        else if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1)
-            f[t] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(a.scaled[i]), f[t]);
+    }
+    const __m256 step = _mm256_mul_ps(halves(s + 16 * half), _mm256_set1_ps(2 << kNarrower<K>));
+    for (int t = 0; t < NT; t++) {
+        const __m256 products = _mm256_cvtepi32_ps(total[t]);
+        __m256 value;
+        if constexpr (six) {
+            value = _mm256_mul_ps(step, products);
+        } else {
+            __m256i less = _mm256_setzero_si256();
+            for (size_t j = 0; j < kParts / 2; j++)
+                less = _mm256_add_epi32(less, _mm256_madd_epi16(two_groups(s + 192 + 32 * j + 8 * size_t(half)),
+                                                                pair(a.eighths + 2 * (pair_at + j * pitch + size_t(t)))));
+            const __m256 minimum = _mm256_mul_ps(halves(s + 32 + 16 * half), _mm256_set1_ps(0.125f));
+            value = _mm256_fmsub_ps(step, products, _mm256_mul_ps(minimum, _mm256_cvtepi32_ps(less)));
+        }
+        f[t] = _mm256_fmadd_ps(_mm256_set1_ps(a.whole[whole_at + t]), value, f[t]);
     }
 }
 
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
-    constexpr bool six = K == Kind::Q6_K;
+    constexpr int parts = kSuper<K> ? kParts : 1;
+    const size_t pitch = size_t(a.pitch);
     __m256 f[2][NT];
     for (int half = 0; half < 2; half++) {
         const uint8_t* q = m.q + size_t(p) * m.q_stride;
         const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
         __m256 sums[NT];  // (of a fixed place, so that they stay in registers)
-        for (int t = 0; t < NT; t++) sums[t] = f[half][t] = _mm256_setzero_ps();
-        size_t at = a.at(t0, 0);
-        for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
+        for (int t = 0; t < NT; t++) sums[t] = _mm256_setzero_ps();
+        size_t at = a.at(t0, 0), pair_at = a.at(t0, 0, 2), whole_at = a.at(t0, 0, kParts);
+        for (int g = 0; g < a.groups(); g += parts, q += parts * kGroupBytes<K>, s += kScaleBytes<K>, at += parts * pitch) {
             // The next panel is asked for while this one is multiplied, half of it each time.
-            for (int b = 64 * half; b < kGroupBytes<K>; b += 128)
+            for (int b = 64 * half; b < parts * kGroupBytes<K>; b += 128)
                 _mm_prefetch(reinterpret_cast<const char*>(q) + m.q_stride + b, _MM_HINT_T1);
-            add_group<K, NT>(q, s, half, g, a, at, sums);
-            q += kGroupBytes<K>;
-            if (six && g % 8 == 7)
-                for (int t = 0; t < NT; t++) {
-                    f[half][t] = _mm256_fmadd_ps(halves(s + 16 * half), sums[t], f[half][t]);
-                    sums[t] = _mm256_setzero_ps();
-                }
-            if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
+            if constexpr (kSuper<K>) {
+                add_block<K, NT>(q, s, half, a, at, pair_at, whole_at, sums);
+                pair_at += parts / 2 * pitch;
+                whole_at += pitch;
+            } else {
+                add_group<K, NT>(q, s, half, a, at, sums);
+            }
         }
-        for (int t = 0; !six && t < NT; t++) f[half][t] = sums[t];
+        for (int t = 0; t < NT; t++) f[half][t] = sums[t];
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[0][t], f[1][t]});
 }

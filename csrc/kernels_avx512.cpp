@@ -72,95 +72,177 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
     }
 }
 
-inline __m512 bytes_to_float(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-
-// One group of 32 columns for NT tokens; of Q6_K what the superblock's scale is still to be multiplied with. Each
-// slice goes to all tokens before the next is unpacked: neighbouring instructions then belong to different sums, and
-// the latency of vpdpbusd hides without a deep window. Few tokens have two sums each for the same reason. Every
-// integer here stays below 2^24, so that floats hold it exactly and it does not matter which build adds in integers
-// and which in floats.
-template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int g, const Activations& a,
-                                                     size_t at, __m512* f) {
-    constexpr int offset = kOffset<K>;
-    constexpr bool is_super = K == Kind::Q4_K || K == Kind::Q5_K, six = K == Kind::Q6_K;
-    constexpr int chains = six || NT <= 4 ? 2 : 1;
-    const int8_t* x = a.q + kGroup * at;
-    __m512i sum[chains][NT];
-#pragma GCC unroll 16
-    for (int t = 0; t < NT; t++)
-        for (int c = 0; c < chains; c++)
-            sum[c][t] = six ? _mm512_set1_epi32(a.centre[2 * (at + t) + c]) : _mm512_setzero_si512();
-    unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
-        const int c = six ? slice / 4 : chains == 2 ? slice % 2 : 0;
-#pragma GCC unroll 16
-        for (int t = 0; t < NT; t++) sum[c][t] = _mm512_dpbusd_epi32(sum[c][t], w, four(x + kGroup * t + 4 * slice));
-    });
-    __m512 scale = halves(s), minimum = scale, even_scale = scale, odd_scale = scale;
-    if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) minimum = halves(s + 32);
-    if constexpr (is_super) {
-        scale = _mm512_mul_ps(scale, bytes_to_float(s + 64 + 16 * (g % 8)));
-        minimum = _mm512_mul_ps(halves(s + 32), bytes_to_float(s + 192 + 16 * (g % 8)));
-    }
-    if constexpr (six) {
-        const __m512i pairs =
-            _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 + 32 * (g % 8))));
-        even_scale = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16));
-        odd_scale = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16));
-    }
-#pragma GCC unroll 16
-    for (int t = 0; t < NT; t++) {
-        const size_t i = at + t;
-        __m512 total;
-        if constexpr (six) {
-            total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[1][t]), odd_scale,
-                                    _mm512_mul_ps(_mm512_cvtepi32_ps(sum[0][t]), even_scale));
-        } else {
-            __m512i whole = chains == 2 ? _mm512_add_epi32(sum[0][t], sum[chains - 1][t]) : sum[0][t];
-            if constexpr (offset != 0)  // in integers, and shifted: vpdpbusd leaves no time for another multiplication
-                whole = _mm512_sub_epi32(whole, _mm512_slli_epi32(_mm512_set1_epi32(a.sum[i]), __builtin_ctz(offset)));
-            total = _mm512_cvtepi32_ps(whole);
-        }
-        if constexpr (six) {
-            f[t] = _mm512_fmadd_ps(total, _mm512_set1_ps(a.scale[i]), f[t]);
-            continue;
-        }
-        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(total, _mm512_set1_ps(a.scale[i])), f[t]);
-        if constexpr (is_super) f[t] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
-        if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1)
-            f[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(a.scaled[i]), f[t]);
-    }
-}
-
 // How far ahead of the group at hand weights are asked for, in bytes: several tokens' work on a group takes longer
 // than the hardware looks ahead, and two threads of one core share what does the looking. From memory they come into
 // the second cache, and from there into the first. (Asked for straight from memory, a line holds one of the few
 // places of the first cache's misses all the way, and the loads at hand wait for one.)
 constexpr int kFar = 16384, kNear = 2048;
 
+// Few tokens have two sums each, so that a chain's latency hides; Q6_K's are those of its two halves.
+template <Kind K, int NT>
+constexpr int kChains = K == Kind::Q6_K || NT <= 4 ? 2 : 1;
+
+// Adds the products of one group of 32 columns and NT tokens to sum[chain][token]. Each slice goes to all tokens
+// before the next is unpacked: neighbouring instructions then belong to different sums, and the latency of vpdpbusd
+// hides without a deep window.
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void multiply(const uint8_t* q, const int8_t* x, __m512i (*sum)[NT]) {
+    for (int b = 0; b < kGroupBytes<K>; b += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(q) + kFar + b, _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(q) + kNear + b, _MM_HINT_T0);
+    }
+    unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
+        const int c = K == Kind::Q6_K ? slice / 4 : slice % kChains<K, NT>;
+#pragma GCC unroll 16
+        for (int t = 0; t < NT; t++) sum[c][t] = _mm512_dpbusd_epi32(sum[c][t], w, four(x + kGroup * t + 4 * slice));
+    });
+}
+
+inline __m512i all(int32_t x) { return _mm512_set1_epi32(x); }
+
+// sum[0][token] = start(token) + one group's products
+template <Kind K, int NT, class Start>
+inline __attribute__((always_inline)) void group_sums(const uint8_t* q, const Activations& a, size_t at,
+                                                      __m512i (*sum)[NT], const Start& start) {
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++) {
+        sum[0][t] = start(at + t);
+        if (kChains<K, NT> == 2) sum[1][t] = _mm512_setzero_si512();
+    }
+    multiply<K, NT>(q, a.q + kGroup * at, sum);
+#pragma GCC unroll 16
+    for (int t = 0; t < NT && kChains<K, NT> == 2; t++) sum[0][t] = _mm512_add_epi32(sum[0][t], sum[1][t]);
+}
+
+// Adds one group of 32 columns to f[token]. Every integer here stays below 2^24, so that floats hold it exactly and it
+// does not matter which build adds in integers and which in floats.
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, const Activations& a, size_t at,
+                                                     __m512* f) {
+    __m512i sum[2][NT];
+    group_sums<K, NT>(q, a, at, sum, [](size_t) { return _mm512_setzero_si512(); });
+    const __m512 scale = halves(s);
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++) {
+        const size_t i = at + t;
+        __m512i whole = sum[0][t];
+        if constexpr (kOffset<K> != 0)  // in integers, and shifted: vpdpbusd leaves no time for another multiplication
+            whole = _mm512_sub_epi32(whole, _mm512_slli_epi32(all(a.sum[i]), __builtin_ctz(kOffset<K>)));
+        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(a.scale[i])), f[t]);
+        if constexpr (kMinimum<K>) f[t] = _mm512_fmadd_ps(halves(s + 32), _mm512_set1_ps(a.scaled[i]), f[t]);
+    }
+}
+
+// The bytes of two groups, a 16-bit lane each.
+inline __m512i two_groups(const uint8_t* p) {
+    const auto wide = [](const uint8_t* from) {
+        return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    };
+    return _mm512_or_si512(wide(p), _mm512_slli_epi32(wide(p + 16), 16));
+}
+// The low 16 bits of a >> right, and above them those of b >> (16 - left). (A blend takes no time from vpdpbusd on Zen 4;
+// vpternlogd, which reads three registers, does.)
+inline __m512i narrow(__m512i a, __m512i right, __m512i b, __m512i left) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srlv_epi32(a, right), _mm512_sllv_epi32(b, left));
+}
+
+// total[token] += two groups of a superblock of Q4_K or Q5_K
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_groups(const uint8_t* q, __m512i scales, const Activations& a, size_t at,
+                                                      __m512i* total) {
+    constexpr bool five = K == Kind::Q5_K;
+    const size_t next = at + size_t(a.pitch);
+    __m512i even[2][NT], odd[2][NT];
+    group_sums<K, NT>(q, a, at, even, [&](size_t i) { return all(five ? 2 * a.round[i] : a.round[i]); });
+    group_sums<K, NT>(q + kGroupBytes<K>, a, next, odd,
+                      [&](size_t i) { return all(five ? 2 * a.round[i] + 1 : a.round[i]); });
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++) {
+        const __m512i right = all(a.shifts[2 * (at + t)] + kNarrower<K>);
+        const __m512i left = all(a.shifts[2 * (next + t) + 1] - kNarrower<K>);
+        total[t] = _mm512_dpwssd_epi32(total[t], narrow(even[0][t], right, odd[0][t], left), scales);
+    }
+}
+
+// total[token] += one group of Q6_K
+template <int NT>
+inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i scales, const Activations& a, size_t at,
+                                                      __m512i* total) {
+    __m512i sum[2][NT];
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++)
+        for (int h = 0; h < 2; h++) sum[h][t] = all(a.centre[2 * (at + t) + h]);
+    multiply<Kind::Q6_K, NT>(q, a.q + kGroup * at, sum);
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++) {
+        const int32_t* shifts = a.shifts + 2 * (at + t);
+        total[t] = _mm512_dpwssd_epi32(total[t], narrow(sum[0][t], all(shifts[0]), sum[1][t], all(shifts[1])), scales);
+    }
+}
+
+// Adds one superblock to f[token], in integers but for its own scales: vpdpwssd multiplies sums of products, narrowed to
+// 16 bits, by the groups' scales, two at a time. `at`, `pair_at` and `whole_at` are Activations::at of a group, a pair
+// of groups and a superblock.
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a, size_t at,
+                                                     size_t pair_at, size_t whole_at, __m512* f) {
+    constexpr bool six = K == Kind::Q6_K;
+    const size_t pitch = size_t(a.pitch);
+    __m512i total[NT], minimums[kParts / 2];
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++) total[t] = _mm512_setzero_si512();
+    for (int i = 0; i < kParts; i += six ? 1 : 2) {
+        if constexpr (six) {
+            const auto* scales = reinterpret_cast<const __m256i*>(s + 32 + 32 * i);
+            add_halves<NT>(q, _mm512_cvtepi8_epi16(_mm256_loadu_si256(scales)), a, at, total);
+            at += pitch;
+            q += kGroupBytes<K>;
+        } else {
+            add_groups<K, NT>(q, two_groups(s + 64 + 16 * i), a, at, total);
+            at += 2 * pitch;
+            q += 2 * kGroupBytes<K>;
+        }
+    }
+    for (int j = 0; j < kParts / 2 && !six; j++) minimums[j] = two_groups(s + 192 + 32 * j);
+    const __m512 step = _mm512_mul_ps(halves(s), _mm512_set1_ps(2 << kNarrower<K>));
+    const __m512 minimum = six ? step : _mm512_mul_ps(halves(s + 32), _mm512_set1_ps(0.125f));
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++) {
+        const __m512 products = _mm512_cvtepi32_ps(total[t]);
+        __m512 value;
+        if constexpr (six) {
+            value = _mm512_mul_ps(step, products);
+        } else {
+            __m512i less = _mm512_setzero_si512();
+#pragma GCC unroll 4
+            for (size_t j = 0; j < kParts / 2; j++) {
+                int32_t two;
+                std::memcpy(&two, a.eighths + 2 * (pair_at + j * pitch + size_t(t)), 4);
+                less = _mm512_dpwssd_epi32(less, minimums[j], all(two));
+            }
+            value = _mm512_fmsub_ps(step, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(less)));
+        }
+        f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.whole[whole_at + t]), value, f[t]);
+    }
+}
+
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     const uint8_t* q = m.q + size_t(p) * m.q_stride;
     const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    constexpr bool six = K == Kind::Q6_K;
-    __m512 f[NT], sums[NT];
-    for (int t = 0; t < NT; t++) f[t] = sums[t] = _mm512_setzero_ps();
-    size_t at = a.at(t0, 0);
-    for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
-        for (int b = 0; b < kGroupBytes<K>; b += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(q) + kFar + b, _MM_HINT_T1);
-            _mm_prefetch(reinterpret_cast<const char*>(q) + kNear + b, _MM_HINT_T0);
+    constexpr int parts = kSuper<K> ? kParts : 1;
+    const size_t pitch = size_t(a.pitch);
+    __m512 f[NT];
+    for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
+    size_t at = a.at(t0, 0), pair_at = a.at(t0, 0, 2), whole_at = a.at(t0, 0, kParts);
+    for (int g = 0; g < a.groups(); g += parts, q += parts * kGroupBytes<K>, s += kScaleBytes<K>, at += parts * pitch) {
+        if constexpr (kSuper<K>) {
+            add_block<K, NT>(q, s, a, at, pair_at, whole_at, f);
+            pair_at += parts / 2 * pitch;
+            whole_at += pitch;
+        } else {
+            add_group<K, NT>(q, s, a, at, f);
         }
-        add_group<K, NT>(q, s, g, a, at, six ? sums : f);
-        q += kGroupBytes<K>;
-        if (six && g % 8 == 7)
-            for (int t = 0; t < NT; t++) {
-                f[t] = _mm512_fmadd_ps(halves(s), sums[t], f[t]);
-                sums[t] = _mm512_setzero_ps();
-            }
-        if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[t]});
 }

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "block_scale.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -21,6 +22,9 @@ template <Kind K>
 constexpr int kScaleBytes = K == Kind::Q6_K ? 288 : kSuper<K> ? 320 : kMinimum<K> ? 64 : 32;
 template <Kind K>
 constexpr int kOffset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q5_0 ? 16 : K == Kind::Q8_0 ? 128 : 0;
+// Sums of a group's products are shifted by one bit, and by this many more, to fit 16 bits (of Q6_K each half's).
+template <Kind K>
+constexpr int kNarrower = K == Kind::Q5_K ? 1 : 0;
 
 inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 v) {
     const int row = panel * kPanel, count = imin(kPanel, rows - row);
@@ -118,63 +122,96 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
 }
 
 // `at`: of Activations::at
-inline void store_group(Activations& a, size_t at, V16 low, V16 high, float scale) {
+inline Sums store_group(Activations& a, size_t at, V16 low, V16 high, float scale) {
     const Sums sums = vstore_i8(a.q + kGroup * at, low, high);
     const int32_t sum = sums.low + sums.high;
-    a.sum16[2 * at] = int16_t(sums.low);
-    a.sum16[2 * at + 1] = int16_t(sums.high);
-    a.centre[2 * at] = -32 * sums.low;
-    a.centre[2 * at + 1] = -32 * sums.high;
     a.scale[at] = scale;
     a.sum[at] = sum;
     a.scaled[at] = scale * float(sum);
+    return sums;
 }
 
-// Asks for what store_group writes for the tokens of a bundle: another thread's cache has it, which read it last.
+// What a group has besides, whose scale is the superblock's / 2^k; `odd` is its number modulo 2, `pair_at` of its pair.
+inline void store_part(Activations& a, size_t at, size_t pair_at, int odd, int k, Sums sums) {
+    const int round = (1 << k) - odd, sum = sums.low + sums.high;
+    a.round[at] = round;
+    a.shifts[2 * at] = 1 + k;
+    a.shifts[2 * at + 1] = 15 - k;
+    a.centre[2 * at] = round - 32 * sums.low;
+    a.centre[2 * at + 1] = round - 32 * sums.high;
+    a.eighths[2 * pair_at + size_t(odd)] = int16_t(k < 4 ? sum * (8 >> k) : (sum + (1 << (k - 4))) >> (k - 3));
+}
+
+// Asks for what is written for the tokens of a bundle: another thread's cache has it, which read it last.
 inline void expect_group(const Activations& a, size_t at) {
     for (int i = 0; i < a.pitch; i += 2) __builtin_prefetch(a.q + kGroup * (at + size_t(i)), 1);
     __builtin_prefetch(a.scale + at, 1);
     __builtin_prefetch(a.sum + at, 1);
     __builtin_prefetch(a.scaled + at, 1);
-    __builtin_prefetch(a.sum16 + 2 * at, 1);
+    if (!a.blocks) return;
+    __builtin_prefetch(a.round + at, 1);
+    __builtin_prefetch(a.shifts + 2 * at, 1);
     __builtin_prefetch(a.centre + 2 * at, 1);
+    __builtin_prefetch(a.eighths + at, 1);
 }
 
-// Columns are a multiple of 32 here: every integer format has blocks of at least 32.
-template <bool FINE>
-inline void quantize_row(Activations& a, int t, int rest, const float* x, int first, int last) {
-    constexpr int ahead = 6;  // groups
-    const size_t step = size_t(a.pitch);
-    size_t at = a.at(t, first), rest_at = a.at(rest, first);
-    for (int g = first; g < last; g++, x += kGroup, at += step, rest_at += step) {
-        if (t % a.pitch == 0 && g + ahead < last) expect_group(a, at + ahead * step);
-        V16 low = vload(x), high = vload(x + 16);
-        const float biggest = reduce_max(vmax(vabs(low), vabs(high))), scale = biggest / 127.0f;
-        const V16 inverse = vset(biggest > 0.0f ? 127.0f / biggest : 0.0f);
-        low = vmul(low, inverse);
-        high = vmul(high, inverse);
-        store_group(a, at, low, high, scale);
-        if constexpr (FINE) {
-            const V16 steps = vset(254.0f);  // what is left lies within half a step, so within 127 of these
-            store_group(a, rest_at, vmul(vsub(low, vround(low)), steps), vmul(vsub(high, vround(high)), steps),
-                        scale / 254.0f);
+// Columns are a multiple of 32 here, or of 256 with superblocks: so are those of the matrices that read them.
+template <bool FINE, bool BLOCKS>
+inline void quantize_row(Activations& a, int t, int rest_row, int first, int last) {
+    constexpr int ahead = 6, parts = BLOCKS ? kParts : 1;  // groups
+    constexpr float fine = 254.0f;  // what is left lies within half a step, so within 127 of these steps
+    const float* x = a.x + size_t(t) * a.columns + size_t(first) * kGroup;
+    const size_t next = size_t(a.pitch);
+    size_t at = a.at(t, first), pair_at = a.at(t, first, 2), whole_at = a.at(t, first, kParts);
+    const size_t rest = FINE ? a.at(rest_row, first) - at : 0;  // the rest's places are as far behind these:
+    const size_t rest_pair = FINE ? a.at(rest_row, first, 2) - pair_at : 0;
+    const size_t rest_whole = FINE ? a.at(rest_row, first, kParts) - whole_at : 0;
+    for (int g = first; g < last; g += parts, whole_at += next) {
+        float biggest[kParts] = {0};
+        for (int i = 0; i < parts; i++)
+            biggest[i] = reduce_max(vmax(vabs(vload(x + kGroup * i)), vabs(vload(x + kGroup * i + 16))));
+        const BlockScale block = BLOCKS ? block_scale(biggest) : BlockScale{biggest[0], {0}};
+        const float whole = block.whole / 127.0f, inverse = block.whole > 0x1p-100f ? 127.0f / block.whole : 0.0f;
+        if constexpr (BLOCKS) {
+            a.whole[whole_at] = whole;
+            if constexpr (FINE) a.whole[whole_at + rest_whole] = whole / fine;
+        }
+        for (int i = 0; i < parts; i++, x += kGroup, at += next) {
+            if (t % a.pitch == 0 && g + i + ahead < last) expect_group(a, at + ahead * next);
+            const int below = block.below[i];
+            const float scale = whole * power_of_2(-below);
+            const V16 factor = vset(inverse * power_of_2(below));
+            const V16 low = vmul(vload(x), factor), high = vmul(vload(x + 16), factor);
+            const Sums sums = store_group(a, at, low, high, scale);
+            if constexpr (BLOCKS) store_part(a, at, pair_at, i % 2, below, sums);
+            if constexpr (FINE) {
+                const Sums less = store_group(a, at + rest, vmul(vsub(low, vround(low)), vset(fine)),
+                                              vmul(vsub(high, vround(high)), vset(fine)), scale / fine);
+                if constexpr (BLOCKS) store_part(a, at + rest, pair_at + rest_pair, i % 2, below, less);
+            }
+            if (i % 2) pair_at += next;
         }
     }
 }
-void quantize(Activations& a, int t, const float* x, int first, int last) { quantize_row<false>(a, t, 0, x, first, last); }
-void quantize_fine(Activations& a, int t, int rest) { quantize_row<true>(a, t, rest, a.x + size_t(t) * a.columns, 0, a.groups()); }
+void quantize(Activations& a, int t, int first, int last) {
+    a.blocks ? quantize_row<false, true>(a, t, 0, first, last) : quantize_row<false, false>(a, t, 0, first, last);
+}
+void quantize_fine(Activations& a, int t, int rest) {
+    const int all = a.groups();
+    a.blocks ? quantize_row<true, true>(a, t, rest, 0, all) : quantize_row<true, false>(a, t, rest, 0, all);
+}
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
 
-void silu_mul(float* gate, const float* up, int n) {
+void silu_mul(const float* gate, const float* up, int n, float* out) {
     int i = 0;
-    for (; i + 16 <= n; i += 16) vstore(gate + i, vmul(silu(vload(gate + i)), vload(up + i)));
+    for (; i + 16 <= n; i += 16) vstore(out + i, vmul(silu(vload(gate + i)), vload(up + i)));
     if (i == n) return;
     float g[16] = {0}, u[16] = {0};
     std::memcpy(g, gate + i, size_t(n - i) * 4);
     std::memcpy(u, up + i, size_t(n - i) * 4);
     vstore(g, vmul(silu(vload(g)), vload(u)));
-    std::memcpy(gate + i, g, size_t(n - i) * 4);
+    std::memcpy(out + i, g, size_t(n - i) * 4);
 }
 
 // (x, y) becomes (x cos - y sin, x sin + y cos). The fused forms are spelled out, so that every build rounds alike.

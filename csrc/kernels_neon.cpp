@@ -8,9 +8,6 @@
 namespace outrider {
 namespace {
 
-template <Kind K>
-constexpr bool kFactored = K == Kind::Q4_K || K == Kind::Q5_K;  // integer scales and minimums
-
 inline float32x4_t halves(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
 inline int8x16_t merge(uint8x16_t low, uint8x16_t high, uint8x16_t mask) {
     return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(high, mask)));
@@ -78,56 +75,97 @@ inline int32x4_t dot4(int32x4_t sum, const int8x16_t* w, const int8_t* a) {
     return vdotq_laneq_s32(sum, w[3], x, 3);
 }
 
-// Four bytes, one a row, as floats.
-inline float32x4_t bytes_to_float(const uint8_t* p) {
+// Four unsigned bytes, one a row.
+inline int16x4_t bytes(const uint8_t* p) {
     uint32_t four;
     std::memcpy(&four, p, 4);
-    const uint16x8_t wide = vmovl_u8(vcreate_u8(four));
-    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide)));
+    return vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 }
 
-// One group of 32 columns and a quarter of a panel for NT tokens; of Q6_K what the superblock's scale is still to be
-// multiplied with. Every integer here stays below 2^24, so that
-// floats hold it exactly and it does not matter which build adds in integers and which in floats.
+// Adds one group of 32 columns and a quarter of a panel to f. Every integer here stays below 2^24, so that floats hold
+// it exactly and it does not matter which build adds in integers and which in floats.
 template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int quarter, int g,
+inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int quarter,
                                                      const Activations& a, size_t at, float32x4_t* f) {
     constexpr int offset = K == Kind::Q8_0 ? 0 : kOffset<K>;  // Q8_0 is made signed
-    const int8_t* x = a.q + kGroup * at;
     int8x16_t w[8];
     unpack<K>(q, quarter, w);
-    float32x4_t scale = halves(s + 8 * quarter), minimum = scale;
-    int32x4_t first = vdupq_n_s32(1), second = first;
-    if constexpr (kMinimum<K>) minimum = halves(s + 32 + 8 * quarter);
-    if constexpr (kFactored<K>) {
-        scale = vmulq_f32(scale, bytes_to_float(s + 64 + 16 * (g % 8) + 4 * quarter));
-        minimum = vmulq_f32(halves(s + 32 + 8 * quarter), bytes_to_float(s + 192 + 16 * (g % 8) + 4 * quarter));
+    const float32x4_t scale = halves(s + 8 * quarter);
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; t++) {
+        const size_t i = at + t;
+        const int8_t* x = a.q + kGroup * i;
+        const int32_t start = offset == 0 ? 0 : -offset * a.sum[i];
+        const float32x4_t total = vcvtq_f32_s32(dot4(dot4(vdupq_n_s32(start), w, x), w + 4, x + 16));
+        float32x4_t& out = f[4 * t + quarter];
+        out = vfmaq_f32(out, scale, vmulq_n_f32(total, a.scale[i]));
+        if constexpr (kMinimum<K>) out = vfmaq_n_f32(out, halves(s + 32 + 8 * quarter), a.scaled[i]);
     }
+}
+
+// The low 16 bits of sum >> shift.
+inline int16x4_t narrowed(int32x4_t sum, int32_t shift) { return vmovn_s32(vshlq_s32(sum, vdupq_n_s32(-shift))); }
+
+// Adds the integers of a superblock's group i and a quarter of a panel to `total`.
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_part(const uint8_t* q, const uint8_t* s, int quarter, int i,
+                                                    const Activations& a, size_t at, int32x4_t* total) {
+    int8x16_t w[8];
+    unpack<K>(q, quarter, w);
+    int16x4_t scale, second;
     if constexpr (K == Kind::Q6_K) {
-        const int8x8_t pairs = vreinterpret_s8_u8(vld1_u8(s + 32 + 32 * (g % 8) + 8 * quarter));
-        const int32x4_t both = vreinterpretq_s32_s16(vmovl_s8(pairs));  // a row's two factors in one lane
-        first = vshrq_n_s32(vshlq_n_s32(both, 16), 16);
-        second = vshrq_n_s32(both, 16);
+        const int8x8_t pairs = vreinterpret_s8_u8(vld1_u8(s + 32 + 32 * i + 8 * quarter));
+        const int16x8_t both = vmovl_s8(pairs);  // a row's two factors side by side
+        scale = vget_low_s16(vuzp1q_s16(both, both));
+        second = vget_low_s16(vuzp2q_s16(both, both));
+    } else {
+        scale = second = bytes(s + 64 + 16 * i + 4 * quarter);
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
-        const int8_t* xt = x + kGroup * t;
-        const size_t i = at + t;
-        int32x4_t sum;
+        const size_t cell = at + t;
+        const int8_t* x = a.q + kGroup * cell;
+        const int32_t shift = a.shifts[2 * cell] + kNarrower<K>;
+        int32x4_t& out = total[4 * t + quarter];
         if constexpr (K == Kind::Q6_K) {
-            const int32x4_t u = dot4(vld1q_dup_s32(a.centre + 2 * i), w, xt);
-            const int32x4_t v = dot4(vld1q_dup_s32(a.centre + 2 * i + 1), w + 4, xt + 16);
-            sum = vmlaq_s32(vmulq_s32(u, first), v, second);
+            out = vmlal_s16(out, narrowed(dot4(vdupq_n_s32(a.centre[2 * cell]), w, x), shift), scale);
+            out = vmlal_s16(out, narrowed(dot4(vdupq_n_s32(a.centre[2 * cell + 1]), w + 4, x + 16), shift), second);
         } else {
-            const int32_t start = offset == 0 ? 0 : -offset * a.sum[i];
-            sum = dot4(dot4(vdupq_n_s32(start), w, xt), w + 4, xt + 16);
+            const int32_t start = K == Kind::Q5_K ? 2 * a.round[cell] + i % 2 : a.round[cell];
+            out = vmlal_s16(out, narrowed(dot4(dot4(vdupq_n_s32(start), w, x), w + 4, x + 16), shift), scale);
         }
-        float32x4_t& out = f[4 * t + quarter];
-        const float32x4_t total = vcvtq_f32_s32(sum);
-        if constexpr (K == Kind::Q6_K) out = vfmaq_n_f32(out, total, a.scale[i]);
-        else out = vfmaq_f32(out, scale, vmulq_n_f32(total, a.scale[i]));
-        if constexpr (kFactored<K>) out = vfmsq_n_f32(out, minimum, a.scaled[i]);
-        if constexpr (kMinimum<K>) out = vfmaq_n_f32(out, minimum, a.scaled[i]);
+    }
+}
+
+// Adds one superblock to f, in integers but for its own scales. `at`, `pair_at` and `whole_at` are Activations::at of a
+// group, a pair of groups and a superblock.
+template <Kind K, int NT>
+inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a, size_t at,
+                                                     size_t pair_at, size_t whole_at, float32x4_t* f) {
+    const size_t pitch = size_t(a.pitch);
+    int32x4_t total[4 * NT];
+#pragma GCC unroll 32
+    for (int i = 0; i < 4 * NT; i++) total[i] = vdupq_n_s32(0);
+    for (int i = 0; i < kParts; i++, q += kGroupBytes<K>, at += pitch)
+#pragma GCC unroll 4  // so that `total` stays in registers
+        for (int quarter = 0; quarter < 4; quarter++) add_part<K, NT>(q, s, quarter, i, a, at, total);
+    for (int quarter = 0; quarter < 4; quarter++) {
+        const float32x4_t step = vmulq_n_f32(halves(s + 8 * quarter), float(2 << kNarrower<K>));
+        for (int t = 0; t < NT; t++) {
+            const float32x4_t products = vcvtq_f32_s32(total[4 * t + quarter]);
+            float32x4_t value = vmulq_f32(step, products);
+            if constexpr (K != Kind::Q6_K) {
+                int32x4_t less = vdupq_n_s32(0);
+                for (size_t i = 0; i < kParts; i++) {
+                    const int16_t eighths = a.eighths[2 * (pair_at + i / 2 * pitch + size_t(t)) + i % 2];
+                    less = vmlal_n_s16(less, bytes(s + 192 + 16 * i + 4 * size_t(quarter)), eighths);
+                }
+                const float32x4_t minimum = vmulq_n_f32(halves(s + 32 + 8 * quarter), 0.125f);
+                value = vfmaq_f32(vnegq_f32(vmulq_f32(minimum, vcvtq_f32_s32(less))), step, products);
+            }
+            float32x4_t& out = f[4 * t + quarter];
+            out = vfmaq_n_f32(out, value, a.whole[whole_at + size_t(t)]);
+        }
     }
 }
 
@@ -135,22 +173,21 @@ template <Kind K, int NT>
 __attribute__((noinline)) void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     const uint8_t* q = m.q + size_t(p) * m.q_stride;
     const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    constexpr bool six = K == Kind::Q6_K;
-    float32x4_t f[4 * NT], sums[4 * NT];
+    constexpr int parts = kSuper<K> ? kParts : 1;
+    const size_t pitch = size_t(a.pitch);
+    float32x4_t f[4 * NT];
 #pragma GCC unroll 32
-    for (int i = 0; i < 4 * NT; i++) f[i] = sums[i] = vdupq_n_f32(0.0f);
-    size_t at = a.at(t0, 0);
-    for (int g = 0; g < a.groups(); g++, at += size_t(a.pitch)) {
+    for (int i = 0; i < 4 * NT; i++) f[i] = vdupq_n_f32(0.0f);
+    size_t at = a.at(t0, 0), pair_at = a.at(t0, 0, 2), whole_at = a.at(t0, 0, kParts);
+    for (int g = 0; g < a.groups(); g += parts, q += parts * kGroupBytes<K>, s += kScaleBytes<K>, at += parts * pitch) {
+        if constexpr (kSuper<K>) {
+            add_block<K, NT>(q, s, a, at, pair_at, whole_at, f);
+            pair_at += parts / 2 * pitch;
+            whole_at += pitch;
+        } else {
 #pragma GCC unroll 4  // so that f stays in registers
-        for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, g, a, at, six ? sums : f);
-        q += kGroupBytes<K>;
-        if (six && g % 8 == 7)
-#pragma GCC unroll 32
-            for (int i = 0; i < 4 * NT; i++) {
-                f[i] = vfmaq_f32(f[i], halves(s + 8 * (i % 4)), sums[i]);
-                sums[i] = vdupq_n_f32(0.0f);
-            }
-        if (!kSuper<K> || g % 8 == 7) s += kScaleBytes<K>;
+            for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, a, at, f);
+        }
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++)

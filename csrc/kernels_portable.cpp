@@ -39,59 +39,62 @@ inline V16 to_float(const int32_t* v) {
 
 inline V16 halves(const uint8_t* p) { return vload(reinterpret_cast<const uint16_t*>(p)); }
 
-// The contribution of one group of 32 columns, in the order that every build follows; of Q6_K what the superblock's
-// scale is still to be multiplied with.
+// f and the contribution of one group of 32 columns, in the order that every build follows.
 template <Kind K>
 inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const Activations& a, int t, V16 f) {
-    constexpr int offset = kOffset<K>;
     const size_t at = a.at(t, g);
-    const int8_t* q = a.q + kGroup * at;
-    const V16 activation_scale = vset(a.scale[at]), scaled_sum = vset(a.scaled[at]);
     int32_t total[kPanel];
-    if constexpr (K == Kind::Q6_K) {
-        int32_t part[kPanel] = {0};
-        std::memset(total, 0, sizeof total);
-        for (int h = 0; h < 2; h++) {
-            dot<K>(lines, q, 4 * h, 4 * h + 4, part);
+    dot<K>(lines, a.q + kGroup * at, 0, 8, total);
+    for (int r = 0; r < kPanel; r++) total[r] -= kOffset<K> * a.sum[at];
+    f = vfma(halves(scales), vmul(to_float(total), vset(a.scale[at])), f);
+    return kMinimum<K> ? vfma(halves(scales + 32), vset(a.scaled[at]), f) : f;
+}
+
+// f and the contribution of superblock b: integers but for its own scales.
+template <Kind K>
+inline V16 add_block(const uint8_t* lines, const uint8_t* scales, int b, const Activations& a, int t, V16 f) {
+    constexpr int halves_of_group = K == Kind::Q6_K ? 2 : 1, slices = 8 / halves_of_group;
+    int32_t total[kPanel] = {0}, minimum[kPanel] = {0}, sum[kPanel];
+    for (int i = 0; i < kParts; i++, lines += kGroupBytes<K>) {
+        const int g = kParts * b + i;
+        const size_t at = a.at(t, g);
+        const int shift = a.shifts[2 * at] + kNarrower<K>;
+        for (int h = 0; h < halves_of_group; h++) {
+            dot<K>(lines, a.q + kGroup * at, slices * h, slices * h + slices, sum);
+            const int32_t start = K == Kind::Q6_K   ? a.centre[2 * at + h]
+                                  : K == Kind::Q5_K ? 2 * a.round[at] + g % 2
+                                                    : a.round[at];
             for (int r = 0; r < kPanel; r++) {
-                const int32_t scale = int8_t(scales[32 + 32 * (g % 8) + 2 * r + h]);
-                total[r] += scale * (part[r] - 32 * int32_t(a.sum16[2 * at + h]));
+                const int32_t scale = K == Kind::Q6_K ? int8_t(scales[32 + 32 * i + 2 * r + h]) : scales[64 + 16 * i + r];
+                total[r] += scale * int16_t((sum[r] + start) >> shift);
             }
         }
-        return vfma(to_float(total), activation_scale, f);
+        if (K != Kind::Q6_K)
+            for (int r = 0; r < kPanel; r++)
+                minimum[r] += scales[192 + 16 * i + r] * a.eighths[2 * a.at(t, g, 2) + size_t(g % 2)];
     }
-    dot<K>(lines, q, 0, 8, total);
-    for (int r = 0; r < kPanel; r++) total[r] -= offset * a.sum[at];
-    const V16 product = vmul(to_float(total), activation_scale);
-    if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
-        V16 scale, minimum;
-        for (int r = 0; r < kPanel; r++) {
-            scale.v[r] = float(scales[64 + 16 * (g % 8) + r]);
-            minimum.v[r] = float(scales[192 + 16 * (g % 8) + r]);
-        }
-        f = vfma(vmul(halves(scales), scale), product, f);
-        return vfma(vmul(halves(scales + 32), minimum), vsub(vset(-0.0f), scaled_sum), f);
+    const V16 step = vmul(halves(scales), vset(2 << kNarrower<K>));
+    V16 value = vmul(step, to_float(total));
+    if constexpr (K != Kind::Q6_K) {
+        const V16 less = vmul(vmul(halves(scales + 32), vset(0.125f)), to_float(minimum));
+        value = vfma(step, to_float(total), vsub(vset(-0.0f), less));
     }
-    f = vfma(halves(scales), product, f);
-    if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) f = vfma(halves(scales + 32), scaled_sum, f);
-    return f;
+    return vfma(vset(a.whole[a.at(t, kParts * b, kParts)]), value, f);
 }
 
 template <Kind K>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
-    const int groups_per_scale = info(K).block_columns / kGroup;
+    constexpr int parts = kSuper<K> ? kParts : 1;
     for (int p = p0; p < p1; p++)
         for (int t = 0; t < a.tokens; t++) {
-            V16 f = vset(0.0f), sum = f;  // of Q6_K's superblock at hand
-            for (int g = 0; g < a.groups(); g++) {
-                const uint8_t* lines = m.q + p * m.q_stride + size_t(g) * info(K).q_group_bytes;
-                const uint8_t* scales = m.scales + p * m.scale_stride + size_t(g / groups_per_scale) * info(K).scale_bytes;
-                if constexpr (K == Kind::Q6_K) {
-                    sum = add_group<K>(lines, scales, g, a, t, g % 8 == 0 ? vset(0.0f) : sum);
-                    if (g % 8 == 7) f = vfma(halves(scales), sum, f);
-                } else {
-                    f = add_group<K>(lines, scales, g, a, t, f);
-                }
+            const uint8_t* lines = m.q + p * m.q_stride;
+            const uint8_t* scales = m.scales + p * m.scale_stride;
+            V16 f = vset(0.0f);
+            for (int i = 0; i < a.groups() / parts; i++) {
+                if constexpr (kSuper<K>) f = add_block<K>(lines, scales, i, a, t, f);
+                else f = add_group<K>(lines, scales, i, a, t, f);
+                lines += parts * kGroupBytes<K>;
+                scales += kScaleBytes<K>;
             }
             store_panel(out, m.rows, p, t, f);
         }

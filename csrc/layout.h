@@ -29,6 +29,7 @@ constexpr int kLayoutVersion = 1;
 constexpr int kPanel = 16;   // rows
 constexpr int kGroup = 32;   // columns that share a scale (16 in Q6_K)
 constexpr int kBlock = 256;  // columns of a K-quant superblock
+constexpr int kParts = kBlock / kGroup;
 constexpr int kBundle = 8;   // tokens, at most, whose activations lie together
 
 // ggml's types, and Q3_0, which is no file's: like Q4_0 with three bits, for draft models (quantize.h).
@@ -84,19 +85,25 @@ size_t row_bytes(Kind kind, int columns);
 // Activations of n tokens, quantized: int8 with one float scale a token and 32 columns, and the sums over
 // columns that offsets and minimums are multiplied with. (One scale for 256 columns, as ggml's K-quants have it,
 // let one outlier blur 255 neighbours: logits of a 135M model were off by 10% on average, against 2%.)
+// Where K-quants read them (`blocks`) a group's scale is its superblock's, divided by 2^k (block_scale.h).
 //
-// Tokens go in bundles of `pitch`, and what a group has of a bundle lies together: a tile of its tokens finds all that it
-// needs at fixed distances from one place, and goes through memory from front to back.
+// Tokens go in bundles of `pitch`, and what a group has of a bundle lies together: a tile of its tokens finds all that
+// it needs at fixed distances from one place, and goes through memory from front to back.
 struct Activations {
     int tokens = 0, columns = 0;
     int pitch = 1;              // tokens of a bundle
+    bool blocks = false;
     const float* x = nullptr;   // [tokens][columns], the floats themselves
     int8_t* q = nullptr;        // [bundles][groups][pitch][32]
     float* scale = nullptr;     // [bundles][groups][pitch]
     int32_t* sum = nullptr;     // [bundles][groups][pitch], the integers' sums over 32 columns
     float* scaled = nullptr;    // [bundles][groups][pitch], scale * sum
-    int16_t* sum16 = nullptr;   // [bundles][groups][pitch][2], sums over 16 columns
-    int32_t* centre = nullptr;  // [bundles][groups][pitch][2], -32 * sum16: Q6_K's integers are centred on 32
+    // With `blocks`, for what K-quants sum in integers (docs/kernels.md):
+    float* whole = nullptr;      // [bundles][superblocks][pitch], the superblock's scale
+    int32_t* shifts = nullptr;   // [bundles][groups][pitch][2], 1 + k and 15 - k
+    int32_t* round = nullptr;    // [bundles][groups][pitch], half of what a shift by 1 + k drops, by turns a bit less
+    int32_t* centre = nullptr;   // [bundles][groups][pitch][2], round - 32 * the sums over 16 columns (for Q6_K)
+    int16_t* eighths = nullptr;  // [bundles][groups / 2][pitch][2], sum * 2^(3 - k), rounded
 
     void shape(int tokens_, int columns_) {  // in bundles of nearly equal size
         tokens = tokens_;
@@ -107,9 +114,11 @@ struct Activations {
     int groups() const { return columns / kGroup; }
     int bundles() const { return (tokens + pitch - 1) / pitch; }
     size_t cells() const { return size_t(bundles()) * size_t(pitch) * size_t(groups()); }
-    size_t at(int token, int group) const {
+    // of what there is once for every `per` groups
+    size_t at(int token, int group, int per = 1) const {
         const int bundle = token / pitch;
-        return (size_t(bundle) * size_t(groups()) + size_t(group)) * size_t(pitch) + size_t(token - bundle * pitch);
+        return (size_t(bundle) * size_t(groups() / per) + size_t(group / per)) * size_t(pitch) +
+               size_t(token - bundle * pitch);
     }
 };
 

@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -9,28 +10,6 @@
 #include <stdexcept>
 
 namespace outrider {
-
-Activations& ActivationBuffer::shape(int tokens, int columns, bool quantized) {
-    view_.shape(tokens, columns);
-    x_.resize(size_t(tokens) * columns);
-    if (quantized) {
-        const size_t groups = view_.cells();
-        q_.resize(groups * kGroup);
-        scale_.resize(groups);
-        sum_.resize(groups);
-        scaled_.resize(groups);
-        sum16_.resize(2 * groups);
-        centre_.resize(2 * groups);
-    }
-    view_.x = x_.data();
-    view_.q = quantized ? q_.data() : nullptr;
-    view_.scale = scale_.data();
-    view_.sum = sum_.data();
-    view_.scaled = scaled_.data();
-    view_.sum16 = sum16_.data();
-    view_.centre = centre_.data();
-    return view_;
-}
 
 Model::Model(Config config, int threads, const std::string& isa)
     : config_(std::move(config)), kernels_(choose_kernels(isa.c_str())), pool_(Pool::shared(threads)) {
@@ -106,6 +85,7 @@ void Model::finish() {
     output_ = &matrix("output.weight", c.vocab, c.hidden);
     if (!embedding_) throw std::invalid_argument("missing tensor token_embd.weight");
     scratch_.resize(size_t(pool_->size()));
+    gated_columns_ = std::vector<std::atomic<int>>(size_t(c.ffn) / kBlock);
 }
 
 size_t Model::weights_bytes() const {
@@ -322,10 +302,21 @@ void Model::gate(const Layer& layer, int p0, int p1, int thread) {
     float *gate = scratch.data(), *up = gate + n * width;
     kernels_.matmul(*layer.gate, in, p0, p1, {gate, width, nullptr, false, first});
     kernels_.matmul(*layer.up, in, p0, p1, {up, width, nullptr, false, first});
-    for (int t = 0; t < n; t++, gate += width, up += width) {
-        kernels_.silu_mul(gate, up, count);
-        if (info(layer.down->kind).is_float) std::copy_n(gate, count, gated_.row(t) + first);
-        else kernels_.quantize(gated_.view(), t, gate, first / kGroup, (first + count) / kGroup);
+    for (int t = 0; t < n; t++)
+        kernels_.silu_mul(gate + size_t(t) * width, up + size_t(t) * width, count, gated_.row(t) + first);
+    Activations& gated = gated_.view();
+    if (!gated.q) return;
+    const auto quantize = [&](int from, int to) {
+        for (int t = 0; t < n; t++) kernels_.quantize(gated, t, from, to);
+    };
+    const int end = first + count;
+    if (!gated.blocks) return quantize(first / kGroup, end / kGroup);
+    // A superblock of which other chunks give a part is quantized by whoever comes last.
+    for (int at = first; at < end;) {
+        const int block = at / kBlock, to = std::min(end, (block + 1) * kBlock), columns = to - at;
+        if (columns == kBlock || gated_columns_[size_t(block)].fetch_add(columns) + columns == kBlock)
+            quantize(block * kParts, (block + 1) * kParts);
+        at = to;
     }
 }
 
@@ -372,6 +363,7 @@ void Model::run_layers() {
             quantize(ffn_in, t);
         });
         expect(*layer.down, layer.down->panel_bytes());
+        for (auto& columns : gated_columns_) columns = 0;
         pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int thread) {
             // A few panels at a time, so that what is between the products stays in this thread's caches.
             const int few = std::max(1, kStrip / (n * whole)) * whole, end = cuts_[size_t(chunk) + 1];
@@ -414,23 +406,30 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
 void Model::shape_activations() {
     const Config& c = config_;
     const int n = int(tokens_.size());
-    const auto integers = [](std::initializer_list<const Matrix*> readers) {
-        return std::any_of(readers.begin(), readers.end(), [](const Matrix* m) { return !info(m->kind).is_float; });
+    const auto most = [](Readers& readers, std::initializer_list<const Matrix*> matrices) {
+        for (const Matrix* m : matrices) {
+            const KindInfo& kind = info(m->kind);
+            const Readers needs = kind.is_float                  ? Readers::floats
+                                  : kind.block_columns == kBlock ? Readers::superblocks
+                                                                 : Readers::integers;
+            readers = std::max(readers, needs);
+        }
     };
-    bool for_attention = false, for_output = false, for_ffn = false, for_down = false;
+    Readers attention = Readers::floats, out = attention, ffn = attention, down = attention, output = attention;
     for (const Layer& l : layers_) {
-        for_attention |= integers({l.q, l.k, l.v});
-        for_output |= integers({l.o});
-        for_ffn |= integers({l.gate, l.up});
-        for_down |= integers({l.down});
+        most(attention, {l.q, l.k, l.v});
+        most(out, {l.o});
+        most(ffn, {l.gate, l.up});
+        most(down, {l.down});
     }
-    attention_in_.shape(2 * n, c.hidden, for_attention);
+    most(output, {output_});
+    attention_in_.shape(2 * n, c.hidden, attention);
     attention_tokens_ = attention_in_.view();
     attention_tokens_.tokens = n;
-    attended_.shape(n, c.heads * c.head_dim, for_output);
-    ffn_in_.shape(n, c.hidden, for_ffn);
-    gated_.shape(n, c.ffn, for_down);
-    last_.shape(int(wanted_.size()), c.hidden, integers({output_}));
+    attended_.shape(n, c.heads * c.head_dim, out);
+    ffn_in_.shape(n, c.hidden, ffn);
+    gated_.shape(n, c.ffn, down);
+    last_.shape(int(wanted_.size()), c.hidden, output);
 }
 
 void Model::forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels) {

@@ -1,12 +1,14 @@
 // One transformer of the Llama family: its packed weights and the forward pass.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "activations.h"
 #include "aligned.h"
 #include "buffers.h"
 #include "cache.h"
@@ -28,22 +30,6 @@ struct Item {
     Cache* cache;
     const int32_t *tokens, *parents, *rows;
     int count, row_count;
-};
-
-// Owns the memory behind an Activations view and grows it as needed.
-class ActivationBuffer {
-  public:
-    // `quantized` is false when only float matrices read it.
-    Activations& shape(int tokens, int columns, bool quantized);
-    float* row(int t) { return x_.data() + size_t(t) * view_.columns; }
-    Activations& view() { return view_; }
-
-  private:
-    Activations view_;
-    Aligned<float> x_, scale_, scaled_;
-    Aligned<int8_t> q_;
-    Aligned<int16_t> sum16_;
-    Aligned<int32_t> sum_, centre_;
 };
 
 class Model {
@@ -129,7 +115,7 @@ class Model {
     void spread(int chunks, const Work& work, const EachToken& each_token);
     // Quantizes row t, unless only float matrices read it.
     void quantize(Activations& a, int t) const {
-        if (a.q) kernels_.quantize(a, t, a.x + size_t(t) * a.columns, 0, a.groups());
+        if (a.q) kernels_.quantize(a, t, 0, a.groups());
     }
     // Cuts `panels`, each of so many bytes, into chunks of a multiple of `whole`; returns how many. Chunk i is
     // [cuts_[i], cuts_[i + 1]).
@@ -168,6 +154,7 @@ class Model {
     std::vector<int> wanted_;  // rows of x_ whose logits are asked for
     std::vector<int> cuts_;    // of the phase under way
     std::vector<Aligned<float>> scratch_;  // of each thread
+    std::vector<std::atomic<int>> gated_columns_;  // of each superblock of gated_, those that are there
 };
 
 template <class EachToken>

@@ -5,6 +5,7 @@
 //
 // OP is matmul, rms_norm, quantize, quantize_fine, silu_mul, rope, store_kv, copy_kv or attention.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../activations.h"
 #include "../half.h"
 #include "../kernels.h"
 #include "../slabs.h"
@@ -80,40 +82,33 @@ std::vector<uint8_t> random_file(Kind kind, int rows, int columns) {
     return file;
 }
 
-struct Buffer {
-    Activations a;
-    std::vector<float> x, scale, scaled;
-    std::vector<int8_t> q;
-    std::vector<int16_t> sum16;
-    std::vector<int32_t> sum, centre;
-
-    Buffer(int tokens, int columns, std::vector<float> values) : x(std::move(values)) {
-        a.shape(tokens, columns);
-        const size_t groups = a.cells();
-        x.resize(size_t(tokens) * columns);
-        q.resize(groups * kGroup);
-        scale.resize(groups);
-        sum.resize(groups);
-        scaled.resize(groups);
-        sum16.resize(2 * groups);
-        centre.resize(2 * groups);
-        a.x = x.data();
-        a.q = q.data();
-        a.scale = scale.data();
-        a.sum = sum.data();
-        a.scaled = scaled.data();
-        a.sum16 = sum16.data();
-        a.centre = centre.data();
+struct Buffer : ActivationBuffer {
+    Buffer(int tokens, int columns, Readers readers, const std::vector<float>& values) {
+        shape(tokens, columns, readers);
+        std::copy_n(values.begin(), size_t(tokens) * columns, row(0));
     }
 };
 
-void same(const std::string& what, const Buffer& wanted, const Buffer& got) {
-    same(what + " integers", wanted.q, got.q);
-    same(what + " scales", wanted.scale, got.scale);
-    same(what + " sums", wanted.sum, got.sum);
-    same(what + " scaled sums", wanted.scaled, got.scaled);
-    same(what + " sums of 16", wanted.sum16, got.sum16);
-    same(what + " centres", wanted.centre, got.centre);
+template <class T>
+std::vector<T> values(const T* first, size_t count) {
+    return first ? std::vector<T>(first, first + count) : std::vector<T>();
+}
+
+void same(const std::string& what, const Activations& wanted, const Activations& got) {
+    const size_t cells = wanted.cells();
+    const auto both = [&](const char* of, auto member, size_t count) {
+        same(what + " " + of, values(wanted.*member, count), values(got.*member, count));
+    };
+    both("integers", &Activations::q, cells * kGroup);
+    both("scales", &Activations::scale, cells);
+    both("sums", &Activations::sum, cells);
+    both("scaled sums", &Activations::scaled, cells);
+    if (!wanted.blocks) return;
+    both("superblocks' scales", &Activations::whole, cells / kParts);
+    both("shifts", &Activations::shifts, 2 * cells);
+    both("roundings", &Activations::round, cells);
+    both("centres", &Activations::centre, 2 * cells);
+    both("eighths", &Activations::eighths, cells);
 }
 
 void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int rows, int columns, int tokens) {
@@ -122,9 +117,13 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
     Matrix m = make_matrix(kind, rows, columns, slabs);
     const std::vector<uint8_t> file = random_file(kind, rows, columns);
     pack_panels(m, file.data(), 0, m.panels);
-    Buffer in(tokens, columns, floats(size_t(tokens) * columns));
+    const Readers readers = k.is_float                  ? Readers::floats
+                            : k.block_columns == kBlock ? Readers::superblocks
+                                                        : Readers::integers;
+    Buffer in(tokens, columns, readers, floats(size_t(tokens) * columns));
+    Activations& a = in.view();
     if (!k.is_float)
-        for (int t = 0; t < tokens; t++) oracle.quantize(in.a, t, in.a.x + size_t(t) * columns, 0, in.a.groups());
+        for (int t = 0; t < tokens; t++) oracle.quantize(a, t, 0, a.groups());
     const bool add = pick(0, 1), biased = pick(0, 1);
     const int first = pick(0, m.panels - 1), last = pick(0, 2) ? m.panels : pick(first + 1, m.panels);
     const int begin = pick(0, 1) ? first * kPanel : 0;
@@ -132,7 +131,7 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
     const std::vector<float> bias = floats(size_t(rows)), before = floats(size_t(tokens) * stride);
     const auto run = [&](const Kernels& table) {
         std::vector<float> out = before;
-        table.matmul(m, in.a, first, last, MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add, begin});
+        table.matmul(m, a, first, last, MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add, begin});
         return out;
     };
     same(std::string("matmul ") + k.name + " " + std::to_string(rows) + " x " + std::to_string(columns) + ", " +
@@ -164,8 +163,8 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
         same("rms_norm " + std::to_string(n), norm(oracle), norm(kernels));
         const std::vector<float> wide = floats(size_t(n), 20.0f);
         const auto gate = [&](const Kernels& table) {
-            std::vector<float> y = wide;
-            table.silu_mul(y.data(), weight.data(), n);
+            std::vector<float> y(wide.size());
+            table.silu_mul(wide.data(), weight.data(), n, y.data());
             return y;
         };
         same("silu_mul " + std::to_string(n), gate(oracle), gate(kernels));
@@ -182,27 +181,34 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
         }
 }
 
-void check_quantize(const Kernels& oracle, const Kernels& kernels) {
-    for (int columns : {32, 64, 96, 256, 1536})
-        for (float scale : {1e-20f, 1e-3f, 1.0f, 1e4f, 1e30f}) {
-            const int tokens = 3;
-            std::vector<float> x = floats(size_t(2) * tokens * columns, scale);
-            std::fill(x.begin() + columns, x.begin() + columns + 32, 0.0f);  // a group of nothing
-            for (int i = 0; i < 32; i++) x[size_t(i)] = scale * (float(i) - 15.5f) * (127.0f / 15.5f);  // ties
-            const auto run = [&](const Kernels& table, bool fine) {
-                Buffer b(2 * tokens, columns, x);
-                const int groups = b.a.groups(), half = groups / 2;
-                for (int t = 0; t < tokens; t++) {
-                    if (fine) table.quantize_fine(b.a, t, tokens + t);
-                    else
-                        for (const auto& [first, last] : {std::pair{half, groups}, std::pair{0, half}})
-                            table.quantize(b.a, t, &x[size_t(t) * columns + size_t(first) * kGroup], first, last);
-                }
-                return b;
-            };
-            same("quantize", run(oracle, false), run(kernels, false));
-            same("quantize_fine", run(oracle, true), run(kernels, true));
+void check_quantize(const Kernels& oracle, const Kernels& kernels, int columns, float scale, Readers readers) {
+    const int tokens = 3;
+    std::vector<float> x = floats(size_t(2) * tokens * columns, scale);
+    for (size_t at = 0; at < x.size(); at += kGroup)  // as far below one another as superblocks can tell, and further
+        for (int i = 0, down = pick(0, 16); i < kGroup; i++) x[at + size_t(i)] = std::ldexp(x[at + size_t(i)], -down);
+    std::fill(x.begin() + columns, x.begin() + columns + 32, 0.0f);  // a group of nothing
+    for (int i = 0; i < 32; i++) x[size_t(i)] = scale * (float(i) - 15.5f) * (127.0f / 15.5f);  // ties
+    const auto run = [&](const Kernels& table, bool fine) {
+        Buffer b(2 * tokens, columns, readers, x);
+        Activations& a = b.view();
+        const int parts = a.blocks ? kParts : 1, half = a.groups() / parts / 2 * parts;
+        for (int t = 0; t < tokens; t++) {
+            if (fine) table.quantize_fine(a, t, tokens + t);
+            else
+                for (const auto& [first, last] : {std::pair{half, a.groups()}, std::pair{0, half}})
+                    table.quantize(a, t, first, last);
         }
+        return b;
+    };
+    same("quantize", run(oracle, false).view(), run(kernels, false).view());
+    same("quantize_fine", run(oracle, true).view(), run(kernels, true).view());
+}
+
+void check_quantize(const Kernels& oracle, const Kernels& kernels) {
+    for (float scale : {1e-38f, 1e-20f, 1e-3f, 1.0f, 1e4f, 1e30f, 1e36f}) {
+        for (int columns : {32, 64, 96, 256, 1536}) check_quantize(oracle, kernels, columns, scale, Readers::integers);
+        for (int columns : {256, 1536}) check_quantize(oracle, kernels, columns, scale, Readers::superblocks);
+    }
 }
 
 // A cache of one layer and head, filled by the table under test.

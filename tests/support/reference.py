@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.models.source import ModelSource
+from tests.support.superblocks import superblocks
 from tests.support.three_bits import values
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -21,7 +22,7 @@ class Reference:
     """`logits(ids, parents)` is float64[n, vocab]: row i follows token i, which sees its ancestors.
 
     rounded: round what enters an integer matrix as the native engine does (8 bits and one scale for 32
-    columns; for queries, keys and values 8 bits more), so that the two can be compared closely.
+    columns; for values 8 bits more; K-quants as in superblocks.py), so that the two can be compared closely.
     """
 
     def __init__(self, source: ModelSource, *, rounded: bool = False) -> None:
@@ -31,6 +32,11 @@ class Reference:
         if "output.weight" not in source.tensors and "token_embd.weight" in self.integer:
             self.integer.add("output.weight")
         self.weights = {name: values(t).astype(np.float64) for name, t in source.tensors.items()}
+        self.superblocks = {
+            name: superblocks(t) for name, t in source.tensors.items() if rounded and t.type.endswith("_K")
+        }
+        if "output.weight" not in source.tensors and "token_embd.weight" in self.superblocks:
+            self.superblocks["output.weight"] = self.superblocks["token_embd.weight"]
         self.weights.setdefault("output.weight", self.weights["token_embd.weight"])
 
     def logits(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:
@@ -70,10 +76,11 @@ class Reference:
         return self._linear(self._norm(x, w["output_norm.weight"]), "output")
 
     def _linear(self, x: Array, name: str) -> Array:
+        fine = name.endswith("attn_v")
+        if matrix := self.superblocks.get(f"{name}.weight"):
+            return matrix.times(x, fine=fine) + self.weights.get(f"{name}.bias", 0.0)
         if f"{name}.weight" in self.integer:
-            x = np.concatenate(
-                [_round(x[i : i + 32], fine=name.endswith("attn_v")) for i in range(0, len(x), 32)]
-            )
+            x = np.concatenate([_round(x[i : i + 32], fine=fine) for i in range(0, len(x), 32)])
         return np.asarray(self.weights[f"{name}.weight"] @ x + self.weights.get(f"{name}.bias", 0.0))
 
     def _norm(self, x: Array, weight: Array) -> Array:
