@@ -42,7 +42,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 # three bits and with a quarter of its vocabulary, or, from 12 tokens on, reads what it missed. (Two cores of
 # a Zen 4 that read 35 GB/s.)
 COSTS = {
-    "target": {1: 31, 2: 31, 3: 31.5, 4: 33, 5: 35, 6: 39, 8: 49, 12: 72.5, 16: 92, 24: 138, 32: 183},
+    "target": {1: 31, 2: 31, 3: 31.5, 4: 33, 5: 34.5, 6: 37.5, 8: 46.5, 12: 67, 16: 85, 24: 128, 32: 170},
     "draft": {1: 5.6, 2: 5.9, 3: 6.3, 4: 7.0, 5: 7.9, 6: 9.1, 8: 11.6, 12: 15.5, 16: 19.7, 24: 29, 32: 38.5},
 }
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
