@@ -159,13 +159,13 @@ inline __attribute__((always_inline)) void add_halves(const uint8_t* lines, __m2
     }
 }
 
-// Adds one superblock and half a panel to f[token], in integers but for its own scales. `at`, `pair_at` and `whole_at`
-// are Activations::at of a group, a pair of groups and a superblock.
+// Adds one superblock and half a panel to f[token], in integers but for its own scales.
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, int half, const Activations& a,
-                                                     size_t at, size_t pair_at, size_t whole_at, __m256* f) {
+                                                     const Place& place, __m256* f) {
     constexpr bool six = K == Kind::Q6_K;
     const size_t pitch = size_t(a.pitch);
+    size_t at = place.at;
     __m256i total[NT];
     for (int t = 0; t < NT; t++) total[t] = _mm256_setzero_si256();
     const uint8_t* lines = q + 32 * half;
@@ -190,37 +190,28 @@ inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uin
             __m256i less = _mm256_setzero_si256();
             for (size_t j = 0; j < kParts / 2; j++)
                 less = _mm256_add_epi32(less, _mm256_madd_epi16(two_groups(s + 192 + 32 * j + 8 * size_t(half)),
-                                                                pair(a.eighths + 2 * (pair_at + j * pitch + size_t(t)))));
+                                                                pair(a.eighths + 2 * (place.pair_at + j * pitch + size_t(t)))));
             const __m256 minimum = _mm256_mul_ps(halves(s + 32 + 16 * half), _mm256_set1_ps(0.125f));
             value = _mm256_fmsub_ps(step, products, _mm256_mul_ps(minimum, _mm256_cvtepi32_ps(less)));
         }
-        f[t] = _mm256_fmadd_ps(_mm256_set1_ps(a.whole[whole_at + t]), value, f[t]);
+        f[t] = _mm256_fmadd_ps(_mm256_set1_ps(a.whole[place.whole_at + t]), value, f[t]);
     }
 }
 
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
-    constexpr int parts = kSuper<K> ? kParts : 1;
-    const size_t pitch = size_t(a.pitch);
+    constexpr int bytes = (kSuper<K> ? kParts : 1) * kGroupBytes<K>;
     __m256 f[2][NT];
     for (int half = 0; half < 2; half++) {
-        const uint8_t* q = m.q + size_t(p) * m.q_stride;
-        const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
         __m256 sums[NT];  // (of a fixed place, so that they stay in registers)
         for (int t = 0; t < NT; t++) sums[t] = _mm256_setzero_ps();
-        size_t at = a.at(t0, 0), pair_at = a.at(t0, 0, 2), whole_at = a.at(t0, 0, kParts);
-        for (int g = 0; g < a.groups(); g += parts, q += parts * kGroupBytes<K>, s += kScaleBytes<K>, at += parts * pitch) {
+        each_part<K>(m, a, p, t0, [&](const uint8_t* q, const uint8_t* s, const Place& place) __attribute__((always_inline)) {
             // The next panel is asked for while this one is multiplied, half of it each time.
-            for (int b = 64 * half; b < parts * kGroupBytes<K>; b += 128)
+            for (int b = 64 * half; b < bytes; b += 128)
                 _mm_prefetch(reinterpret_cast<const char*>(q) + m.q_stride + b, _MM_HINT_T1);
-            if constexpr (kSuper<K>) {
-                add_block<K, NT>(q, s, half, a, at, pair_at, whole_at, sums);
-                pair_at += parts / 2 * pitch;
-                whole_at += pitch;
-            } else {
-                add_group<K, NT>(q, s, half, a, at, sums);
-            }
-        }
+            if constexpr (kSuper<K>) add_block<K, NT>(q, s, half, a, place, sums);
+            else add_group<K, NT>(q, s, half, a, place.at, sums);
+        });
         for (int t = 0; t < NT; t++) f[half][t] = sums[t];
     }
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[0][t], f[1][t]});

@@ -181,13 +181,13 @@ inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i 
 }
 
 // Adds one superblock to f[token], in integers but for its own scales: vpdpwssd multiplies sums of products, narrowed to
-// 16 bits, by the groups' scales, two at a time. `at`, `pair_at` and `whole_at` are Activations::at of a group, a pair
-// of groups and a superblock.
+// 16 bits, by the groups' scales, two at a time.
 template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a, size_t at,
-                                                     size_t pair_at, size_t whole_at, __m512* f) {
+inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a,
+                                                     const Place& place, __m512* f) {
     constexpr bool six = K == Kind::Q6_K;
     const size_t pitch = size_t(a.pitch);
+    size_t at = place.at;
     __m512i total[NT], minimums[kParts / 2];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) total[t] = _mm512_setzero_si512();
@@ -217,33 +217,23 @@ inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uin
 #pragma GCC unroll 4
             for (size_t j = 0; j < kParts / 2; j++) {
                 int32_t two;
-                std::memcpy(&two, a.eighths + 2 * (pair_at + j * pitch + size_t(t)), 4);
+                std::memcpy(&two, a.eighths + 2 * (place.pair_at + j * pitch + size_t(t)), 4);
                 less = _mm512_dpwssd_epi32(less, minimums[j], all(two));
             }
             value = _mm512_fmsub_ps(step, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(less)));
         }
-        f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.whole[whole_at + t]), value, f[t]);
+        f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.whole[place.whole_at + t]), value, f[t]);
     }
 }
 
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
-    const uint8_t* q = m.q + size_t(p) * m.q_stride;
-    const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    constexpr int parts = kSuper<K> ? kParts : 1;
-    const size_t pitch = size_t(a.pitch);
     __m512 f[NT];
     for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
-    size_t at = a.at(t0, 0), pair_at = a.at(t0, 0, 2), whole_at = a.at(t0, 0, kParts);
-    for (int g = 0; g < a.groups(); g += parts, q += parts * kGroupBytes<K>, s += kScaleBytes<K>, at += parts * pitch) {
-        if constexpr (kSuper<K>) {
-            add_block<K, NT>(q, s, a, at, pair_at, whole_at, f);
-            pair_at += parts / 2 * pitch;
-            whole_at += pitch;
-        } else {
-            add_group<K, NT>(q, s, a, at, f);
-        }
-    }
+    each_part<K>(m, a, p, t0, [&](const uint8_t* q, const uint8_t* s, const Place& place) __attribute__((always_inline)) {
+        if constexpr (kSuper<K>) add_block<K, NT>(q, s, a, place, f);
+        else add_group<K, NT>(q, s, a, place.at, f);
+    });
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[t]});
 }
 

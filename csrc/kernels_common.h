@@ -64,6 +64,28 @@ inline void each_tile(const Activations& a, const Tile& tile) {
     }
 }
 
+// Where a tile's activations are: Activations::at of a group, of a pair of groups and of a superblock.
+struct Place {
+    size_t at, pair_at, whole_at;
+};
+
+// add(integers, scales, place) for each group, or superblock, of a panel and a tile that begins with token t0.
+template <Kind K, class Add>
+inline __attribute__((always_inline)) void each_part(const Matrix& m, const Activations& a, int panel, int t0,
+                                                     const Add& add) {
+    constexpr int parts = kSuper<K> ? kParts : 1;
+    const size_t pitch = size_t(a.pitch);
+    const uint8_t* q = m.q + size_t(panel) * m.q_stride;
+    const uint8_t* s = m.scales + size_t(panel) * m.scale_stride;
+    Place place{a.at(t0, 0), a.at(t0, 0, 2), a.at(t0, 0, kParts)};
+    for (int g = 0; g < a.groups(); g += parts, q += parts * kGroupBytes<K>, s += kScaleBytes<K>) {
+        add(q, s, place);
+        place.at += parts * pitch;
+        place.pair_at += parts / 2 * pitch;
+        place.whole_at += pitch;
+    }
+}
+
 // Float weights: four partial sums, columns taken modulo four, added as (0 + 1) + (2 + 3).
 template <Kind K>
 inline V16 load_weights(const uint8_t* q, int column) {

@@ -137,12 +137,12 @@ inline __attribute__((always_inline)) void add_part(const uint8_t* q, const uint
     }
 }
 
-// Adds one superblock to f, in integers but for its own scales. `at`, `pair_at` and `whole_at` are Activations::at of a
-// group, a pair of groups and a superblock.
+// Adds one superblock to f, in integers but for its own scales.
 template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a, size_t at,
-                                                     size_t pair_at, size_t whole_at, float32x4_t* f) {
+inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a,
+                                                     const Place& place, float32x4_t* f) {
     const size_t pitch = size_t(a.pitch);
+    size_t at = place.at;
     int32x4_t total[4 * NT];
 #pragma GCC unroll 32
     for (int i = 0; i < 4 * NT; i++) total[i] = vdupq_n_s32(0);
@@ -157,38 +157,31 @@ inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uin
             if constexpr (K != Kind::Q6_K) {
                 int32x4_t less = vdupq_n_s32(0);
                 for (size_t i = 0; i < kParts; i++) {
-                    const int16_t eighths = a.eighths[2 * (pair_at + i / 2 * pitch + size_t(t)) + i % 2];
+                    const int16_t eighths = a.eighths[2 * (place.pair_at + i / 2 * pitch + size_t(t)) + i % 2];
                     less = vmlal_n_s16(less, bytes(s + 192 + 16 * i + 4 * size_t(quarter)), eighths);
                 }
                 const float32x4_t minimum = vmulq_n_f32(halves(s + 32 + 8 * quarter), 0.125f);
                 value = vfmaq_f32(vnegq_f32(vmulq_f32(minimum, vcvtq_f32_s32(less))), step, products);
             }
             float32x4_t& out = f[4 * t + quarter];
-            out = vfmaq_n_f32(out, value, a.whole[whole_at + size_t(t)]);
+            out = vfmaq_n_f32(out, value, a.whole[place.whole_at + size_t(t)]);
         }
     }
 }
 
 template <Kind K, int NT>
 __attribute__((noinline)) void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
-    const uint8_t* q = m.q + size_t(p) * m.q_stride;
-    const uint8_t* s = m.scales + size_t(p) * m.scale_stride;
-    constexpr int parts = kSuper<K> ? kParts : 1;
-    const size_t pitch = size_t(a.pitch);
     float32x4_t f[4 * NT];
 #pragma GCC unroll 32
     for (int i = 0; i < 4 * NT; i++) f[i] = vdupq_n_f32(0.0f);
-    size_t at = a.at(t0, 0), pair_at = a.at(t0, 0, 2), whole_at = a.at(t0, 0, kParts);
-    for (int g = 0; g < a.groups(); g += parts, q += parts * kGroupBytes<K>, s += kScaleBytes<K>, at += parts * pitch) {
+    each_part<K>(m, a, p, t0, [&](const uint8_t* q, const uint8_t* s, const Place& place) __attribute__((always_inline)) {
         if constexpr (kSuper<K>) {
-            add_block<K, NT>(q, s, a, at, pair_at, whole_at, f);
-            pair_at += parts / 2 * pitch;
-            whole_at += pitch;
+            add_block<K, NT>(q, s, a, place, f);
         } else {
 #pragma GCC unroll 4  // so that f stays in registers
-            for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, a, at, f);
+            for (int quarter = 0; quarter < 4; quarter++) add_group<K, NT>(q, s, quarter, a, place.at, f);
         }
-    }
+    });
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++)
         store_panel(out, m.rows, p, t0 + t, V16{f[4 * t], f[4 * t + 1], f[4 * t + 2], f[4 * t + 3]});
