@@ -93,19 +93,19 @@ def superblocks(tensor: Tensor) -> Superblocks:
     if tensor.type == "Q6_K":
         low = blocks[..., :128].reshape(*shape, 2, 2, 32)  # [half of the superblock, half of that, byte]
         high = blocks[..., 128:192].reshape(*shape, 2, 32)
-        integers = np.zeros((*shape, 2, 4, 32), np.int64)
+        quarters: Ints = np.zeros((*shape, 2, 4, 32), np.int64)
         for quarter in range(4):
             nibble = low[..., quarter % 2, :] >> (4 * (quarter // 2)) & 15
-            integers[..., quarter, :] = (nibble | (high >> (2 * quarter) & 3) << 4).astype(np.int64) - 32
+            quarters[..., quarter, :] = (nibble | (high >> (2 * quarter) & 3) << 4).astype(np.int64) - 32
         scales = blocks[..., 192:208].view(np.int8).astype(np.int64)
         none = np.zeros((*shape, GROUPS), np.int64)
-        return Superblocks(half(208), np.zeros(shape), scales, none, integers.reshape(*shape, 16, 16), 1)
+        return Superblocks(half(208), np.zeros(shape), scales, none, quarters.reshape(*shape, 16, 16), 1)
     packed = blocks[..., 4:16].astype(np.int64)
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=2)
     minimums = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=2)
     nibbles = blocks[..., -128:].reshape(*shape, 4, 32)
-    integers = np.stack([nibbles & 15, nibbles >> 4], axis=3).reshape(*shape, GROUPS, 32).astype(np.int64)
+    integers = np.stack([nibbles & 15, nibbles >> 4], axis=3).astype(np.int64).reshape(*shape, GROUPS, 32)
     if tensor.type == "Q5_K":
         bits = blocks[..., None, 16:48] >> np.arange(GROUPS, dtype=np.uint8)[:, None] & 1
         integers |= bits.astype(np.int64) << 4
