@@ -1,5 +1,8 @@
 // Owns the memory behind an Activations view and grows it as needed.
 #pragma once
+#include <algorithm>
+#include <initializer_list>
+
 #include "aligned.h"
 #include "layout.h"
 
@@ -7,6 +10,16 @@ namespace outrider {
 
 // Who reads a row: float matrices only, or also integer ones, or also K-quants.
 enum class Readers { floats, integers, superblocks };
+
+inline Readers readers(std::initializer_list<const Matrix*> matrices) {
+    Readers found = Readers::floats;
+    for (const Matrix* m : matrices) {
+        const KindInfo& kind = info(m->kind);
+        if (!kind.is_float)
+            found = std::max(found, kind.block_columns == kBlock ? Readers::superblocks : Readers::integers);
+    }
+    return found;
+}
 
 class ActivationBuffer {
   public:

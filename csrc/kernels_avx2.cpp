@@ -132,12 +132,11 @@ inline __m256i narrowed(__m256i a, int32_t right, __m256i b, int32_t left) {
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_groups(const uint8_t* lines, __m256i scales, const Activations& a,
                                                       size_t at, __m256i* total) {
-    constexpr bool five = K == Kind::Q5_K;
     const size_t next = at + size_t(a.pitch);
     __m256i even[1][NT], odd[1][NT];
-    for (int t = 0; t < NT; t++) even[0][t] = all(five ? 2 * a.round[at + t] : a.round[at + t]);
+    for (int t = 0; t < NT; t++) even[0][t] = all(rounding<K>(a, at + t, 0));
     multiply<K, NT>(lines, a.q + kGroup * at, even);
-    for (int t = 0; t < NT; t++) odd[0][t] = all(five ? 2 * a.round[next + t] + 1 : a.round[next + t]);
+    for (int t = 0; t < NT; t++) odd[0][t] = all(rounding<K>(a, next + t, 1));
     multiply<K, NT>(lines + kGroupBytes<K>, a.q + kGroup * next, odd);
     for (int t = 0; t < NT; t++) {
         const int32_t right = a.shifts[2 * (at + t)] + kNarrower<K>, left = a.shifts[2 * (next + t) + 1] - kNarrower<K>;

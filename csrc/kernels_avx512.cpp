@@ -150,12 +150,10 @@ inline __m512i narrow(__m512i a, __m512i right, __m512i b, __m512i left) {
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void add_groups(const uint8_t* q, __m512i scales, const Activations& a, size_t at,
                                                       __m512i* total) {
-    constexpr bool five = K == Kind::Q5_K;
     const size_t next = at + size_t(a.pitch);
     __m512i even[2][NT], odd[2][NT];
-    group_sums<K, NT>(q, a, at, even, [&](size_t i) { return all(five ? 2 * a.round[i] : a.round[i]); });
-    group_sums<K, NT>(q + kGroupBytes<K>, a, next, odd,
-                      [&](size_t i) { return all(five ? 2 * a.round[i] + 1 : a.round[i]); });
+    group_sums<K, NT>(q, a, at, even, [&](size_t i) { return all(rounding<K>(a, i, 0)); });
+    group_sums<K, NT>(q + kGroupBytes<K>, a, next, odd, [&](size_t i) { return all(rounding<K>(a, i, 1)); });
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const __m512i right = all(a.shifts[2 * (at + t)] + kNarrower<K>);

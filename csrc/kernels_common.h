@@ -25,6 +25,11 @@ constexpr int kOffset = K == Kind::Q3_0 ? 4 : K == Kind::Q4_0 ? 8 : K == Kind::Q
 // Sums of a group's products are shifted by one bit, and by this many more, to fit 16 bits (of Q6_K each half's).
 template <Kind K>
 constexpr int kNarrower = K == Kind::Q5_K ? 1 : 0;
+// What is added before that, `odd` being the group's number modulo 2 (of Q6_K it is in Activations::centre).
+template <Kind K>
+inline int32_t rounding(const Activations& a, size_t at, int odd) {
+    return K == Kind::Q5_K ? 2 * a.round[at] + odd : a.round[at];
+}
 
 inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 v) {
     const int row = panel * kPanel, count = imin(kPanel, rows - row);

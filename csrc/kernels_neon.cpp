@@ -131,8 +131,8 @@ inline __attribute__((always_inline)) void add_part(const uint8_t* q, const uint
             out = vmlal_s16(out, narrowed(dot4(vdupq_n_s32(a.centre[2 * cell]), w, x), shift), scale);
             out = vmlal_s16(out, narrowed(dot4(vdupq_n_s32(a.centre[2 * cell + 1]), w + 4, x + 16), shift), second);
         } else {
-            const int32_t start = K == Kind::Q5_K ? 2 * a.round[cell] + i % 2 : a.round[cell];
-            out = vmlal_s16(out, narrowed(dot4(dot4(vdupq_n_s32(start), w, x), w + 4, x + 16), shift), scale);
+            const int32x4_t start = vdupq_n_s32(rounding<K>(a, cell, i % 2));
+            out = vmlal_s16(out, narrowed(dot4(dot4(start, w, x), w + 4, x + 16), shift), scale);
         }
     }
 }

@@ -61,9 +61,7 @@ inline V16 add_block(const uint8_t* lines, const uint8_t* scales, int b, const A
         const int shift = a.shifts[2 * at] + kNarrower<K>;
         for (int h = 0; h < halves_of_group; h++) {
             dot<K>(lines, a.q + kGroup * at, slices * h, slices * h + slices, sum);
-            const int32_t start = K == Kind::Q6_K   ? a.centre[2 * at + h]
-                                  : K == Kind::Q5_K ? 2 * a.round[at] + g % 2
-                                                    : a.round[at];
+            const int32_t start = K == Kind::Q6_K ? a.centre[2 * at + h] : rounding<K>(a, at, g % 2);
             for (int r = 0; r < kPanel; r++) {
                 const int32_t scale = K == Kind::Q6_K ? int8_t(scales[32 + 32 * i + 2 * r + h]) : scales[64 + 16 * i + r];
                 total[r] += scale * int16_t((sum[r] + start) >> shift);

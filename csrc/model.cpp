@@ -1,7 +1,6 @@
 #include "model.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -84,6 +83,14 @@ void Model::finish() {
     output_norm_ = vector("output_norm.weight", c.hidden, true);
     output_ = &matrix("output.weight", c.vocab, c.hidden);
     if (!embedding_) throw std::invalid_argument("missing tensor token_embd.weight");
+    readers_ = {};
+    for (const Layer& l : layers_) {
+        readers_.attention = std::max(readers_.attention, readers({l.q, l.k, l.v}));
+        readers_.o = std::max(readers_.o, readers({l.o}));
+        readers_.ffn = std::max(readers_.ffn, readers({l.gate, l.up}));
+        readers_.down = std::max(readers_.down, readers({l.down}));
+    }
+    readers_.output = readers({output_});
     scratch_.resize(size_t(pool_->size()));
     gated_columns_ = std::vector<std::atomic<int>>(size_t(c.ffn) / kBlock);
 }
@@ -406,30 +413,13 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
 void Model::shape_activations() {
     const Config& c = config_;
     const int n = int(tokens_.size());
-    const auto most = [](Readers& readers, std::initializer_list<const Matrix*> matrices) {
-        for (const Matrix* m : matrices) {
-            const KindInfo& kind = info(m->kind);
-            const Readers needs = kind.is_float                  ? Readers::floats
-                                  : kind.block_columns == kBlock ? Readers::superblocks
-                                                                 : Readers::integers;
-            readers = std::max(readers, needs);
-        }
-    };
-    Readers attention = Readers::floats, out = attention, ffn = attention, down = attention, output = attention;
-    for (const Layer& l : layers_) {
-        most(attention, {l.q, l.k, l.v});
-        most(out, {l.o});
-        most(ffn, {l.gate, l.up});
-        most(down, {l.down});
-    }
-    most(output, {output_});
-    attention_in_.shape(2 * n, c.hidden, attention);
+    attention_in_.shape(2 * n, c.hidden, readers_.attention);
     attention_tokens_ = attention_in_.view();
     attention_tokens_.tokens = n;
-    attended_.shape(n, c.heads * c.head_dim, out);
-    ffn_in_.shape(n, c.hidden, ffn);
-    gated_.shape(n, c.ffn, down);
-    last_.shape(int(wanted_.size()), c.hidden, output);
+    attended_.shape(n, c.heads * c.head_dim, readers_.o);
+    ffn_in_.shape(n, c.hidden, readers_.ffn);
+    gated_.shape(n, c.ffn, readers_.down);
+    last_.shape(int(wanted_.size()), c.hidden, readers_.output);
 }
 
 void Model::forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels) {

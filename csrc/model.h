@@ -135,6 +135,9 @@ class Model {
     std::map<std::string, Matrix> matrices_;
     std::map<std::string, std::vector<float>> vectors_;
     std::vector<Layer> layers_;
+    struct {
+        Readers attention, o, ffn, down, output;
+    } readers_{};  // of what goes into these products, in all layers
     const float* output_norm_ = nullptr;
     const Matrix* output_ = nullptr;
     Kind embedding_kind_ = Kind::F32;

@@ -117,10 +117,7 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
     Matrix m = make_matrix(kind, rows, columns, slabs);
     const std::vector<uint8_t> file = random_file(kind, rows, columns);
     pack_panels(m, file.data(), 0, m.panels);
-    const Readers readers = k.is_float                  ? Readers::floats
-                            : k.block_columns == kBlock ? Readers::superblocks
-                                                        : Readers::integers;
-    Buffer in(tokens, columns, readers, floats(size_t(tokens) * columns));
+    Buffer in(tokens, columns, readers({&m}), floats(size_t(tokens) * columns));
     Activations& a = in.view();
     if (!k.is_float)
         for (int t = 0; t < tokens; t++) oracle.quantize(a, t, 0, a.groups());

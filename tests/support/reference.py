@@ -27,17 +27,13 @@ class Reference:
 
     def __init__(self, source: ModelSource, *, rounded: bool = False) -> None:
         self.arch = source.architecture
+        tensors = {"output.weight": source.tensors["token_embd.weight"], **source.tensors}
         floats = ("F32", "F16", "BF16")
-        self.integer = {name for name, t in source.tensors.items() if rounded and t.type not in floats}
-        if "output.weight" not in source.tensors and "token_embd.weight" in self.integer:
-            self.integer.add("output.weight")
-        self.weights = {name: values(t).astype(np.float64) for name, t in source.tensors.items()}
+        self.integer = {name for name, t in tensors.items() if rounded and t.type not in floats}
         self.superblocks = {
-            name: superblocks(t) for name, t in source.tensors.items() if rounded and t.type.endswith("_K")
+            n: superblocks(t) for n, t in tensors.items() if rounded and t.type.endswith("_K")
         }
-        if "output.weight" not in source.tensors and "token_embd.weight" in self.superblocks:
-            self.superblocks["output.weight"] = self.superblocks["token_embd.weight"]
-        self.weights.setdefault("output.weight", self.weights["token_embd.weight"])
+        self.weights = {name: values(t).astype(np.float64) for name, t in tensors.items()}
 
     def logits(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:
         parents = range(-1, len(ids) - 1) if parents is None else parents

@@ -15,7 +15,7 @@ from outrider.models.source import Tensor
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-BLOCK, GROUPS, DEEPEST = 256, 8, 12
+GROUPS, DEEPEST = 8, 12
 
 
 @dataclass(frozen=True)
