@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -23,6 +22,7 @@ from outrider.models.pypi import catalog_path
 from outrider.pipeline import build
 from outrider.server import run
 from tests.server.http_support import running
+from tests.support.benchmarks import script
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -176,12 +176,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_readmes_table_is_the_measured_one() -> None:
-    place = ROOT / "benchmarks" / "first_table.py"
-    spec = importlib.util.spec_from_file_location("first_table", place)
-    assert spec is not None
-    assert spec.loader is not None
-    first_table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(first_table)
+    first_table = script("first_table")
     files = [first_table.RESULTS / f"first_table-{name}.json" for name in ("smollm2", "qwen-coder")]
     documents = {p.stem: json.loads(p.read_text("utf-8")) for p in files if p.is_file()}
     text = (ROOT / "README.md").read_text("utf-8")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,9 +11,8 @@ import pytest
 from outrider.bench import cost_curve, machine
 from outrider.cli.main import main
 from outrider.models.open import open_model
+from tests.support.benchmarks import script
 from tests.support.models import Dims, tiny_gguf
-
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cost_curve.py"
 
 
 @pytest.fixture(autouse=True)
@@ -76,15 +73,6 @@ def test_bad_input(
     assert words in error
 
 
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_cost_curve", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def result() -> dict[str, Any]:
     return {
@@ -100,9 +88,7 @@ def result() -> dict[str, Any]:
 
 
 def test_the_benchmark_reckons_rates_and_ratios(result: dict[str, Any]) -> None:
-    if not BENCHMARK.exists():
-        pytest.skip("the benchmarks are not here")
-    lines = benchmark().table(result).splitlines()
+    lines = script("cost_curve").table(result).splitlines()
     assert lines[1].split() == ["1", "40.0", "60.0", "0.67", "1.00", "25.0", "38"]
     assert lines[2].split() == ["4", "50.0", "200.0", "0.25", "1.25", "20.0", "120"]
     assert "outrider: T(4)/T(1) 1.25" in lines
@@ -112,7 +98,5 @@ def test_the_benchmark_reckons_rates_and_ratios(result: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("name", "start"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml")])
 def test_the_benchmark_draws(result: dict[str, Any], tmp_path: Path, name: str, start: bytes) -> None:
     pytest.importorskip("matplotlib")
-    if not BENCHMARK.exists():
-        pytest.skip("the benchmarks are not here")
-    benchmark().plot(result, tmp_path / name)
+    script("cost_curve").plot(result, tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)

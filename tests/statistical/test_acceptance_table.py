@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from outrider.decoding.types import Draft
 from outrider.decoding.verify_block import BlockVerifier
 from outrider.decoding.verify_rejection import RejectionVerifier
 from tests.statistical.test_acceptance import coupled, overlap, pair
+from tests.support.benchmarks import script
 from tests.support.enumeration import Branches, World, accepted, chain, distribution, every_way
 from tests.support.enumeration import Path as Text
 from tests.unit.decoding.test_verify_rules import worlds
@@ -23,16 +22,7 @@ from tests.unit.decoding.test_verify_rules import worlds
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("acceptance", ROOT / "benchmarks" / "acceptance.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = load()
+BENCHMARK = script("acceptance")
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.1, 1.0, 3.0]), st.integers(0, 99))

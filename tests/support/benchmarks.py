@@ -19,3 +19,9 @@ def imported(name: str) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         yield importlib.import_module(name)
+
+
+def script(name: str) -> Any:
+    """A script that needs those beside it only while it is imported."""
+    with imported(name) as module:
+        return module

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,12 @@ import pytest
 
 from outrider.bench.journal import Journal
 from outrider.errors import ConfigError
-
-PLACE = Path(__file__).resolve().parents[2] / "benchmarks" / "never_slower.py"
+from tests.support.benchmarks import script
 
 
 @pytest.fixture(scope="module")
 def never_slower() -> Any:
-    spec = importlib.util.spec_from_file_location("never_slower", PLACE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["never_slower"] = module  # its dataclass looks its module up
-    spec.loader.exec_module(module)
-    return module
+    return script("never_slower")
 
 
 def _method(ratios: list[float], speedup: float | None = None) -> dict[str, Any]:
@@ -143,9 +134,8 @@ def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
         Journal(tmp_path, {})
 
 
-def test_the_section_of_the_docs(never_slower: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PLACE.parent))
-    docs = importlib.import_module("never_slower_docs")
+def test_the_section_of_the_docs(never_slower: Any) -> None:
+    docs = script("never_slower_docs")
     found = {("pair", "0", "chat"): _cell(0.99, suffix=0.9), ("qwen", "0", "chat"): _cell(0.95)}
     keys = ("models", "temperature", "workload")
     result = {

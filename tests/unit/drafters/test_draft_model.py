@@ -16,7 +16,8 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.confidence import RunnersUp
-from outrider.drafters.draft_model import DraftModelDrafter, _Turn
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_turn import Turn
 from outrider.drafters.reading import Reading
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.toy import ToyCache, ToyModel
@@ -461,16 +462,16 @@ def test_foretelling_changes_no_draft_and_no_later_one(
 def test_a_foretold_token_in_the_wrong_place_or_unasked_is_caught(
     twin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, feed = _Turn.place_ahead, _Turn.next_feed
+    place, feed = Turn.place_ahead, Turn.next_feed
     if twin == "place":
-        monkeypatch.setattr(_Turn, "place_ahead", lambda turn, i: place(turn, max(0, i - 1)))
+        monkeypatch.setattr(Turn, "place_ahead", lambda turn, i: place(turn, max(0, i - 1)))
     elif twin == "row":  # every foretold token's row is the frontier's
 
-        def wrong(turn: _Turn, size: int | None) -> tuple[list[int], list[int], list[int]]:
+        def wrong(turn: Turn, size: int | None) -> tuple[list[int], list[int], list[int]]:
             tokens, parents, rows = feed(turn, size)
             return tokens, parents, [min(row, rows[0]) for row in rows]
 
-        monkeypatch.setattr(_Turn, "next_feed", wrong)
+        monkeypatch.setattr(Turn, "next_feed", wrong)
     caught = 0
     for seed in range(12):
         setting = Setting()
@@ -518,14 +519,14 @@ class FirstSlots(ToyCache):
         super().keep(base, range(base, base + len(slots)))
 
 
-def hangs_from_all(turn: _Turn, frontier: list[int]) -> bool:
+def hangs_from_all(turn: Turn, frontier: list[int]) -> bool:
     """Hangs every token from all that was fed before."""
     more = prepare(turn, frontier)
     turn.above = list(range(-1, len(turn.feed) - 1))
     return more
 
 
-prepare = _Turn.prepare
+prepare = Turn.prepare
 
 
 @pytest.mark.parametrize("twin", [None, "cache", "feed"])
@@ -537,7 +538,7 @@ def test_a_cache_kept_wrongly_or_a_branch_hung_wrongly_is_caught(
             return FirstSlots(capacity) if twin == "cache" else super().new_cache(capacity)
 
     if twin == "feed":
-        monkeypatch.setattr(_Turn, "prepare", hangs_from_all)
+        monkeypatch.setattr(Turn, "prepare", hangs_from_all)
     caught = 0
     for seed in range(30):
         setting = Setting(Model())
