@@ -9,7 +9,8 @@ server and its own speculation), ik-llama-cpp-python, llama-cpp-py-sync (llama.c
 torch. The bindings of ik_llama.cpp and llama.cpp-api give passes only: speculation there is our own minimal
 greedy loop around them (peers_loop.py), and the table says "loop". Prefill is left out everywhere. The best
 peer of a workload is the fastest setting of any of them there, plain ones too. What is finished is kept in a
-journal; started again, it goes on from there. Writes benchmarks/results/peers.json.
+journal; started again, it goes on from there. Writes benchmarks/results/peers.json, of which peers_docs.py
+makes the table in docs/bench.md.
 """
 
 from __future__ import annotations
@@ -108,13 +109,13 @@ def compared(speeds: Speeds, ids: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """A line for each workload, a column for each setting of the finals."""
-    rows = result["workloads"]
-    names = list(next(iter(rows.values()))["tokens_per_s"])
+def rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """A heading, and a line for each workload with a column for each setting of the finals."""
+    found = result["workloads"]
+    names = list(next(iter(found.values()))["tokens_per_s"])
     shown = [f"{n} (loop)" if n.split(",")[0] in LOOPED and not n.endswith("plain") else n for n in names]
     lines = [["workload", *shown, "best peer", "auto / best peer", "95%"]]
-    for workload, row in rows.items():
+    for workload, row in found.items():
         interval = row.get("interval")
         lines.append(
             [
@@ -125,7 +126,18 @@ def table(result: Mapping[str, Any]) -> str:
                 f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else "–",
             ]
         )
-    return "\n".join(["tokens per second, greedy, without prefill", "", aligned(lines)])
+    return lines
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """How far the machine moved meanwhile, and whether the target holds."""
+    probe, mean = result["machine"]["probe"], result["geomean"]
+    before, after = (probe[when]["read_gb_per_s"] for when in ("before", "after"))
+    text = f"probe: {before:.1f} → {after:.1f} GB/s (moved by {probe['drift']:.0%})"
+    if mean is None:
+        return text
+    verdict = "holds" if mean >= TARGET else "MISSED"
+    return f"{text}\nauto against the best peer, geometric mean: ×{mean:.2f} (target ×{TARGET:g}: {verdict})"
 
 
 def measured(
@@ -231,9 +243,9 @@ def main() -> int:
         worker.close()
 
     speeds = measured(journal, contestants, [item.id for item in items], args.runs)
-    rows = {name: compared(speeds, [item.id for item in mine]) for name, mine in by_workload.items()}
-    ratios = [row["ratio"] for row in rows.values() if "ratio" in row]
-    result = {
+    comparison = {name: compared(speeds, [item.id for item in mine]) for name, mine in by_workload.items()}
+    ratios = [row["ratio"] for row in comparison.values() if "ratio" in row]
+    result: dict[str, Any] = {
         "machine": {
             **machine.describe(args.threads),
             "probe": {"before": before, "after": after, "drift": machine.drift(before, after)},
@@ -243,22 +255,14 @@ def main() -> int:
         "sweep": {
             ", ".join(c): stats.geomean(v for runs in by.values() for v in runs) for c, by in tried.items()
         },
-        "workloads": rows,
+        "workloads": comparison,
         "geomean": stats.geomean(ratios) if ratios else None,
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(table(result))
-    drift = machine.drift(before, after)
-    print(
-        f"\nprobe: {before['read_gb_per_s']:.1f} → {after['read_gb_per_s']:.1f} GB/s (moved by {drift:.0%})"
-    )
-    if not ratios:
-        return 0
-    mean = stats.geomean(ratios)
-    print(f"auto against the best peer, geometric mean: ×{mean:.2f} (target ×{TARGET:g}: ", end="")
-    print("holds)" if mean >= TARGET else "MISSED)")
-    return 0 if mean >= TARGET else 1
+    print("tokens per second, greedy, without prefill\n")
+    print(f"{aligned(rows(result))}\n\n{summary(result)}")
+    return 0 if result["geomean"] is None or result["geomean"] >= TARGET else 1
 
 
 if __name__ == "__main__":

@@ -182,3 +182,15 @@ def test_the_readmes_table_is_the_measured_one() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     tables = first_table.rendered(documents) if documents else ""
     assert first_table.replaced(text, tables).split() == text.split()
+
+
+@pytest.mark.parametrize("name", ["cost_curve", "never_slower", "peers"])
+def test_the_docs_tables_are_the_measured_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    docs = script(f"{name}_docs")
+    text = docs.DOCUMENT.read_text("utf-8")
+    monkeypatch.setattr(docs, "DOCUMENT", tmp_path / "copy.md")
+    docs.DOCUMENT.write_text(text, "utf-8")
+    docs.main()
+    assert docs.DOCUMENT.read_text("utf-8") == text

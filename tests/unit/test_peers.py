@@ -114,20 +114,42 @@ def test_outrider_is_compared_with_the_fastest_of_all_peers() -> None:
     assert row["ratio"] == pytest.approx((4 * 2) ** 0.5)
     assert row["tokens_per_s"]["x, plain"] == pytest.approx(300**0.5)
     assert peers.compared(SPEEDS, ["a"])["best_peer"] == "x, draft 1"
-    text = peers.table({"workloads": {"w": row}})
-    assert "×2.83" in text
+    assert "×2.83" in peers.rows({"workloads": {"w": row}})[1]
     alone = {c: by for c, by in SPEEDS.items() if c[0] == "outrider"}
     assert "best_peer" not in peers.compared(alone, ["a"])
-    assert "–" in peers.table({"workloads": {"w": peers.compared(alone, ["a"])}})
+    assert peers.rows({"workloads": {"w": peers.compared(alone, ["a"])}})[1][-3:] == ["–"] * 3
 
 
 def test_our_own_loop_is_named_in_the_table() -> None:
     row = {
         "tokens_per_s": {"ik_llama.cpp, plain": 1.0, "ik_llama.cpp, draft 3": 2.0, "llama.cpp, draft 3": 1.0}
     }
-    head = peers.table({"workloads": {"w": row}}).splitlines()[2]
-    assert "ik_llama.cpp, draft 3 (loop)" in head
-    assert head.count("(loop)") == 1
+    head = peers.rows({"workloads": {"w": row}})[0]
+    assert head[1:4] == ["ik_llama.cpp, plain", "ik_llama.cpp, draft 3 (loop)", "llama.cpp, draft 3"]
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(2.0, "holds"), (1.98, "MISSED")])
+def test_the_section_of_the_docs(mean: float, verdict: str) -> None:
+    probe = {"before": {"read_gb_per_s": 20.0}, "after": {"read_gb_per_s": 25.0}, "drift": 0.25}
+    engines = {
+        "outrider": {"settings": ["plain", "auto"], "package": "outrider", "version": "1"},
+        "ik_llama.cpp": {"settings": ["plain", "draft 1", "lookup 5"], "package": "ik", "version": "2.3"},
+    }
+    result = {
+        "machine": {"cpu": "Some CPU", "probe": probe},
+        "settings": {"models": ["t.gguf", "d.gguf"], "n": 64, "threads": 2, "limit": 3, "runs": 1},
+        "engines": engines,
+        "workloads": {"edit": {**peers.compared(SPEEDS, ["a", "b"]), "best_peer": "x, plain"}},
+        "geomean": mean,
+    }
+    text = script("peers_docs").section(result)
+    assert "t.gguf and d.gguf, Some CPU, 2 threads, 64 tokens, 3 prompts" in text
+    assert "ik_llama.cpp is ik 2.3." in text
+    assert "of ik_llama.cpp draft 1, lookup 5. ik_llama.cpp gives passes only" in text
+    assert "| edit | 20.0 |" in text
+    assert "| x, plain | ×2.83 |" in text
+    assert "(moved by 25%)" in text
+    assert f"×{mean:.2f} (target ×2: {verdict})" in text
 
 
 def test_the_order_turns_back() -> None:
