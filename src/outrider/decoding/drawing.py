@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from outrider.decoding.branching import Branching, Reckoner
+from outrider.decoding.catching_up import CatchingUp
 from outrider.decoding.costs import CostModel
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Node, chosen, merge
 
 START = 0.8  # chance of its tokens before anything is known
 KNOWN = 48.0  # tokens of evidence from which what was learned is worth keeping
+TRIED = 24.0  # tokens of evidence from which a draft model is no longer new
 FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
 START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
 FORETOLD_START = 0.3  # chance that it draws what a lookup expects, before anything is known
@@ -21,9 +23,6 @@ SHARE_MEMORY = 0.95  # of what is known of that, after one more draft
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
-DEAR = 6.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
-LONGEST_WAIT = 2.5  # times its price that it waits for at most
-DEAR_NEW, LONGEST_NEW = 8.0, 1.5  # the same while nothing is known: reading also shows what drawing is worth
 
 
 class Experience(Protocol):
@@ -101,9 +100,7 @@ class Drawing:
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
         self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
-        # Tokens that drawing gave, or would have given: by request so far, and in this step.
-        self._promised: dict[str, float] = {}
-        self._promise = 0.0
+        self._catching_up = CatchingUp()
 
     def at(self, context: int) -> None:
         """A step begins, with texts of about this many tokens."""
@@ -114,12 +111,9 @@ class Drawing:
     ) -> float:
         """Let the model draw where that is worth more than `value`, the lookups' alone: in their place, or
         behind the likeliest path of one. Returns what it is worth, in tokens over plain decoding."""
-        self._promise = 0.0
+        self._catching_up.begin_step()
         worth = self._plan(asks, choices, base, value, prices)
-        for ask in asks:
-            if ask.behind is not None:
-                promised = self._promised.get(ask.request_id, 0.0)
-                self._promised[ask.request_id] = promised + self._promise / len(asks)
+        self._catching_up.end_step([ask.request_id for ask in asks if ask.behind is not None], len(asks))
         return worth
 
     def _plan(
@@ -173,12 +167,8 @@ class Drawing:
     def _best_length(
         self, step: _Pass, asks: Sequence[Ask], value: float, prices: Prices
     ) -> tuple[float, int]:
-        """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does.
-
-        Catching up is an investment that a text makes worthless when it ends, or lookups find more in it.
-        So it waits until drawing would have given its price, as one who rents skis before buying them
-        (Karlin et al. 1988): less than that where it is cheap beside what texts usually gain, and more
-        where it is dear."""
+        """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does, or catching
+        up is to wait."""
         rate, seconds, draw = prices.rate, prices.seconds, self.draw
         one, first = draw(len(step.hopes)) * self._share(asks), draw(step.usual)
         excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
@@ -197,17 +187,13 @@ class Drawing:
             gain = worth - value - excess / steps
             if gain > best_gain:
                 best, best_gain, longest = worth, gain, k
-        promised = sum([self._promised.get(ask.request_id, 0.0) for ask in asks]) + best - value
-        self._promise = max(self._promise, best - value)
-        if promised < self._wait(excess) and any(ask.lookup is not None for ask in asks):
+        ids, new = [ask.request_id for ask in asks], self._new and self.accepted.evidence < TRIED
+        ripe = self._catching_up.is_worth(ids, excess, best - value, new=new)
+        if not ripe and any(ask.lookup is not None for ask in asks):
             return value, 0
+        if longest:
+            self._catching_up.pay(excess)
         return best, longest
-
-    def _wait(self, excess: float) -> float:
-        """Tokens that drawing must have promised before so many are spent on catching up."""
-        new = self._new and self.accepted.evidence < KNOWN
-        dear, longest = (DEAR_NEW, LONGEST_NEW) if new else (DEAR, LONGEST_WAIT)
-        return excess * min(longest, excess / dear)
 
     def _hoped(self, ask: Ask, room: int) -> list[float]:
         """Accepted tokens that are expected of drawing 0, 1, 2, … tokens, before any is drawn."""
@@ -261,7 +247,7 @@ class Drawing:
         self.accepted.forget(request_id)
         self.beside.forget(request_id)
         self.foretold.forget(request_id)
-        self._promised.pop(request_id, None)
+        self._catching_up.forget(request_id)
         self._took.pop(request_id, None)
 
     def learn(
