@@ -201,16 +201,13 @@ def _measured(document: Mapping[str, Any]) -> str:
     cells = {(c["temperature"], c["verification"]): c for c in document["cells"]}
     temperatures = list(dict.fromkeys(t for t, _ in cells))
     rules = list(dict.fromkeys(rule for _, rule in cells))
-    lines = [
-        "| temperature | " + " | ".join(rules) + " |",
-        "|---|" + "---|" * len(rules),
-    ]
+    rows = [["temperature", *rules]]
     for t in temperatures:
         row = [
             f"{c['acceptance_rate']:.2f}, {c['mean_acceptance_length']:.2f} ± {c['standard_error']:.2f}"
             for c in (cells[t, rule] for rule in rules)
         ]
-        lines.append(f"| {t:g} | " + " | ".join(row) + " |")
+        rows.append([f"{t:g}", *row])
     s, models = document["settings"], document["models"]
     drafts = [c["num_drafts"] for c in document["cells"]]
     about = (
@@ -221,7 +218,7 @@ def _measured(document: Mapping[str, Any]) -> str:
         "`benchmarks/results/`. The rules write different texts, some easier than others: what lies between "
         "two rules of a row is in part the texts'."
     )
-    return "\n".join([about, "", *lines])
+    return f"{about}\n\n{report.markdown_table(rows)}"
 
 
 def _expected(document: Mapping[str, Any]) -> str:
@@ -230,17 +227,15 @@ def _expected(document: Mapping[str, Any]) -> str:
         "and the mean acceptance length to expect of the whole draft, with the standard error of the "
         "difference."
     )
-    lines = [
-        "| temperature | first token: coupled | rejection, block | draft: rejection | block | difference |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = ("first token: coupled", "rejection, block", "draft: rejection", "block", "difference")
+    rows = [["temperature", *heads]]
     for e in document["expected"]:
         gain = e["block"] - e["rejection"]
-        lines.append(
-            f"| {e['temperature']:g} | {e['first_coupled']:.3f} | {e['first_rejection']:.3f} | "
-            f"{1 + e['rejection']:.3f} | {1 + e['block']:.3f} | {gain:.3f} ± {e['gain_error']:.3f} |"
+        means = (e["first_coupled"], e["first_rejection"], 1 + e["rejection"], 1 + e["block"])
+        rows.append(
+            [f"{e['temperature']:g}", *(f"{m:.3f}" for m in means), f"{gain:.3f} ± {e['gain_error']:.3f}"]
         )
-    return "\n".join([about, "", *lines])
+    return f"{about}\n\n{report.markdown_table(rows)}"
 
 
 def replaced(text: str, table: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.cost_curve import gb_per_s, gmac_per_s
-from outrider.bench.report import put_between
+from outrider.bench.report import markdown_table, put_into
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -25,8 +25,7 @@ def main() -> None:
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("cost_curve-*.json"))]
     found.sort(key=lambda result: (-result["weights_bytes"], result["context"]))
     body = "\n\n".join([INTRODUCTION, *(section(result) for result in found)])
-    text = DOCUMENT.read_text("utf-8")
-    DOCUMENT.write_text(put_between(text, BEGIN, END, body, DOCUMENT.name), "utf-8")
+    put_into(DOCUMENT, BEGIN, END, body)
 
 
 INTRODUCTION = (
@@ -50,8 +49,7 @@ def section(result: dict[str, Any]) -> str:
         f"{after['read_gb_per_s']:.1f} GB/s.",
         "",
     ]
-    head = ["n", *curves, *(["/ better peer"] if peers else []), "T(n)/T(1)", "GB/s", "GMAC/s"]
-    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = [["n", *curves, *(["/ better peer"] if peers else []), "T(n)/T(1)", "GB/s", "GMAC/s"]]
     for width in map(str, result["widths"]):
         cells = [width, *(f"{curve[width]:.1f}" for curve in curves.values())]
         if peers:
@@ -61,7 +59,8 @@ def section(result: dict[str, Any]) -> str:
             f"{gb_per_s(result['weights_bytes'], own[width]):.1f}",
             f"{gmac_per_s(result['macs_per_token'], int(width), own[width]):.0f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
+    lines.append(markdown_table(rows))
     if result.get("prefill_ms"):
         each = ", ".join(f"{name} {ms:.0f} ms" for name, ms in result["prefill_ms"].items())
         lines += ["", f"Prefill of {result['prefill_tokens']} tokens: {each}."]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from never_slower import RESULTS, rows, summary
-from outrider.bench.report import markdown_table, put_between
+from outrider.bench.report import markdown_table, put_into
 
 DOCUMENT = RESULTS.parents[1] / "docs" / "bench.md"
 BEGIN, END = "<!-- never_slower: begin -->", "<!-- never_slower: end -->"
@@ -26,8 +26,7 @@ MODELS = {
 
 def main() -> None:
     result = json.loads((RESULTS / "never_slower.json").read_text("utf-8"))
-    text = DOCUMENT.read_text("utf-8")
-    DOCUMENT.write_text(put_between(text, BEGIN, END, section(result), DOCUMENT.name), "utf-8")
+    put_into(DOCUMENT, BEGIN, END, section(result))
 
 
 def section(result: Mapping[str, Any]) -> str:

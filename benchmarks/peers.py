@@ -30,6 +30,7 @@ from outrider.bench.cost_curve import aligned
 from outrider.bench.journal import Journal
 
 HERE = Path(__file__).resolve().parent
+RESULT = HERE / "results" / "peers.json"
 OWN, TARGET = "outrider", 2.0
 LOOPED = ("ik_llama.cpp", "llama.cpp-api")
 Contestant = tuple[str, str]  # engine, setting
@@ -205,8 +206,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--rest", type=float, default=0.2, help="seconds between runs: threads spin on")
     parser.add_argument("--log", type=Path, metavar="DIR", help="keep what the engines say")
-    parser.add_argument("--journal", type=Path, default=HERE / "results" / "peers.jsonl")
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "peers.json")
+    parser.add_argument("--journal", type=Path, default=RESULT.with_suffix(".jsonl"))
+    parser.add_argument("--json", type=Path, default=RESULT)
     args = parser.parse_args()
     if bad := [peer for peer in args.peer if "=" not in peer]:
         parser.error(f"--peer {bad[0]!r} is not NAME=PYTHON")

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from outrider.bench.report import markdown_table, put_between
-from peers import LOOPED, OWN, rows, summary
+from outrider.bench.report import markdown_table, put_into
+from peers import HERE, LOOPED, OWN, RESULT, rows, summary
 
-HERE = Path(__file__).resolve().parent
-RESULT = HERE / "results" / "peers.json"
 DOCUMENT = HERE.parent / "docs" / "bench.md"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 
 
 def main() -> None:
     result = json.loads(RESULT.read_text("utf-8"))
-    text = DOCUMENT.read_text("utf-8")
-    DOCUMENT.write_text(put_between(text, BEGIN, END, section(result), DOCUMENT.name), "utf-8")
+    put_into(DOCUMENT, BEGIN, END, section(result))
 
 
 def section(result: Mapping[str, Any]) -> str:

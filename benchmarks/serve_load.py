@@ -15,6 +15,7 @@ import outrider
 import serve_parts
 from outrider.bench import machine
 from outrider.bench.journal import Journal
+from outrider.bench.report import markdown_table
 from outrider.bench.stats import median
 from outrider.models.references import resolve
 from serve_servers import Served, llama_server, outrider_server
@@ -232,7 +233,7 @@ def rendered(document: Mapping[str, Any]) -> str:
         ]
         what = "before, while and after 4096 tokens are read"
         parts += [f"Time between two events of four running streams, {what}:"]
-        parts += [_markdown([header, *rows])]
+        parts += [markdown_table([header, *rows])]
     if document["prefix"]:
         header = ["server", "first, ms", "second, ms", "ratio"]
         rows = [
@@ -240,7 +241,7 @@ def rendered(document: Mapping[str, Any]) -> str:
             for name, v in document["prefix"].items()
         ]
         parts += ["Time to the first token of two requests with the same system prompt of 1024 tokens:"]
-        parts += [_markdown([header, *rows])]
+        parts += [markdown_table([header, *rows])]
     return "\n\n".join(parts)
 
 
@@ -263,12 +264,7 @@ def _load_table(load: Sequence[Mapping[str, Any]]) -> str:
         ]
         for r in load
     ]  # fmt: skip
-    return _markdown([header, *rows])
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+    return markdown_table([header, *rows])
 
 
 def replaced(document: str, text: str) -> str:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.server.http_support import Running
-from tests.support.benchmarks import FOLDER, imported
+from tests.support.benchmarks import script
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[Any]:
+def modules() -> Any:
     """serve_parts and serve_load."""
-    if not (FOLDER / "serve.py").is_file():
-        pytest.skip("the benchmarks are not here")
-    with imported("serve_parts") as parts, imported("serve_load") as load:
-        yield SimpleNamespace(parts=parts, load=load)
+    return SimpleNamespace(parts=script("serve_parts"), load=script("serve_load"))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import sys
 from collections.abc import AsyncGenerator, Iterator
@@ -14,19 +13,16 @@ import pytest
 
 from outrider.server.generation import Answer
 from tests.server.http_support import Running, running, toy_pipeline
-from tests.support.benchmarks import FOLDER, imported
+from tests.support.benchmarks import script
 
 CONTEXT, BODY_BYTES = 4096, 1 << 20
 SLACK = 64 << 20  # a run of seconds does not get warm
 
 
 @pytest.fixture(scope="module")
-def soak() -> Iterator[Any]:
+def soak() -> Any:
     """The module serve_soak."""
-    if not (FOLDER / "serve_soak.py").is_file():
-        pytest.skip("the benchmarks are not here")
-    with imported("serve_soak") as module:
-        yield module
+    return script("serve_soak")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +120,7 @@ def test_memory_that_grows_is_noticed(soak: Any) -> None:
 
 @pytest.mark.model
 def test_no_answer_of_the_default_model_is_lost_or_changed(soak: Any, default_model: Path) -> None:
-    serve = importlib.import_module("serve")
+    serve = script("serve")
     tally = serve.soak(
         str(default_model), 120, cases=10, clients=8, threads=2, prefix_cache="8M", kept_outputs=20
     )

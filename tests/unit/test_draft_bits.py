@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from outrider.decoding.costs import CostCurve
-from tests.support.benchmarks import imported
+from tests.support.benchmarks import script
 
 FLAT = CostCurve({1: 1.0, 16: 1.0})
 STEEP = CostCurve({1: 1.0, 16: 16.0})
 
 
 @pytest.fixture(scope="module")
-def draft_bits() -> Iterator[Any]:
-    with imported("draft_bits") as module:
-        yield module
+def draft_bits() -> Any:
+    return script("draft_bits")
 
 
 def test_the_best_length_is_found(draft_bits: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,14 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import OutriderError
 from tests.native.support import item
-from tests.support.benchmarks import imported
+from tests.support.benchmarks import script
 
 COSTS = {1: 10.0, 2: 11.0, 4: 12.0, 8: 20.0}
 
 
 @pytest.fixture(scope="module")
-def replay() -> Iterator[Any]:
-    with imported("replay") as module:
-        yield module
+def replay() -> Any:
+    return script("replay")
 
 
 def test_whoever_follows_the_text_is_told_how_it_goes_on(replay: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 BASELINE = "none"
@@ -137,3 +138,9 @@ def put_between(text: str, begin: str, end: str, body: str, name: str) -> str:
     if not pattern.search(text):
         raise SystemExit(f"{name} has no {begin} … {end}")
     return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
+
+
+def put_into(document: Path, begin: str, end: str, body: str) -> None:
+    """Replace what is between two markers of a file. Raises SystemExit when it has no markers."""
+    text = document.read_text("utf-8")
+    document.write_text(put_between(text, begin, end, body, document.name), "utf-8")

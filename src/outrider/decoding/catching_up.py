@@ -31,7 +31,8 @@ class CatchingUp:
         self._promise = self._price = 0.0
 
     def is_worth(self, ids: Sequence[str], price: float, promise: float, *, new: bool) -> bool:
-        """Whether these texts have missed enough for `price` to be paid, this step what drawing `promise`s.
+        """Note what drawing promises these texts in this step, and say whether they have missed enough, that
+        included, for `price` to be paid.
 
         new: whether little is known of the draft model yet.
         """

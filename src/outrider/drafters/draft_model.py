@@ -26,10 +26,12 @@ Draws: TypeAlias = Literal["shared", "own", "greedy"]
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """
-    capacity: most tokens of it that the draft model holds.
-    reading:  what the draft model reads of its text.
-    stream:   its place in the draft model, once it has drafted.
+    """What is known of one request.
+
+    capacity:  most tokens of it that the draft model holds.
+    namespace: whom it shares prefixes with.
+    reading:   what the draft model reads of its text.
+    stream:    its place in the draft model, once it has been drafted for.
     """
 
     capacity: int

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from outrider.decoding.auto import DEAREST_SLEEP, FIRST_WAIT, IDLE_STEPS, LONGEST_SLEEP, AutoController
+from outrider.decoding.catching_up import CatchingUp
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
 from outrider.decoding.drawing import START
@@ -137,6 +138,36 @@ def test_a_draft_model_known_to_be_good_is_caught_up_sooner_and_a_bad_one_later(
 def test_a_draft_model_of_which_nothing_is_known_is_tried_sooner_than_what_it_promises_is_worth() -> None:
     new, known = (steps_until_drawn(Lookup(), 900, chance) for chance in (None, START))
     assert 0 < 1.4 * new < known < 100
+
+
+def steps_until_read(controller: AutoController, name: str, drawing: int) -> int:
+    """Steps in which a text waits to be read into the draft model, which then draws for so many more."""
+    waited, read = 0, 0
+    while read <= drawing:
+        asked = ask(name, Lookup(), behind=1 if read else 400)
+        controller.choose([Room(name, 2000, 100)])
+        (choice,) = controller.plan([asked])
+        if not choice.draft:
+            waited += 1
+            record(controller, [], 0, name)
+            continue
+        read += 1
+        (tree,) = controller.finish([asked], [choice], [Drawn([5, 6], [0.9] * 2)], 0.02, [(1, 0)] * 2)
+        record(controller, tree, len(tree), name)
+    controller.release(name)
+    return waited
+
+
+def test_a_text_waits_longer_behind_others_that_were_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(drawing: int) -> list[int]:
+        controller = make(experience=Known(START))
+        return [steps_until_read(controller, str(text), drawing) for text in range(6)]
+
+    vain, paid = waits(0), waits(30)
+    monkeypatch.setattr(CatchingUp, "pay", lambda *_: None)  # nothing is known of what reading cost
+    assert vain[0] == waits(0)[0]
+    assert vain[-1] > waits(0)[-1]
+    assert paid == waits(30)
 
 
 def test_what_a_text_taught_of_the_draft_model_is_told_when_it_ends() -> None:
