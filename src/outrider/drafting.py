@@ -10,7 +10,6 @@ from typing import TypeAlias
 from outrider.decoding.auto import AutoController
 from outrider.decoding.controller import Controller, FixedController
 from outrider.decoding.costs import CostModel
-from outrider.decoding.drawing import Experience
 from outrider.decoding.request import Request
 from outrider.decoding.types import IntArray
 from outrider.decoding.verify import VERIFIERS, Verifier, check_pair
@@ -44,13 +43,11 @@ class DraftModel:
 
     common_size: how many leading ids of the vocabulary it shares with the target.
     cost:        measures what its passes cost.
-    experience:  what earlier processes learned of the pair, or None.
     """
 
     model: LanguageModel
     common_size: int
     cost: Callable[[], CostModel]
-    experience: Experience | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,6 @@ def make_drafting(
             None if draft is None else draft.cost(),
             most=choice.num_speculative_tokens,
             tree=verifier.trees,
-            experience=None if draft is None else draft.experience,
         )
         drafter = MixedDrafter(auto, lookup, model, clock=clock)
     assert drafter is not None

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from outrider import experience, memory
+from outrider import memory
 from outrider.checks import LIGHT_QUANTIZATIONS
 from outrider.config import EngineConfig
 from outrider.decoding.costs import CostModel
@@ -29,7 +29,6 @@ from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_d
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
-from outrider.experience import Experience
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.references import parse_reference, resolve
@@ -212,7 +211,6 @@ def build_all(
                 wrapped[key],
                 common,
                 functools.partial(costs, loaded[key], frequent(loaded[key])),
-                _experience(source, described, choice) if native else None,
             )
         drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup, clock)
         pipelines.append(
@@ -269,13 +267,6 @@ def _open_draft(
     source = quantized(source, for_draft(choice.quantization, source, target))
     match = ensure_compatible(tokenizer, source.tokenizer)
     return source, match.common_size
-
-
-def _experience(target: ModelSource, draft: ModelSource, choice: SpeculativeConfig) -> Experience | None:
-    """What earlier processes learned of the pair, for the one who asks."""
-    if not isinstance(choice, AutoConfig):
-        return None
-    return experience.of_pair(target, draft, (choice.verification, choice.draft_sample_method))
 
 
 def _distinct(drafts: Mapping[SpeculativeConfig, tuple[ModelSource, int]]) -> list[ModelSource]:

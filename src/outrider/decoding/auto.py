@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from outrider.decoding.allowance import Allowance
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import WIDEST, CostModel
-from outrider.decoding.drawing import Drawing, Experience, Prices
+from outrider.decoding.drawing import Drawing, Prices
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.joining import Joining
 from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Lookup, Node, best_count, chosen, subtree
@@ -64,7 +64,6 @@ class AutoController:
     confident: whether the draft model says how confident it is, so that it can stop early.
     tree:      whether drafts may branch; else it is the lookup's chain or the draft model's.
     names:     of the lookup drafter and of the draft model, for reports.
-    experience: what is known of the draft model from before, if anything; it is told what is learned.
     Deterministic: what it does follows from its arguments and the numbers it is told.
     """
 
@@ -78,13 +77,10 @@ class AutoController:
         confident: bool = True,
         tree: bool = True,
         names: tuple[str, str] = ("suffix", "draft_model"),
-        experience: Experience | None = None,
     ) -> None:
         self.target = CostModel() if target is None else target
         self.drawing = (
-            None
-            if model is None
-            else Drawing(model, longest=longest, confident=confident, tree=tree, experience=experience)
+            None if model is None else Drawing(model, longest=longest, confident=confident, tree=tree)
         )
         self._joining = Joining(self.target)
         self.by_lookup = Acceptance(LOOKUP_START)

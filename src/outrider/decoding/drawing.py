@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from outrider.decoding.branching import Branching, Reckoner
 from outrider.decoding.catching_up import CatchingUp
@@ -13,7 +12,6 @@ from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Node, chosen, merge
 
 START = 0.8  # chance of its tokens before anything is known
-KNOWN = 48.0  # tokens of evidence from which what was learned is worth keeping
 TRIED = 24.0  # tokens of evidence from which a draft model is no longer new
 FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
 START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
@@ -23,17 +21,6 @@ SHARE_MEMORY = 0.95  # of what is known of that, after one more draft
 BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
 SMOOTH = 0.1  # of a new value in a running mean
 HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
-
-
-class Experience(Protocol):
-    """What is known of the draft model from before, and what is learned of it for later."""
-
-    @property
-    def chance(self) -> float | None:
-        """Of its tokens, 0..1; None when nothing is known."""
-
-    def learn(self, chance: float) -> None:
-        """A text has ended; over it and those before it this was the chance."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +62,6 @@ class Drawing:
     longest:   most tokens that it may draw in a step.
     confident: whether it says how confident it is in each token, so that it can stop early.
     tree:      whether its drafts may branch.
-    experience: what is known of it from before, if anything.
     """
 
     def __init__(
@@ -85,13 +71,9 @@ class Drawing:
         longest: int = 8,
         confident: bool = True,
         tree: bool = True,
-        experience: Experience | None = None,
     ) -> None:
         self.cost = cost
-        self._experience = experience
-        known = None if experience is None else experience.chance
-        self._new = known is None
-        self.accepted = Acceptance(START if known is None else known, START_WEIGHT)  # its first choices
+        self.accepted = Acceptance(START, START_WEIGHT)  # its first choices
         self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
         self.foretold = Acceptance(FORETOLD_START)  # what lookups expect it to draw
         # Decayed seconds of drawing after the first pass, and what these would be with a pass for each token.
@@ -187,7 +169,7 @@ class Drawing:
             gain = worth - value - excess / steps
             if gain > best_gain:
                 best, best_gain, longest = worth, gain, k
-        ids, new = [ask.request_id for ask in asks], self._new and self.accepted.evidence < TRIED
+        ids, new = [ask.request_id for ask in asks], self.accepted.evidence < TRIED
         ripe = self._catching_up.is_worth(ids, excess, best - value, new=new)
         if not ripe and any(ask.lookup is not None for ask in asks):
             return value, 0
@@ -242,8 +224,6 @@ class Drawing:
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
-        if self._experience is not None and self.accepted.evidence >= KNOWN:
-            self._experience.learn(self.accepted.mean)
         self.accepted.forget(request_id)
         self.beside.forget(request_id)
         self.foretold.forget(request_id)

@@ -8,9 +8,12 @@ corrects a curve with every step anyway, so a bad one costs a few steps.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,9 @@ from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
-from outrider.models.download import read_json
-from outrider.records import keep, record_path
+from outrider.models.download import cache_root, read_json, write_json
+
+logger = logging.getLogger("outrider")
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 DRAWN = 8  # tokens of a pass that a draft model wants the logits of, at most; wider ones read what it missed
@@ -41,13 +45,14 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
 
     blocks: of the vocabulary, as a draft model computes them, see `BlockModel`; None for all.
     """
-    path = record_path(FOLDER, _facts(model, blocks), folder)
+    name = hashlib.sha256(json.dumps(_facts(model, blocks)).encode()).hexdigest()[:32]
+    path = (folder or cache_root() / FOLDER) / f"{name}.json"
     curve = _recorded(path)
     if curve is None:
         watched, drawn = (model, None) if blocks is None else (Within(model, blocks), DRAWN)
         curve, again = measure(watched, drawn=drawn), measure(watched, 0.0, widths=(1,))
         if again[1] <= UNSTEADY * curve[1]:  # else other load is about: good enough for now, not to be kept
-            keep(path, {"seconds": {str(n): s for n, s in curve.items()}})
+            _keep(path, curve)
     return CostModel(curve, CONTEXT)
 
 
@@ -116,6 +121,14 @@ def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
         *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
         None if blocks is None else [len(blocks), DRAWN],
     ]
+
+
+def _keep(path: Path, curve: Mapping[int, float]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"seconds": {str(n): seconds for n, seconds in curve.items()}})
+    except OSError as error:
+        logger.debug("what passes cost could not be kept in %s: %s", path, error)
 
 
 def _recorded(path: Path) -> dict[int, float] | None:
