@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.server.http_support import Running
+from tests.server.http_support import Running, running, toy_pipeline
 from tests.support.benchmarks import script
 
 
@@ -18,18 +20,31 @@ def modules() -> Any:
     return SimpleNamespace(parts=script("serve_parts"), load=script("serve_load"))
 
 
-@pytest.fixture
-def served(server: Running) -> Any:
-    """The shared toy server, as serve.py sees one that it started."""
+def started(server: Running) -> Any:
+    """A server, as serve.py sees one that it started."""
     says = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return SimpleNamespace(name="toy", url=server.url, peer=False, says=says, about="", log=str)
 
 
-def test_load_counts_every_token(modules: Any, served: Any, server: Running) -> None:
+@pytest.fixture
+def served(server: Running) -> Any:
+    """The shared toy server."""
+    return started(server)
+
+
+@pytest.fixture
+def slow(roomy_file: Path) -> Iterator[Running]:
+    """A toy server whose tokens come one by one: the shared one may have written all before any is read."""
+    with running(toy_pipeline(roomy_file, slow=True)) as made:
+        yield made
+
+
+def test_load_counts_every_token(modules: Any, slow: Running) -> None:
+    served = started(slow)
     modules.parts.warm_up(served)
-    before = server.engine.stats.finished
+    before = slow.engine.stats.finished
     found = modules.parts.load(served, clients=3, limit=1, max_tokens=8, salt="a")
-    ended = {k: n - before[k] for k, n in server.engine.stats.finished.items()}
+    ended = {k: n - before[k] for k, n in slow.engine.stats.finished.items()}
     assert found["requests"] == found["answered"] == 6 == ended["length"] + ended["stop"]
     assert 0 < found["tokens"] <= 48
     assert len(found["texts"]) == 6
