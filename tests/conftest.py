@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from outrider import pipeline
 from outrider.engines.base import LanguageModel
@@ -18,6 +19,10 @@ from outrider.engines.toy import ToyModel
 from outrider.models.source import ModelSource
 from tests.support.models import tiny_gguf
 from tests.support.real import real_model
+
+# No test may fail for the time that it took. The rest is the profile that hypothesis chose, here or in CI.
+settings.register_profile("patient", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.load_profile("patient")
 
 ToyLoader = Callable[[ModelSource, int | None], LanguageModel]
 

@@ -44,7 +44,7 @@ def paths(draft: Draft) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(steps=st.lists(trees(), min_size=1, max_size=3), chunk=st.integers(1, 4), data=st.data())
 def test_rows_are_those_of_the_text_alone(
     name: str, steps: list[Draft], chunk: int, data: st.DataObject

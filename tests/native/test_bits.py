@@ -100,7 +100,7 @@ def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_trees_score_as_their_paths_do(
     sources: dict[str, ModelSource], kv_dtype: str, data: st.DataObject

@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
     return load(open_model(tiny_gguf(tmp_path_factory.mktemp("cache") / "m.gguf", types="Q8_0")))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.lists(st.integers(3, 319), min_size=1, max_size=20), st.floats(0, 1)), max_size=6)
 )
@@ -100,7 +100,7 @@ def grow_and_close(model: NativeModel, steps: list[tuple[int, int, bool]], rando
         assert same_bits(run(model, cache, [7]), run(model, model.new_cache(4096), [*text, 7])[-1:])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 90), st.booleans()), max_size=25), st.randoms())
 def test_slabs_hold_what_blocks_held_at_their_most(
     slabbed: NativeModel, steps: list[tuple[int, int, bool]], random: Random
@@ -155,7 +155,7 @@ def test_bad_options(tmp_path: Path) -> None:
         NativeModel.load(odd)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     text=st.lists(st.integers(3, 319), min_size=16, max_size=60),
     cut=st.integers(0, 60),

@@ -46,7 +46,7 @@ def test_distributions_over_a_large_vocabulary() -> None:
             assert NATIVE.probability(row, params, 7777)[0] == found.of(7777)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_distributions_of_any_row(data: st.DataObject) -> None:
     """Values at the very edges: of the reach, of ties, of what a double can hold."""

@@ -134,7 +134,7 @@ def test_a_spoilt_scale_would_be_seen(kind: str) -> None:
 FINITE = st.floats(-1000, 1000, width=32)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(values=hnp.arrays(np.float32, (1, 256), elements=FINITE))
 def test_no_value_is_far_off(values: Floats) -> None:
     biggest = float(np.abs(values).max())

@@ -55,7 +55,7 @@ def test_a_large_vocabulary() -> None:
             assert chosen == specified(row, params, seed, position), params
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_the_whole_pipeline_is_the_same_with_and_without(data: st.DataObject) -> None:
     vocab = data.draw(st.sampled_from([1, 2, 5, 255, 256, 257, 3000]))

@@ -163,7 +163,7 @@ def test_a_damaged_file_is_ignored_with_a_warning_and_written_anew(
     assert path.read_bytes() == good
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_byte_is_seen(source: ModelSource, tmp_path_factory: Any, data: st.DataObject) -> None:
     folder = tmp_path_factory.getbasetemp() / f"flip-{source.path.parent.name}"

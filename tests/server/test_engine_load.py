@@ -169,9 +169,7 @@ def disagreements(world: World, load: Sequence[Visit]) -> list[str]:
     return wrong
 
 
-relaxed = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @relaxed

@@ -66,7 +66,6 @@ def test_generated_requests(
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
         max_examples=12 if has_input else 1,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=(Phase.generate,),

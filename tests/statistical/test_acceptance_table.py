@@ -37,7 +37,7 @@ def test_a_first_tokens_chances(seed: int, vocab: int, spread: float, zeros: int
     assert found == pytest.approx((overlap(p, q), coupled(p, q)), abs=1e-12)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(worlds())
 def test_a_chains_expectations_add_up_to_the_rules_own(world: World) -> None:
     def draw(branches: Branches) -> Draft:

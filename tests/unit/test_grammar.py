@@ -167,7 +167,7 @@ def fresh(form: str, context: TokenContext) -> tuple[bytes | None, list[int], bo
     return None if mask is None else mask.tobytes(), made.forced(context, 99), made.ended(context)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(form=st.sampled_from(sorted(FORMS)), data=st.data())
 def test_answers_depend_on_the_output_only(form: str, data: st.DataObject) -> None:
     for context, *answers in walk(form, data):

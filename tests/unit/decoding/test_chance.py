@@ -134,7 +134,7 @@ def test_siblings_are_different_and_say_what_they_were_drawn_from(
 # --- The sampler's distribution ------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 def test_the_distribution_is_the_one_that_tokens_are_drawn_from(
     case: tuple[SamplingParams, npt.NDArray[np.float32], list[int], int, int],

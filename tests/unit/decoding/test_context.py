@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
@@ -17,7 +17,6 @@ def as_dict(context: TokenContext) -> dict[int, int]:
     return dict(zip(ids.tolist(), counts.tolist(), strict=True))
 
 
-@settings(deadline=None)
 @given(TOKENS, TOKENS, TOKENS, st.integers(0, 30))
 def test_counts_look_ahead_without_changing_the_sequence(
     prompt: list[int], output: list[int], path: list[int], ask_at: int

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.rng import LEAST_NOISE, derive_seed, gumbel, peaks, philox4x32
@@ -52,7 +52,6 @@ def one_noise(seed: int, position: int, token: int) -> float:
     return -math.log(time)
 
 
-@settings(deadline=None)
 @given(SEEDS, POSITIONS, st.lists(IDS, min_size=1, max_size=20))
 def test_noise_is_what_the_docstring_says(seed: int, position: int, ids: list[int]) -> None:
     ids += [t - t % 256 + one_block(seed, 0, position, t // 256)[1] % 256 for t in ids]  # holders too
@@ -61,7 +60,6 @@ def test_noise_is_what_the_docstring_says(seed: int, position: int, ids: list[in
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(SEEDS, POSITIONS, st.sets(IDS, min_size=1, max_size=300), st.data())
 def test_an_id_has_the_same_bits_in_any_company(
     seed: int, position: int, ids: set[int], data: st.DataObject
@@ -80,7 +78,6 @@ def test_the_bits_hold_across_chunks_and_lengths() -> None:
     assert gumbel(5, 77, np.empty(0, np.int64)).shape == (0,)
 
 
-@settings(deadline=None)
 @given(SEEDS, POSITIONS)
 def test_peaks_are_the_greatest_noises(seed: int, position: int) -> None:
     heights, holders = peaks(seed, position, np.arange(4))

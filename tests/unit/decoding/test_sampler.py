@@ -93,7 +93,7 @@ def context_of(tokens: list[int], prompt: int) -> TokenContext:
     return context
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cases())
 def test_the_sampler_equals_the_pipeline_written_out(
     case: tuple[SamplingParams, npt.NDArray[np.float32], list[int], int, int],

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.params import SamplingParams
@@ -124,7 +124,6 @@ def test_impossible_requests() -> None:
 WORDS = st.text("ab<", min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=3), st.lists(WORDS, min_size=1, max_size=12), st.integers(0, 3))
 def test_streamed_text_is_the_whole_text_up_to_its_stop(
     stops: list[str], pieces: list[str], late: int

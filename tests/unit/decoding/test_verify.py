@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.adjust import Row
@@ -82,7 +82,6 @@ def test_only_rows_on_the_path_are_sampled_each_in_its_own_context() -> None:
     assert sampler.asked == [(2, ()), (3, (2,)), (4, (2, 3))]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-3, 9), st.integers(-3, VOCAB + 3)), max_size=9),
     st.integers(0, 10),
@@ -183,7 +182,6 @@ def test_a_rule_for_chains_is_not_paired_with_trees() -> None:
             check_pair(make(), Trees())
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 3)), max_size=8), st.integers(0, 99), st.booleans()
 )

@@ -78,21 +78,21 @@ def worlds(draw: st.DrawFn, vocab: int = 3, depth: int = 3) -> World:
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(world=worlds())
 def test_after_a_chain_the_output_has_the_targets_law(rule: Rule, name: str, world: World) -> None:
     assert error(world, CHAINS[name], rule) < 1e-12
 
 
 @pytest.mark.parametrize("name", TREES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(world=worlds(depth=2))
 def test_after_a_tree_too(name: str, world: World) -> None:
     assert error(world, TREES[name], RejectionVerifier) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(world=worlds(depth=2), data=st.data())
 def test_a_draft_that_differs_by_rounding_only_is_no_trouble(
     rule: Rule, world: World, data: st.DataObject
@@ -105,7 +105,7 @@ def test_a_draft_that_differs_by_rounding_only_is_no_trouble(
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(world=worlds(depth=2))
 def test_where_the_target_has_nothing_to_say_the_step_ends(rule: Rule, world: World) -> None:
     cut = World(world.vocab, world.depth, world.target, world.draft, mute=(1,))
@@ -115,7 +115,7 @@ def test_where_the_target_has_nothing_to_say_the_step_ends(rule: Rule, world: Wo
         assert error(cut, tree([2, 1]), rule) < 1e-12
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(world=worlds(depth=2))
 def test_block_judges_the_chain_that_a_tree_begins_with(world: World) -> None:
     assert error(world, tree([2, 2]), BlockVerifier) < 1e-12
@@ -123,7 +123,7 @@ def test_block_judges_the_chain_that_a_tree_begins_with(world: World) -> None:
     assert accepted(world, early, BlockVerifier) == pytest.approx(accepted(world, chain(2), BlockVerifier))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(world=worlds())
 def test_block_keeps_at_least_what_rejection_keeps(world: World) -> None:
     for length in (1, 2, 3):
@@ -136,7 +136,7 @@ def test_block_keeps_at_least_what_rejection_keeps(world: World) -> None:
             assert rejection == pytest.approx(overlap, abs=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(world=worlds(depth=1))
 def test_more_candidates_are_accepted_more_often(world: World) -> None:
     for kind in (siblings, with_replacement, likeliest):

@@ -158,7 +158,7 @@ def test_jobs_share_passes_and_the_last_token_is_not_fed() -> None:
     assert setting.model.passes == [[3, 1], [1, 1], [1, 1]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, VOCAB - 1)), min_size=1, max_size=8
@@ -275,7 +275,7 @@ def test_the_cache_is_closed_at_the_end() -> None:
         setting.model.caches[0].truncate(0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, VOCAB - 1)), min_size=1, max_size=5))
 def test_its_own_draws_come_from_what_it_states(steps: list[tuple[int, int]]) -> None:
     setting = Setting(draws="own")
@@ -353,7 +353,7 @@ def check_tree(setting: Setting, context: TokenContext, draft: Draft) -> None:
             allowed[token] = -np.inf
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(-1, 8), st.integers(0, VOCAB - 1)),
@@ -422,7 +422,7 @@ class Teller:
         return told
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(-1, 8), st.integers(0, VOCAB - 1)),
@@ -641,7 +641,7 @@ def drafts_of(drafter: DraftModelDrafter, name: str, prompt: list[int], namespac
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=30), min_size=1, max_size=5))
 def test_drafts_do_not_depend_on_prefixes_that_were_kept(prompts: list[list[int]]) -> None:
     plain, sharing = DraftModelDrafter(Watched()), DraftModelDrafter(Watched())
@@ -696,7 +696,6 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
     assert [d.tokens.tolist() for d in drafts] == [d.tokens.tolist() for d in wanted]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 60), st.booleans()), min_size=1, max_size=8))
 def test_copies_that_it_did_not_read_are_as_if_they_were_not_there(
     steps: list[tuple[int, int, bool]],

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
@@ -88,7 +88,6 @@ def scan(tokens: list[int], shortest: int, longest: int, budget: int) -> list[in
     return []
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=20),
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=8),

@@ -49,7 +49,7 @@ texts = st.lists(st.integers(0, 1), min_size=1, max_size=60)  # two tokens: begi
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(prompts=st.lists(texts, min_size=1, max_size=6), drafts=drafts, blocks=st.integers(0, 6))
 def test_logits_do_not_depend_on_what_was_kept(
     name: str, prompts: list[list[int]], drafts: list[list[int]], blocks: int
@@ -247,4 +247,4 @@ class Recency(RuleBasedStateMachine):
 
 
 TestRecency = Recency.TestCase
-TestRecency.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRecency.settings = settings(max_examples=60, stateful_step_count=30)

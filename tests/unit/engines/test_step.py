@@ -51,7 +51,7 @@ def beside(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     prompts=st.lists(st.lists(st.integers(0, 47), min_size=1, max_size=40), min_size=1, max_size=3),
     chunks=st.lists(st.integers(0, 20), max_size=4),

@@ -28,7 +28,7 @@ ids_of_any_kind = st.lists(
 ).map(lambda parts: [i for part in parts for i in (part if isinstance(part, list) else [part])])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(ids_of_any_kind, st.booleans(), st.booleans(), st.booleans())
 def test_pushes_together_are_decode(ids: list[int], bpe: bool, skip: bool, continues: bool) -> None:
     made = BPE if bpe else SPM
@@ -41,7 +41,7 @@ def test_pushes_together_are_decode(ids: list[int], bpe: bool, skip: bool, conti
     assert all(part.encode() for part in parts if part)  # whole characters only
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=24))
 def test_sentence_piece_byte_tokens(data: bytes) -> None:
     stream = IncrementalDetokenizer(SPM, continues=True)

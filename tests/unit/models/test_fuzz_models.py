@@ -37,7 +37,7 @@ MUTATIONS = st.lists(
     min_size=1,
     max_size=4,
 )
-fuzz = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+fuzz = settings(max_examples=500, suppress_health_check=list(HealthCheck))
 
 
 def mutated(raw: bytes, mutations: list[tuple[str, float, int]], header: int) -> bytes:

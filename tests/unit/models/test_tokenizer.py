@@ -25,7 +25,7 @@ PRE = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
 def test_byte_level_round_trip(pre: str) -> None:
     made = Tokenizer.from_data(dataclasses.replace(tokenizer_data(CASES["bpe-qwen2"]), pre=pre))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.text() | st.lists(st.sampled_from([*TEXTS, "<|im_end|>", " ", "1"]), max_size=5).map("".join))
     def holds(text: str) -> None:
         for parse in (True, False):
@@ -36,7 +36,7 @@ def test_byte_level_round_trip(pre: str) -> None:
     holds()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text() | st.lists(st.sampled_from(TEXTS), max_size=3).map("".join))
 def test_sentence_piece_round_trip(text: str) -> None:
     ids = SPM.encode(text, parse_special=False)
@@ -200,7 +200,7 @@ def test_a_merge_of_no_token_is_refused(merge: str) -> None:
         Tokenizer.from_data(vocabulary)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_vocabulary_loads_or_is_refused(data: st.DataObject) -> None:
     """Whatever a file holds, the outcome is a tokenizer or a ModelError, and encoding works."""
