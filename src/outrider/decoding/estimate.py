@@ -77,33 +77,36 @@ class Acceptance:
         self._tested = [0.0, 0.0]  # of those with a confidence, without what was only supposed
         self._vanity = 0.0  # decayed: how much worse confidence has foretold than the mean, squared errors
         self._by_confidence, self._by_depth = _Requests(), _Requests()
+        self._weigh()
 
     def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
         """The chance of acceptance of a node at `depth`, 0 < chance <= MOST."""
+        stage = stage_of(depth)
         if confidence is None:
-            return self._by_depth.adjust(request_id, self._at_depth(depth))
-        return self._by_confidence.adjust(request_id, self._calibrated(depth, confidence))
+            return self._by_depth.adjust(request_id, self._at_stage(stage))
+        which = bisect_right(EDGES, confidence)
+        return self._by_confidence.adjust(request_id, self._in_cell(which, stage))
 
     def learn(self, request_id: str, depth: int, confidence: float | None, accepted: bool) -> None:
         """A node was tried: its parent was accepted, and it was or was not."""
+        got = float(accepted)
         if confidence is not None:
-            which = bisect_right(EDGES, confidence)
-            got = float(accepted)
+            which, stage = bisect_right(EDGES, confidence), stage_of(depth)
             worse = (CENTRES[which] - got) ** 2 - (self._tested_mean - got) ** 2
             self._vanity = SHARED_MEMORY * self._vanity + worse
-            _count(self._tested, accepted)
-            _count(self._bins[which], accepted)
-            _count(self._cells[which][stage_of(depth)], accepted)
+            for count in (self._tested, self._bins[which], self._cells[which][stage]):
+                _count(count, got)
+            self._weigh()
             # Expected by what is known now, this token counted: a first request sets the standard.
-            expected = self._calibrated(depth, confidence)
-            self._by_confidence.learn(request_id, expected, float(accepted))
-        self.suppose(request_id, depth, float(accepted))
+            self._by_confidence.learn(request_id, self._in_cell(which, stage), got)
+        self.suppose(request_id, depth, got)
 
     def suppose(self, request_id: str, depth: int, chance: float) -> None:
         """A node was drafted but not tried; by its confidence it would have been accepted with `chance`."""
+        stage = stage_of(depth)
         _count(self._all, chance)
-        _count(self._stages[stage_of(depth)], chance)
-        self._by_depth.learn(request_id, self._at_depth(depth), chance)
+        _count(self._stages[stage], chance)
+        self._by_depth.learn(request_id, self._at_stage(stage), chance)
 
     def begin(self) -> None:
         """A new text begins: trust a little less that it is like the ones before, so that a drafter that did
@@ -127,21 +130,20 @@ class Acceptance:
         """Tokens tried or supposed, older ones counting less."""
         return self._all[1]
 
-    @property
-    def _tested_mean(self) -> float:
-        return (self._tested[0] + self._weight * self.start) / (self._tested[1] + self._weight)
+    def _weigh(self) -> None:
+        """Work out what all bins have in common, after a token with a confidence was tried."""
+        self._tested_mean = (self._tested[0] + self._weight * self.start) / (self._tested[1] + self._weight)
+        self._trust = 1.0 / (1.0 + math.exp(min(50.0, SUSPICION * (self._vanity - FAITH))))
 
-    def _at_depth(self, depth: int) -> float:
-        got, tried = self._stages[STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE]
+    def _at_stage(self, stage: int) -> float:
+        got, tried = self._stages[stage]
         return min(MOST, (got + CELL_WEIGHT * self.mean) / (tried + CELL_WEIGHT))
 
-    def _calibrated(self, depth: int, confidence: float) -> float:
-        which = bisect_right(EDGES, confidence)
-        trust = 1.0 / (1.0 + math.exp(min(50.0, SUSPICION * (self._vanity - FAITH))))
-        centre = trust * CENTRES[which] + (1.0 - trust) * self._tested_mean
+    def _in_cell(self, which: int, stage: int) -> float:
+        centre = self._trust * CENTRES[which] + (1.0 - self._trust) * self._tested_mean
         got, tried = self._bins[which]
         above = (got + BIN_WEIGHT * centre) / (tried + BIN_WEIGHT)
-        got, tried = self._cells[which][STAGES[depth - 1] if depth <= len(STAGES) else LAST_STAGE]
+        got, tried = self._cells[which][stage]
         return min(MOST, (got + CELL_WEIGHT * above) / (tried + CELL_WEIGHT))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -66,6 +65,24 @@ class _Cost:
     draft: float
     verify: float
     width: int
+
+
+class _Guard:
+    """A context in which an exception ends a request, by `finish`. (As a generator it would take longer.)"""
+
+    __slots__ = ("_finish", "_seq")
+
+    def __init__(self, finish: Callable[..., None], seq: _Sequence) -> None:
+        self._finish, self._seq = finish, seq
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._finish(self._seq, "error", error=error)
+        return True
 
 
 class StepLoop:
@@ -350,8 +367,10 @@ class StepLoop:
         """What is to be reported of each token of a verdict, computed when it is emitted."""
         wanted = seq.request.params.logprobs
         for node, token in zip((-1, *verdict.path), tokens, strict=True):
-            row = scores.logits[node + 1][: self._vocab_size]
-            yield None if wanted is None else token_logprobs(row, token, wanted)
+            if wanted is None:
+                yield None
+            else:
+                yield token_logprobs(scores.logits[node + 1][: self._vocab_size], token, wanted)
 
     def _prompt_report(self, seq: _Sequence) -> tuple[TokenLogprobs, ...] | None:
         """The prompt's log-probabilities, with the first token of output if they are asked for."""
@@ -361,13 +380,9 @@ class StepLoop:
         seq.prompt_logprobs.clear()
         return report
 
-    @contextmanager
-    def _guard(self, seq: _Sequence) -> Iterator[None]:
+    def _guard(self, seq: _Sequence) -> _Guard:
         """Let an exception end this request only."""
-        try:
-            yield
-        except Exception as error:
-            self._finish(seq, "error", error=error)
+        return _Guard(self._finish, seq)
 
     def _finish(
         self,

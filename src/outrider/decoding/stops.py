@@ -52,6 +52,8 @@ class Emitter:
             return text + self.drain(), Finish("stop", None if token in self._eos_ids else token)
         searched = len(self._held)
         text = self._held + self._decode(token)
+        if not self._stop_strings and self.remaining:
+            return text, None
         stop = self._first_stop(text, searched) if may_stop else None
         if stop is not None:
             start, found = stop

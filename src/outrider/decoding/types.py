@@ -39,6 +39,8 @@ class Distribution(NamedTuple):
 
 Probs: TypeAlias = tuple[Distribution | None, ...]
 
+_NOTHING = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
@@ -68,7 +70,7 @@ class Draft:
         return self.source if self.sources is None else self.sources[node]
 
     def __len__(self) -> int:
-        return int(self.tokens.shape[0])
+        return len(self.tokens)
 
     def distribution(self, node: int) -> Distribution:
         """What a node was drawn from."""
@@ -93,7 +95,7 @@ class Draft:
     @staticmethod
     def empty(source: str = "none") -> Draft:
         """A draft of length 0: the step is then plain decoding."""
-        return Draft(np.empty(0, np.int32), np.empty(0, np.int32), None, source)
+        return Draft(_NOTHING, _NOTHING, None, source)
 
     @staticmethod
     def chain(tokens: npt.ArrayLike, source: str, probs: Probs | None = None) -> Draft:

@@ -58,16 +58,19 @@ class GramIndex:
         """Up to `most` places that agree with the end of `text`, longer size classes first and the latest
         first within a class. `text` may be the indexed list itself."""
         found: list[Match] = []
-        seen: set[int] = set()
         tokens, base, end = self.tokens, self.base, len(text)
-        for which in range(len(SIZES) - 1, -1, -1):
-            size = SIZES[which]
+        # From the shortest up to the first without a place: a longer n-gram has none either.
+        starts: list[int] = []
+        for size, latest in zip(SIZES, self._latest, strict=True):
             if size > end:
-                continue
-            key = text[-1] if size == 1 else hash(tuple(text[end - size :]))
-            place = self._latest[which].get(key, -1)
-            before = self._before[which]
-            left = CHAIN
+                break
+            place = latest.get(text[-1] if size == 1 else hash(tuple(text[end - size :])), -1)
+            if place < base:
+                break
+            starts.append(place)
+        seen: set[int] = set()
+        for which in range(len(starts) - 1, -1, -1):
+            size, place, before, left = SIZES[which], starts[which], self._before[which], CHAIN
             while place >= base and left:
                 left -= 1
                 if place not in seen:

@@ -92,8 +92,8 @@ class CachedStepEngine:
             assert not len(seq.pending), "prefill must be complete"
             assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
             # The anchor becomes new token 0, so the draft's nodes and their parents move up by one.
-            tokens = np.concatenate((np.array([seq.anchor], np.int32), draft.tokens))
-            parents = np.concatenate((np.array([-1], np.int32), draft.parents + np.int32(1)))
+            tokens = np.array([seq.anchor, *draft.tokens.tolist()], np.int32)
+            parents = np.array([-1, *[parent + 1 for parent in draft.parents.tolist()]], np.int32)
             items.append(ForwardItem(seq.cache, tokens, parents, np.arange(len(tokens), dtype=np.int32)))
         for seq, _ in prefill:
             self._take(seq)
@@ -115,7 +115,7 @@ class CachedStepEngine:
         seq.cache.keep(base, [base, *(base + 1 + node for node in verdict.path)])
         seq.committed += 1 + len(verdict.path)
         assert seq.scored is not None, "only what was scored can be committed"
-        seq.text += [seq.anchor, *seq.scored[list(verdict.path)].tolist()]
+        seq.text += [seq.anchor, *[int(seq.scored[node]) for node in verdict.path]]
         seq.anchor = verdict.next_token
         assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
 
