@@ -24,10 +24,9 @@ PASS_WIDTH = 256  # most tokens of one pass: a chunk of prefill
 PASS_ROWS = 32  # most rows of logits of one pass, where nothing else is said
 TEXT_BYTES = 512  # that lists, text and lookups take for a token of a text
 SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
-PREFIX_SHARE, PREFIX_MOST = (
-    4,
-    2 * 10**9,
-)  # of what is free, one in so many bytes is for prefixes, at most so many
+# Of what is free, one in so many bytes is for prefixes, at most so many; and for recent outputs.
+PREFIX_SHARE, PREFIX_MOST = 4, 2 * 10**9
+LOOKUP_SHARE = 16
 MARGIN = 0.9  # of what is available may be used, where the user names no limit
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -147,12 +146,14 @@ class Shares:
 
     sequences: for what requests may come to hold, together.
     prefixes:  for the prefix caches of each model, the target's first.
+    lookups:   for recent outputs, to look up in.
     """
 
     weights: int
     buffers: int
     sequences: int
     prefixes: tuple[int, ...]
+    lookups: int = 0
 
 
 def share_out(
@@ -162,11 +163,13 @@ def share_out(
     *,
     rows: int = PASS_ROWS,
     prefixes: int | None = None,
+    lookups: int = 0,
 ) -> Shares:
     """Divide `limit` bytes among the models (the target first), one sequence of `positions` positions at
     least, and prefix caches of `prefixes` bytes together (None: what is wise).
 
-    rows: most rows of logits of one pass of the target.
+    rows:    most rows of logits of one pass of the target.
+    lookups: most bytes of recent outputs to look up in; less where memory is short.
     Raises InsufficientMemoryError when one sequence does not fit.
     """
     archs = [source.architecture for source in sources]
@@ -184,10 +187,10 @@ def share_out(
         )
     if prefixes is None:
         prefixes = min(PREFIX_MOST, (free - one) // PREFIX_SHARE)
+    lookups = min(lookups, (free - one - prefixes) // LOOKUP_SHARE)
     parts = [kv_bytes(arch, BLOCK) for arch in archs]
-    return Shares(
-        weights, buffers, free - prefixes, tuple(prefixes * part // max(1, sum(parts)) for part in parts)
-    )
+    each = tuple(prefixes * part // max(1, sum(parts)) for part in parts)
+    return Shares(weights, buffers, free - prefixes - lookups, each, lookups)
 
 
 def usable_bytes(weights: int = 0) -> int:

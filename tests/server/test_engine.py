@@ -159,7 +159,8 @@ def limit_for(pipeline: Pipeline, asked: Request) -> int:
     """The memory limit that leaves exactly what a request may need."""
     plenty = 10**10
     engine = ServerEngine(pipeline, memory_limit=plenty, prefix_bytes=0)
-    return plenty - engine.stats.cache_limit + engine._capacity.need(asked)
+    stats = engine.stats
+    return plenty - stats.cache_limit - stats.lookup_limit + engine._capacity.need(asked)
 
 
 def test_a_request_waits_for_memory(pipeline: Pipeline) -> None:
@@ -207,6 +208,29 @@ def test_a_context_that_does_not_fit_is_cut_unless_it_was_asked_for(
     with pytest.raises(InsufficientMemoryError, match="one sequence of 8192 tokens"):
         ServerEngine(asked_for, memory_limit=limit, prefix_bytes=0)
     assert ServerEngine(pipeline, memory_limit=10**9).context == 8192
+
+
+def test_recent_outputs_have_a_share_of_the_memory(target_file: Path) -> None:
+    sharing, not_sharing = (
+        toy_pipeline(target_file, {"method": method, "num_speculative_tokens": 5})
+        for method in ("suffix", "ngram")
+    )
+
+    async def client(engine: ServerEngine) -> None:
+        await read(engine.submit([request("a")]))
+        assert engine.stats.lookup_bytes == 0, "a request without a namespace shares nothing"
+        for name in "bcd":
+            await read(engine.submit([request(name, namespace="key")]))
+        assert 0 < engine.stats.lookup_bytes <= engine.stats.lookup_limit
+
+    plenty = ServerEngine(sharing, memory_limit=10**10, prefix_bytes=0)
+    serve(plenty, client)
+    none = ServerEngine(not_sharing, memory_limit=10**10, prefix_bytes=0)
+    assert none.stats.lookup_limit == 0 < plenty.stats.lookup_limit
+    assert plenty.stats.cache_limit == none.stats.cache_limit - plenty.stats.lookup_limit
+    exact = limit_for(sharing, request("a", max_tokens=None))
+    short = ServerEngine(sharing, memory_limit=exact, prefix_bytes=0)
+    assert (short.stats.lookup_limit, short.stats.lookup_bytes) == (0, 0), "and what was kept is dropped"
 
 
 def test_no_room_for_anything_is_told_at_the_start(pipeline: Pipeline) -> None:

@@ -123,9 +123,10 @@ SMALL = dataclasses.replace(QWEN, n_layers=7)
     rows=st.integers(1, 200),
     pair=st.booleans(),
     prefixes=st.none() | st.integers(0, 10**9),
+    lookups=st.integers(0, 10**8),
 )
 def test_shares_add_up_to_the_limit(
-    positions: int, limit: int, rows: int, pair: bool, prefixes: int | None
+    *, positions: int, limit: int, rows: int, pair: bool, prefixes: int | None, lookups: int
 ) -> None:
     sources = [model(), model("D", arch=SMALL)] if pair else [model()]
     archs = [source.architecture for source in sources]
@@ -133,13 +134,16 @@ def test_shares_add_up_to_the_limit(
     needed = 1030 * len(sources) + buffers + memory.sequence_bytes(archs, positions) + (prefixes or 0)
     if limit < needed:
         with pytest.raises(InsufficientMemoryError, match=rf"sequence of {positions} tokens.*--memory-limit"):
-            memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes)
+            memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes, lookups=lookups)
         return
-    shares = memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes)
-    total = shares.weights + shares.buffers + shares.sequences + sum(shares.prefixes)
+    shares = memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes, lookups=lookups)
+    total = shares.weights + shares.buffers + shares.sequences + sum(shares.prefixes) + shares.lookups
     assert limit - len(sources) < total <= limit
     assert shares.sequences >= memory.sequence_bytes(archs, positions)
     assert len(shares.prefixes) == len(sources)
+    assert 0 <= shares.lookups <= lookups
+    if limit - needed > 100 * 10**8:
+        assert shares.lookups == lookups, "as much as was asked for, where there is plenty"
     if pair:  # both models keep the same number of positions
         assert shares.prefixes[0] // 4 - shares.prefixes[1] in (-1, 0, 1)
     if prefixes is not None:

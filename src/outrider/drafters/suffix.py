@@ -44,19 +44,24 @@ _Place: TypeAlias = tuple[list[int], int, int, int, int, float]
 
 class OutputPool:
     """Recent outputs, one indexed text for each namespace; the oldest output goes first when there are more
-    than `max_requests` or more than `max_bytes`."""
+    than `max_requests` or more than `max_bytes`.
+
+    nbytes: bytes of all indexes, about.
+    """
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.max_requests, self.max_bytes = max_requests, max_bytes
+        self.nbytes = 0
         self._texts: dict[str, GramIndex] = {}
         self._outputs: deque[tuple[str, int]] = deque()  # (namespace, tokens with the barrier), oldest first
 
     def __len__(self) -> int:
         return len(self._outputs)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(index.nbytes for index in self._texts.values())
+    def limit(self, max_bytes: int) -> None:
+        """Hold no more than so many bytes from now on."""
+        self.max_bytes = max_bytes
+        self._shrink()
 
     def get(self, namespace: str) -> GramIndex | None:
         return self._texts.get(namespace)
@@ -66,19 +71,27 @@ class OutputPool:
         if len(text) <= prompt_length or not self.max_requests:
             return
         kept = text[max(0, prompt_length - TAIL) :]
-        index = self._texts.setdefault(namespace, GramIndex([]))
+        index = self._texts.get(namespace)
+        if index is None:
+            index = self._texts[namespace] = GramIndex([])
+            self.nbytes += index.nbytes
+        self.nbytes -= index.nbytes
         index.tokens += [*kept, BARRIER]
         index.update()
+        self.nbytes += index.nbytes
         self._outputs.append((namespace, len(kept) + 1))
-        while len(self._outputs) > self.max_requests or (self._outputs and self.nbytes > self.max_bytes):
-            self._drop()
+        self._shrink()
 
-    def _drop(self) -> None:
-        namespace, count = self._outputs.popleft()
-        index = self._texts[namespace]
-        index.forget(count)
-        if not index.tokens:
-            del self._texts[namespace]
+    def _shrink(self) -> None:
+        while len(self._outputs) > self.max_requests or (self._outputs and self.nbytes > self.max_bytes):
+            namespace, count = self._outputs.popleft()
+            index = self._texts[namespace]
+            self.nbytes -= index.nbytes
+            index.forget(count)
+            if index.tokens:
+                self.nbytes += index.nbytes
+            else:
+                del self._texts[namespace]
 
 
 @dataclass(slots=True, eq=False)

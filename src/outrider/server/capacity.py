@@ -11,6 +11,7 @@ from typing import TypeAlias
 from outrider import memory
 from outrider.config import EngineConfig
 from outrider.decoding.request import Request
+from outrider.drafters.suffix import MAX_BYTES, OutputPool, SuffixDrafter
 from outrider.engines.prefix import PrefixCache, SharesPrefixes
 from outrider.errors import InsufficientMemoryError
 from outrider.models.source import ModelSource
@@ -39,8 +40,9 @@ def divide(
         rows=config.max_num_seqs * (1 + getattr(config.speculative, "num_speculative_tokens", 0)),
         prefixes=prefix_bytes,
     )
+    shares_outputs = getattr(config.speculative, "suffix_decoding_max_cached_requests", 0) > 0
     try:
-        return shared(positions=context), context
+        return shared(positions=context, lookups=MAX_BYTES if shares_outputs else 0), context
     except InsufficientMemoryError:
         if config.max_model_len is not None or context <= PLANNED_POSITIONS:
             raise
@@ -69,6 +71,7 @@ class Capacity:
     budget:   for what the requests that run may come to hold.
     context:  most positions of a sequence, see `divide`.
     prefixes: the prefix caches in use, the target's first.
+    lookups:  the recent outputs that are looked up in.
     Raises InsufficientMemoryError.
     """
 
@@ -90,6 +93,12 @@ class Capacity:
             if size:
                 self.prefixes.append(part.share_prefixes(size))
 
+        self.lookups: list[OutputPool] = []
+        for drafter in pipeline.drafting.parts:
+            if isinstance(drafter, SuffixDrafter):
+                drafter.pool.limit(shares.lookups)
+                self.lookups.append(drafter.pool)
+
     def need(self, request: Request) -> int:
         """Bytes that a request may come to hold, prompt and output in every model; never over the budget."""
         room, most = self.context - len(request.prompt), request.params.max_tokens
@@ -105,4 +114,6 @@ class Capacity:
             "prefix_limit": sum(prefixes.max_bytes for prefixes in self.prefixes),
             "prefix_hit_tokens": sum(prefixes.hit_tokens for prefixes in self.prefixes[:1]),
             "prefix_query_tokens": sum(prefixes.query_tokens for prefixes in self.prefixes[:1]),
+            "lookup_bytes": sum(pool.nbytes for pool in self.lookups),
+            "lookup_limit": sum(pool.max_bytes for pool in self.lookups),
         }

@@ -125,6 +125,7 @@ class _EngineCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Reserved part of the memory for caches; 1 is all.", used)
         yield self._gauge("cache_bytes", "Memory reserved for keys and values.", stats.cache_bytes)
         yield self._gauge("prefix_cache_bytes", "Memory of the prefix cache.", stats.prefix_bytes)
+        yield self._gauge("lookup_bytes", "Memory of recent outputs to look up in.", stats.lookup_bytes)
         yield self._gauge("healthy", "0 after the engine has failed.", float(self._engine.healthy))
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:

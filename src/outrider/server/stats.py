@@ -27,6 +27,7 @@ class EngineStats:
     cache_bytes, cache_limit: memory that running requests have reserved for keys and values, and its limit.
     prefix_bytes, prefix_limit: memory of the prefix cache, and its limit (0: there is none).
     prefix_hit_tokens, prefix_query_tokens: prompt tokens found in the prefix cache, of those looked up.
+    lookup_bytes, lookup_limit: memory of the recent outputs that are looked up in, and its limit.
     finished:           requests by finish reason.
     prompt_tokens:      tokens of the prompts of finished requests.
     output_tokens:      tokens emitted; `by_kind` splits them into accepted, recovered and bonus.
@@ -57,6 +58,8 @@ class EngineStats:
     prefix_limit: int = 0
     prefix_hit_tokens: int = 0
     prefix_query_tokens: int = 0
+    lookup_bytes: int = 0
+    lookup_limit: int = 0
     finished: Mapping[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0
     output_tokens: int = 0

@@ -287,6 +287,10 @@ def test_the_oldest_outputs_go_first(outputs: list[tuple[str, list[int]]], most:
         index = drafter.pool.get(namespace)
         tokens = [t for name, output in kept if name == namespace for t in [*output, -1]]
         assert ([] if index is None else index.tokens) == tokens
+    held = [index for name in "xyz" if (index := drafter.pool.get(name)) is not None]
+    assert drafter.pool.nbytes == sum(index.nbytes for index in held)
+    drafter.pool.limit(0)
+    assert (len(drafter.pool), drafter.pool.nbytes) == (0, 0)
 
 
 def test_memory_is_bounded_and_reported() -> None:
