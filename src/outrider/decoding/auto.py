@@ -354,10 +354,17 @@ class AutoController:
         trees: list[list[Node]],
         drafts: Sequence[Drawn | None],
     ) -> list[list[Node]]:
-        """Keep the nodes that pay, whatever comes with stated distributions, and probes."""
+        """Keep the nodes that pay, whatever comes with stated distributions, and probes, which are paid for;
+        what a lookup has beside a probe of the draft model is not."""
+        probes = [self._states[ask.request_id].probe > 0.0 for ask in asks]
         fixed = [
-            (drawn is not None and drawn.stated) or self._states[ask.request_id].probe > 0.0
-            for ask, drawn in zip(asks, drafts, strict=True)
+            probe or (drawn is not None and drawn.stated) for probe, drawn in zip(probes, drafts, strict=True)
+        ]
+        trees = [
+            subtree(tree, [i for i, node in enumerate(tree) if node.drawn])
+            if probe and drawn is not None and not drawn.stated
+            else tree
+            for tree, probe, drawn in zip(trees, probes, drafts, strict=True)
         ]
         base = self._base + sum([ask.ahead for ask in asks])
         base += sum([len(tree) for tree, all_of_it in zip(trees, fixed, strict=True) if all_of_it])

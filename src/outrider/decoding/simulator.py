@@ -93,11 +93,13 @@ class World:
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """seconds and tokens in all; `steps` has one entry a pass: (seconds so far, tokens so far, nodes)."""
+    """seconds and tokens in all; `steps` has one entry a pass: (seconds so far, tokens so far, nodes), and
+    `ends` one a text: when it ended, in seconds."""
 
     seconds: float = 0.0
     tokens: int = 0
     steps: list[tuple[float, int, int]] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -208,6 +210,7 @@ def simulate(policy: Policy, traces: Iterable[Trace], world: World, *, width: in
         for seq in [seq for seq in live if not seq.left]:
             policy.release(seq.name)
             live.remove(seq)
+            out.ends.append(out.seconds)
     return out
 
 
