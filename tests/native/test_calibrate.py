@@ -10,7 +10,7 @@ import pytest
 
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
-from outrider.engines.native import NativeModel, calibrate
+from outrider.engines.native import NativeModel, _core, calibrate
 from outrider.engines.toy import ToyModel
 from outrider.models.open import open_model
 from tests.support.models import tiny_gguf
@@ -93,6 +93,17 @@ def test_another_thread_count_is_another_record(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf")
     for threads in (1, 2):
         calibrate.cost_model(NativeModel.load(open_model(path), threads=threads), None, tmp_path / "curves")
+    assert len(list((tmp_path / "curves").glob("*.json"))) == 2
+
+
+def test_another_build_is_another_record(
+    model: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"kernels")
+    calibrate.cost_model(model, None, tmp_path / "curves")
+    monkeypatch.setattr(_core, "__file__", str(other))
+    calibrate.cost_model(model, None, tmp_path / "curves")
     assert len(list((tmp_path / "curves").glob("*.json"))) == 2
 
 

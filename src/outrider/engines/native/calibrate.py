@@ -1,9 +1,9 @@
 """What a pass over n tokens costs on this machine: measured in about a second, then kept on disk.
 
 A record is found by all that its numbers depend on: the model's file (path, size, time of change), its
-quantization, the processor, kernels and threads, the engine's version. The file that keeps them is written by
-us but believed by nobody: what is not a small table of plausible numbers is measured again. The controller
-corrects a curve with every step anyway, so a bad one costs a few steps.
+quantization, the processor, kernels and threads, the engine's version and build. The file that keeps them is
+written by us but believed by nobody: what is not a small table of plausible numbers is measured again. The
+controller corrects a curve with every step anyway, so a bad one costs a few steps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import outrider
 from outrider.decoding.costs import CostModel
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
+from outrider.engines.native import _core
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
 from outrider.models.download import cache_root, read_json, write_json
@@ -116,9 +117,11 @@ def _item(cache: Cache, count: int, vocab_size: int, *, rows: int) -> ForwardIte
 
 def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
     """Everything that the curve depends on."""
+    build = Path(_core.__file__).stat()  # kernels change within a version
     return [
         *model.source.file_facts(),
         *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
+        *(build.st_size, build.st_mtime_ns),
         None if blocks is None else [len(blocks), DRAWN],
     ]
 
