@@ -3,7 +3,8 @@
     python benchmarks/never_slower.py …
     python benchmarks/never_slower_docs.py
 
-It is taken from benchmarks/results/never_slower.json.
+It is taken from benchmarks/results/never_slower.json, and what other machines measured from the files beside
+it whose names begin alike; each has markers of its name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from never_slower import RESULTS, rows, summary
 from outrider.bench.report import markdown_table, put_into
 
 DOCUMENT = RESULTS.parents[1] / "docs" / "bench.md"
-BEGIN, END = "<!-- never_slower: begin -->", "<!-- never_slower: end -->"
 MODELS = {
     "smollm2": "the 135M alone",
     "qwen": "the 1.5B with lookups alone",
@@ -25,8 +25,13 @@ MODELS = {
 
 
 def main() -> None:
-    result = json.loads((RESULTS / "never_slower.json").read_text("utf-8"))
-    put_into(DOCUMENT, BEGIN, END, section(result))
+    for place in sorted(RESULTS.glob("never_slower*.json")):
+        put_into(DOCUMENT, *markers(place.stem), section(json.loads(place.read_text("utf-8"))))
+
+
+def markers(name: str) -> tuple[str, str]:
+    """What is before and behind the section of a results file."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
 def section(result: Mapping[str, Any]) -> str:
