@@ -362,7 +362,7 @@ class AutoController:
         ]
         trees = [
             subtree(tree, [i for i, node in enumerate(tree) if node.drawn])
-            if probe and drawn is not None and not drawn.stated
+            if probe and drawn is not None
             else tree
             for tree, probe, drawn in zip(trees, probes, drafts, strict=True)
         ]

@@ -72,13 +72,12 @@ class OutputPool:
             return
         kept = text[max(0, prompt_length - TAIL) :]
         index = self._texts.get(namespace)
+        before = 0 if index is None else index.nbytes
         if index is None:
             index = self._texts[namespace] = GramIndex([])
-            self.nbytes += index.nbytes
-        self.nbytes -= index.nbytes
         index.tokens += [*kept, BARRIER]
         index.update()
-        self.nbytes += index.nbytes
+        self.nbytes += index.nbytes - before
         self._outputs.append((namespace, len(kept) + 1))
         self._shrink()
 

@@ -41,8 +41,7 @@ class Tokenizer:
         self.eos_ids = tuple(i for i in data.eos_ids if 0 <= i < size)
         self.add_bos = data.add_bos
         self.add_eos = data.add_eos
-        # Of tokens that were asked for, with special ones and (True) where they are skipped.
-        self._bytes: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
+        self._bytes: dict[int, bytes] = {}
 
     @classmethod
     def from_data(cls, data: TokenizerData) -> Tokenizer:
@@ -106,13 +105,13 @@ class Tokenizer:
     def piece_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
         """The bytes that a token adds to a text; b"" for ids that stand for none, and for special tokens
         when they are skipped."""
-        known = self._bytes[skip_special]
-        found = known.get(token)
+        if skip_special and self.pieces.is_special(token):
+            return b""
+        found = self._bytes.get(token)
         if found is None:
-            special = skip_special and self.pieces.is_special(token)
-            found = b"" if special else self.pieces.raw(token)
-            if found or special:  # other ids without text are not kept: there is no end of them
-                known[token] = found
+            found = self.pieces.raw(token)
+            if found:  # ids without text are not kept: there is no end of them
+                self._bytes[token] = found
         return found
 
     def piece(self, token: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -101,6 +101,11 @@ class Pieces:
     texts: tuple[str, ...]
     types: npt.NDArray[np.int32]
     style: PieceStyle
+    _specials: frozenset[int] = field(init=False, repr=False)  # asked for with every token that is written
+
+    def __post_init__(self) -> None:
+        special = np.isin(self.types[: len(self.texts)], [CONTROL, UNKNOWN])
+        object.__setattr__(self, "_specials", frozenset(np.flatnonzero(special).tolist()))
 
     @staticmethod
     def from_data(data: TokenizerData) -> Pieces:
@@ -132,7 +137,7 @@ class Pieces:
 
     def is_special(self, token: int) -> bool:
         """Whether the token is a control or unknown token, which text for people leaves out."""
-        return 0 <= token < len(self.texts) and int(self.types[token]) in {CONTROL, UNKNOWN}
+        return token in self._specials
 
     def is_used(self, token: int) -> bool:
         """Whether the id means something: it is inside the vocabulary and not padding."""

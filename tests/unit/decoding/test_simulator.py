@@ -250,7 +250,7 @@ def test_ties_cost_nothing(ratio: float) -> None:
 
 def lost_in_batch(made: Case, policy: Policy, width: int) -> float:
     """Plain steps' time beyond MOST_LOST by which the mean text takes longer than plainly. (Not when the last
-    one ends: a text that gains nothing itself waits a little for those that do.)"""
+    one ends: a text that gains nothing itself waits for those that do.)"""
     plain = made.run(FixedPolicy(), width)
     later = np.mean(made.run(policy, width).ends) - (1.0 + MOST_LOST) * np.mean(plain.ends)
     return float(later) * len(plain.steps) / plain.seconds
