@@ -1,6 +1,7 @@
 """What the controller makes of texts: `auto` and fixed settings on recorded ones, by a clock of given costs.
 
     python benchmarks/replay.py [--methods auto,'draft_model 3',…] [--workloads …] [--temps 0,0.7] [--limit N]
+        [--behind N]
 
 The Qwen target wrote the texts of the built-in workloads once; here it only says them again. The draft model
 is real, and so are drafters, controller and step loop, but a pass takes what COSTS says, measured on a quiet
@@ -150,19 +151,35 @@ class Timed:
         return self._inner.forward_within(items, blocks)
 
 
+def items_of(workload: str, behind: int) -> list[workloads.Item]:
+    """The prompts of a built-in workload, each behind so many others of all workloads: long ones, of which
+    only the end matters, as in a conversation."""
+    items = workloads.load(workload)
+    if not behind:
+        return items
+    every = [item for name in workloads.BUILT_IN for item in workloads.load(name)]
+    found = []
+    for item in items:
+        others = [every[(every.index(item) + 7 * k) % len(every)].prompt for k in range(1, behind + 1)]
+        said = "\n\n".join(others)
+        prompt = f"This was asked before:\n\n{said}\n\nNow answer this and nothing else:\n\n{item.prompt}"
+        found.append(workloads.Item(f"{item.id} behind {behind}", workload, prompt))
+    return found
+
+
 def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
     """The texts that `args` asks for, from the file at `place`. What it lacks, or has of a prompt that was
     worded otherwise, the target writes first, at full speed."""
     lines = json.loads(place.read_text("utf-8")) if place.exists() else []
-    asked = {item.id: item.prompt for name in workloads.BUILT_IN for item in workloads.load(name)}
+    asked = {item.id: item.prompt for name in workloads.BUILT_IN for item in items_of(name, args.behind)}
     form = {field.name for field in fields(Text)}  # a file of an older form lacks some
     texts = [Text(**line) for line in lines if line.keys() == form]
-    known = {(text.id, text.temperature): text for text in texts if asked.get(text.id) == text.asked}
+    known = {(t.id, t.temperature): t for t in texts if asked.get(t.id, t.asked) == t.asked}
     wanted = [
         (name, t, seed, item)
         for name in args.workloads
         for t in args.temps
-        for seed, item in enumerate(workloads.load(name)[: args.limit])
+        for seed, item in enumerate(items_of(name, args.behind)[: args.limit])
     ]
     missing = [(name, t, seed, item) for name, t, seed, item in wanted if (item.id, t) not in known]
     if missing:
@@ -238,6 +255,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
     parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
     parser.add_argument("-n", type=int, default=256, help="most tokens of a text")
+    parser.add_argument("--behind", type=int, default=0, help="other prompts in front of each")
     parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
 
 
@@ -274,7 +292,7 @@ def main() -> int:
             rows[f"{temperature:g}", workload] = {m: stats.geomean(v) for m, v in found.items()}
             each.append({"workload": workload, "temperature": temperature, "speedup": found})
             print(f"{workload}, T {temperature:g}", file=sys.stderr)
-    document = {"costs_ms": COSTS, "limit": args.limit, "n": args.n, "cells": each}
+    document = {"costs_ms": COSTS, "limit": args.limit, "n": args.n, "behind": args.behind, "cells": each}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     print(table(rows, args.methods))

@@ -64,10 +64,20 @@ def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(r
     assert seconds[1] < 0.5 * seconds[0]
 
 
+def test_prompts_are_put_behind_others(replay: Any) -> None:
+    plain, long = replay.items_of("edit", 0), replay.items_of("edit", 5)
+    assert plain == workloads.load("edit")
+    assert [item.id for item in long] == [f"{short.id} behind 5" for short in plain]
+    every = [item.prompt for name in workloads.BUILT_IN for item in workloads.load(name)]
+    for i, short in enumerate(plain):
+        assert long[i].prompt.endswith(short.prompt)
+        assert sum(prompt in long[i].prompt for prompt in every) == 6
+
+
 def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
     replay: Any, tmp_path: Path
 ) -> None:
-    args = argparse.Namespace(workloads=["edit", "chat"], temps=[0.0, 0.7], limit=2, n=16)
+    args = argparse.Namespace(workloads=["edit", "chat"], temps=[0.0, 0.7], limit=2, n=16, behind=0)
     texts = [
         replay.Text(name, item.id, t, seed, item.prompt, [1], [2])
         for name in ("edit", "chat")

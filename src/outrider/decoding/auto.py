@@ -26,6 +26,7 @@ LONGEST_SLEEP, DEAREST_SLEEP = 4, 16  # steps without looking up; the second whe
 TOO_DEAR = 0.003  # of a plain step: looking up in vain is worth sleeping for above this
 GAIN_SMOOTH = 0.2  # of a new value in the running mean of what looking up saves
 SHARE = 0.01  # of the time that looking up in vain may take, before sleeps become longer
+DEAREST_READING = 14.0  # plain steps that a draft model may take to read a prompt
 UNSURE = 0.10  # deviation of log(T(n) / T(1)) at which a plain step is worth its price
 LOOKUP_START = 0.3  # what is expected of a lookup before anything is known
 FADE = 0.7  # of the evidence for the rate, per step: texts change character within a few
@@ -227,6 +228,11 @@ class AutoController:
     def alone(self) -> bool:
         """Whether one text has the step to itself."""
         return self._base == 1
+
+    def dear(self, missed: int) -> bool:
+        """Whether the draft model would take too long to read so many tokens of a prompt: what is gained by
+        all of it, over the end alone, would not make up for that in most texts."""
+        return self.drawing is not None and self.drawing.draw(missed) > DEAREST_READING * self._plain
 
     def foretell(self, request_id: str, confidence: Sequence[float], sharers: int) -> int:
         """See `Drawing.foretell`; 0 without a draft model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -120,9 +120,15 @@ class DraftModelDrafter:
             left -= size
         return ready
 
-    def behind(self, job: ProposeJob, copied: int = 0) -> int | None:
+    def behind(
+        self, job: ProposeJob, copied: int = 0, dear: Callable[[int], bool] | None = None
+    ) -> int | None:
         """How many tokens would be fed before the first draw, without feeding any; None when the request's
-        place in the draft model is full. The text's last `copied` tokens stand further up in it as well."""
+        place in the draft model is full.
+
+        copied: of the text's last tokens, how many stand further up in it as well.
+        dear:   whether feeding so many takes too long, so that the middle of what is missed is left out.
+        """
         request, ahead = self._requests[job.request_id], job.context.path
         reading, prefixes = request.reading, self._prefixes
         reading.follow(job.context.tokens, copied)
@@ -132,6 +138,9 @@ class DraftModelDrafter:
         else:
             reading.leave_out(0)
             known = 0 if prefixes is None else prefixes.known(reading.tokens[:-1], request.namespace)
+        full = len(reading.tokens) + len(ahead) > request.capacity
+        if dear is not None and (full or dear(reading.prompt_left(known))):
+            reading.skim(known)
         if len(reading.tokens) + len(ahead) > request.capacity:
             return None
         return len(reading.tokens) - known + len(ahead)

@@ -99,7 +99,7 @@ class MixedDrafter:
         if self._lookup is not None and job.allows(self._lookup.name):
             lookup = self._lookup.look(job, job.budget)
         if self._model is not None and job.allows(self._model.name):
-            behind = self._model.behind(job, lookup.copied if lookup is not None else 0)
+            behind = self._model.behind(job, lookup.copied if lookup is not None else 0, self.controller.dear)
         return Ask(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))
 
     def _draw(

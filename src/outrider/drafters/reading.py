@@ -1,4 +1,8 @@
-"""What a draft model reads of a text: all of it, but for what was copied while it did not read.
+"""What a draft model reads of a text: not what is too long, nor what was copied while it did not read.
+
+Reading is the price of the first draft. Where it is dear, the draft model reads the text's beginning, which
+attention rests on (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"), and its
+end, which says the most of the next token.
 
 Lookups write copies, and a draft model that is asked behind one would have to be fed all of it first, though
 it has read the same further up. Of a 0.5B's next tokens behind copies as many are right without (as measured,
@@ -9,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+HEAD = 16  # of the text's first tokens, which are read whatever is left out
+TAIL = 48  # of its last ones
 KEPT = 32  # of the text's last tokens, which are read even where they are copied
 
 
@@ -20,8 +26,8 @@ class Reading:
 
     def __init__(self, prompt_length: int) -> None:
         self.tokens: list[int] = []
-        self._copied = bytearray()  # of each token whether it is known to be
-        self._prompt_length = prompt_length
+        self._spare = bytearray()  # of each token whether it may be left out
+        self._prompt_end = prompt_length  # of `tokens`, how many are the prompt's
         self._followed = 0  # tokens of the text that are known
         self._looked = 0  # of `tokens`, of which it is settled whether they are left out
 
@@ -30,16 +36,29 @@ class Reading:
         new = text[self._followed :]
         self._followed = len(text)
         self.tokens += new
-        self._copied += bytes(len(new))
-        if (count := min(copied, len(self.tokens) - max(self._looked, self._prompt_length))) > 0:
-            self._copied[-count:] = b"\1" * count
+        self._spare += bytes(len(new))
+        if (count := min(copied, len(self.tokens) - max(self._looked, self._prompt_end))) > 0:
+            self._spare[-count:] = b"\1" * count
 
     def leave_out(self, read: int) -> None:
-        """Of the tokens behind the `read` first, leave out those that are copied, but for the last ones."""
+        """Of the tokens behind the `read` first, leave out those that may be, but for the last ones."""
         first, end = max(self._looked, read), len(self.tokens) - KEPT
         if end <= first:
             return
-        kept = [i for i in range(first, end) if not self._copied[i]]
+        self._prompt_end -= sum(self._spare[first : min(end, self._prompt_end)])
+        kept = [i for i in range(first, end) if not self._spare[i]]
         self.tokens[first:end] = [self.tokens[i] for i in kept]
-        self._copied[first:end] = bytes(len(kept))
+        self._spare[first:end] = bytes(len(kept))
         self._looked = first + len(kept)
+
+    def prompt_left(self, read: int) -> int:
+        """How many of the prompt's tokens are behind the `read` first."""
+        return max(0, self._prompt_end - read)
+
+    def skim(self, read: int) -> None:
+        """Leave out all behind the `read` first tokens, but for the text's beginning and its end."""
+        first, end = max(HEAD, read), len(self.tokens) - TAIL
+        if end > first:
+            self._spare[first:end] = b"\1" * (end - first)
+            self._looked = min(self._looked, first)
+            self.leave_out(read)

@@ -21,7 +21,7 @@ from outrider.drafters.confidence import confidence
 from outrider.drafters.copying import LEAST
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.mixed import MixedDrafter
-from outrider.drafters.reading import KEPT
+from outrider.drafters.reading import HEAD, KEPT, TAIL
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.engines.toy import ToyModel
@@ -226,6 +226,65 @@ def test_how_far_behind_a_model_is() -> None:
     small = DraftModelDrafter(draft(), max_context=20)
     small.begin(Request("r", (1,), PARAMS))
     assert small.behind(job(full)) is None
+
+
+def test_of_what_is_dear_to_read_the_middle_is_left_out() -> None:
+    prompt = [i % VOCAB for i in range(200)]
+    for known in (0, 96):
+        model = DraftModelDrafter(draft())
+        model.share_prefixes(10**6)
+        if known:
+            model.begin(Request("before", tuple(prompt[: known + 1]), PARAMS, namespace="a"))
+            model.propose([job(TokenContext(prompt[: known + 1]), 1, "before")])
+            model.end("before")
+        model.begin(Request("r", tuple(prompt), PARAMS, namespace="a"))
+        context = TokenContext(prompt)
+        asked: list[int] = []
+
+        def dear(missed: int, asked: list[int] = asked) -> bool:
+            asked.append(missed)
+            return missed > 100
+
+        assert model.behind(job(context)) == 200 - known
+        assert model.behind(job(context), 0, lambda _: False) == 200 - known
+        assert model.behind(job(context), 0, dear) == (TAIL if known else HEAD + TAIL)
+        assert asked == [200 - known]
+        (found,) = model.propose([job(context, 3)])
+        assert model.fed[0][0] == (TAIL if known else HEAD + TAIL)
+        read = [*prompt[: max(HEAD, known)], *prompt[-TAIL:]]
+        again = DraftModelDrafter(draft())
+        again.begin(Request("r", tuple(read), PARAMS))
+        (expected,) = again.propose([job(TokenContext(read), 3)])
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        context.append(int(found.tokens[0]))
+        assert model.behind(job(context), 0, dear) == 1, "what was read stays"
+
+
+def test_a_prompt_beyond_the_draft_models_context_is_skimmed() -> None:
+    prompt = [i % VOCAB for i in range(300)]
+    model = DraftModelDrafter(draft(), max_context=100)
+    model.begin(Request("r", tuple(prompt), PARAMS))
+    context = TokenContext(prompt)
+    assert model.behind(job(context)) is None
+    assert model.behind(job(context), 0, lambda _: False) == HEAD + TAIL
+    (found,) = model.propose([job(context, 3)])
+    assert len(found) == 3
+
+
+def test_a_long_prompt_is_not_read_whole_where_that_takes_long() -> None:
+    fed = []
+    for length in (200, 230):  # a draft pass of 200 tokens takes 13 plain steps, one of 230 takes 15
+        controller = AutoController(CostModel(COSTS), CostModel({1: 0.0032, 2: 0.0064, 32: 0.1024}))
+        drafter = MixedDrafter(controller, None, model := DraftModelDrafter(draft()))
+        prompt = [i % VOCAB for i in range(length)]
+        context = begin(drafter, controller, prompt)
+        assert controller.dear(length) == (length == 230)
+        for _ in range(9):
+            (found,) = drafter.propose([job(context)])
+            if len(found):
+                break
+        fed.append(sum([width for width, _ in model.fed]))
+    assert fed[0] >= 200 > HEAD + TAIL + 20 > fed[1] >= HEAD + TAIL
 
 
 def test_copies_that_lookups_wrote_are_not_read() -> None:

@@ -1,4 +1,4 @@
-"""What a draft model leaves out of a text: copies that were written while it did not read."""
+"""What a draft model leaves out of a text: what is too long, and copies that were written meanwhile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.reading import KEPT, Reading
+from outrider.drafters.reading import HEAD, KEPT, TAIL, Reading
 
 
-@dataclass
+@dataclass(eq=False)
 class Token:
     token: int
     copied: bool = False
@@ -38,31 +38,55 @@ class Oracle:
         for token in far[:read]:
             token.settled = True
 
+    def skim(self, read: int) -> None:
+        kept = [token for token in self.text if not token.left_out]
+        for token in kept[max(HEAD, read) : max(0, len(kept) - TAIL)]:
+            token.left_out = True
+        self.leave_out(read)
+
+    def prompt_left(self, read: int) -> int:
+        unread = [token for token in self.text if not token.left_out][read:]
+        return sum(token in unread for token in self.text[: self.prompt_length])
+
     @property
     def tokens(self) -> list[int]:
         return [token.token for token in self.text if not token.left_out]
 
 
-# For each step: tokens that are written, how many of all are copied then, whether the model reads.
-Steps = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 80), st.integers(0, 9)), max_size=20)
+# For each step: tokens that are written, how many of all are copied then, whether the model skims, or reads.
+Steps = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 80), st.sampled_from(["", "", "", "", "skims", "reads"])),
+    max_size=20,
+)
 
 
-@given(st.integers(1, 60), Steps)
-def test_it_leaves_out_copies_that_were_not_read(prompt: int, steps: list[tuple[int, int, int]]) -> None:
+@given(st.integers(1, 200), Steps)
+def test_it_leaves_out_copies_that_were_not_read_and_what_it_skims(
+    prompt: int, steps: list[tuple[int, int, str]]
+) -> None:
     new = count()
     text = [next(new) for _ in range(prompt)]
     reading, oracle, read = Reading(prompt), Oracle(prompt), list[int]()
-    for written, copied, reads in [(0, 0, 0), *steps]:
+    skimmed = False
+    for written, copied, then in [(0, 0, "reads" if prompt < 60 else ""), *steps]:
         text += [next(new) for _ in range(written)]
         reading.follow(text, copied)
         oracle.follow(text, copied)
         reading.leave_out(len(read))
         oracle.leave_out(len(read))
+        if then == "skims":
+            skimmed = True
+            reading.skim(len(read))
+            oracle.skim(len(read))
+            assert len(reading.tokens) <= max(len(read), HEAD) + TAIL
         assert reading.tokens == oracle.tokens
+        assert reading.prompt_left(len(read)) == oracle.prompt_left(len(read))
         assert reading.tokens[: len(read)] == read, "what was read stays"
-        assert reading.tokens[:prompt] == text[:prompt], "so does the prompt"
+        assert skimmed or reading.tokens[:prompt] == text[:prompt], "so does the prompt"
+        least = min(HEAD, prompt)
+        assert reading.tokens[:least] == text[:least], "its beginning always"
         assert reading.tokens[-KEPT:] == text[-KEPT:], "and the end"
-        if reads == 0:
+        if then == "reads":
             read = reading.tokens[:-1]
 
 
