@@ -9,12 +9,11 @@ it whose names begin alike; each has markers of its name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from never_slower import RESULTS, rows, summary
-from outrider.bench.report import markdown_table, put_into
+from outrider.bench.report import markdown_table, put_sections
 
 DOCUMENT = RESULTS.parents[1] / "docs" / "bench.md"
 MODELS = {
@@ -25,13 +24,7 @@ MODELS = {
 
 
 def main() -> None:
-    for place in sorted(RESULTS.glob("never_slower*.json")):
-        put_into(DOCUMENT, *markers(place.stem), section(json.loads(place.read_text("utf-8"))))
-
-
-def markers(name: str) -> tuple[str, str]:
-    """What is before and behind the section of a results file."""
-    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    put_sections(DOCUMENT, RESULTS / "never_slower.json", section)
 
 
 def section(result: Mapping[str, Any]) -> str:

@@ -3,25 +3,23 @@
     python benchmarks/peers.py …
     python benchmarks/peers_docs.py
 
-It is taken from benchmarks/results/peers.json.
+It is taken from benchmarks/results/peers.json, and what other machines measured from the files beside it
+whose names begin alike; each has markers of its name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.bench.report import markdown_table, put_into
+from outrider.bench.report import markdown_table, put_sections
 from peers import HERE, LOOPED, OWN, RESULT, rows, summary
 
 DOCUMENT = HERE.parent / "docs" / "bench.md"
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 
 
 def main() -> None:
-    result = json.loads(RESULT.read_text("utf-8"))
-    put_into(DOCUMENT, BEGIN, END, section(result))
+    put_sections(DOCUMENT, RESULT, section)
 
 
 def section(result: Mapping[str, Any]) -> str:

@@ -148,4 +148,3 @@ def test_the_section_of_the_docs(never_slower: Any) -> None:
     assert "Some CPU, 2 cores" in text
     assert "| pair | 0 | chat | 0.990 | 0.94–1.04 | suffix | 1.100 |" in text
     assert "never slower (≥ 0.98): holds in 1 of 2" in text
-    assert docs.markers("never_slower")[0] in docs.DOCUMENT.read_text("utf-8")

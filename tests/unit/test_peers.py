@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.bench import report
 from tests.support.benchmarks import script
 
 loop, peers = script("peers_loop"), script("peers")
@@ -150,6 +153,21 @@ def test_the_section_of_the_docs(mean: float, verdict: str) -> None:
     assert "| x, plain | ×2.83 |" in text
     assert "(moved by 25%)" in text
     assert f"×{mean:.2f} (target ×2: {verdict})" in text
+
+
+def test_each_machines_results_have_a_section_of_their_own(tmp_path: Path) -> None:
+    for name in ("peers", "peers-old", "other"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"name": name}), "utf-8")
+    begin, end = report.markers("peers")
+    older = report.markers("peers-old")
+    document = tmp_path / "d.md"
+    document.write_text(f"a\n{begin}\nx\n{end}\nb\n{older[0]}{older[1]}", "utf-8")
+    report.put_sections(document, tmp_path / "peers.json", lambda result: f"of {result['name']}")
+    text = f"a\n{begin}\nof peers\n{end}\nb\n{older[0]}\nof peers-old\n{older[1]}"
+    assert document.read_text("utf-8") == text
+    document.write_text(f"{begin}{end}", "utf-8")
+    with pytest.raises(SystemExit, match="peers-old"):
+        report.put_sections(document, tmp_path / "peers.json", lambda result: "")
 
 
 def test_the_order_turns_back() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,15 @@ def put_into(document: Path, begin: str, end: str, body: str) -> None:
     """Replace what is between two markers of a file. Raises SystemExit when it has no markers."""
     text = document.read_text("utf-8")
     document.write_text(put_between(text, begin, end, body, document.name), "utf-8")
+
+
+def markers(name: str) -> tuple[str, str]:
+    """What is before and behind the section of a results file."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def put_sections(document: Path, place: Path, section: Callable[[Mapping[str, Any]], str]) -> None:
+    """Put what `section` makes of a results file into a document, and what it makes of those beside it whose
+    names begin alike, as other machines have measured; each has `markers` of its name."""
+    for found in sorted(place.parent.glob(f"{place.stem}*.json")):
+        put_into(document, *markers(found.stem), section(json.loads(found.read_text("utf-8"))))
