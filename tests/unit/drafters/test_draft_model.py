@@ -696,14 +696,18 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
     assert [d.tokens.tolist() for d in drafts] == [d.tokens.tolist() for d in wanted]
 
 
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 60), st.booleans()), min_size=1, max_size=8))
-def test_copies_that_it_did_not_read_are_as_if_they_were_not_there(
-    steps: list[tuple[int, int, bool]],
-) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 30), st.integers(0, 60), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_what_it_did_not_read_is_as_if_it_were_not_there(steps: list[tuple[int, int, bool, bool]]) -> None:
     setting, random = Setting(chunk=5), np.random.default_rng(1)
-    context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=400, temperature=0.8))
+    context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=600, temperature=0.8))
     seen, read, fed = Reading(3), 0, list[int]()
-    for written, copied, drafts in [*steps, (1, 0, True)]:
+    for written, copied, drafts, dear in [*steps, (1, 0, True, True)]:
         for token in random.integers(0, VOCAB, written).tolist():
             context.append(token)
             confirmed = bool(fed) and fed.pop(0) == token
@@ -712,7 +716,10 @@ def test_copies_that_it_did_not_read_are_as_if_they_were_not_there(
         seen.follow(context.tokens, copied)
         read = min(read, len(seen.tokens) - 1)
         seen.leave_out(read)
-        behind = setting.drafter.behind(ProposeJob("a", context, 3, setting.samplers["a"]), copied)
+        if dear:
+            seen.skim(read)
+        asked = ProposeJob("a", context, 3, setting.samplers["a"])
+        behind = setting.drafter.behind(asked, copied, lambda _, dear=dear: dear)  # type: ignore[misc]
         if not drafts:
             continue
         assert behind is not None
