@@ -42,7 +42,7 @@ from outrider.speculative import VERIFICATIONS, DraftModelConfig
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "acceptance.json"
 DOCUMENT = HERE.parent / "docs" / "exactness.md"
-BEGIN, END = "<!-- acceptance: begin -->", "<!-- acceptance: end -->"
+BEGIN, END = report.markers("acceptance")
 
 
 def main() -> int:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.cost_curve import gb_per_s, gmac_per_s
-from outrider.bench.report import markdown_table, put_into
+from outrider.bench.report import markdown_table, markers, put_into
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parent / "docs" / "kernels.md"
-BEGIN, END = "<!-- cost_curve: begin -->", "<!-- cost_curve: end -->"
+BEGIN, END = markers("cost_curve")
 
 
 def main() -> None:

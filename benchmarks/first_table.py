@@ -34,7 +34,7 @@ from outrider.speculative import (
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
-BEGIN, END = "<!-- first_table: begin -->", "<!-- first_table: end -->"
+BEGIN, END = report.markers("first_table")
 
 
 def main() -> int:

@@ -160,8 +160,8 @@ def items_of(workload: str, behind: int) -> list[workloads.Item]:
     every = [item for name in workloads.BUILT_IN for item in workloads.load(name)]
     found = []
     for item in items:
-        others = [every[(every.index(item) + 7 * k) % len(every)].prompt for k in range(1, behind + 1)]
-        said = "\n\n".join(others)
+        at = every.index(item)
+        said = "\n\n".join(every[(at + 7 * k) % len(every)].prompt for k in range(1, behind + 1))
         prompt = f"This was asked before:\n\n{said}\n\nNow answer this and nothing else:\n\n{item.prompt}"
         found.append(workloads.Item(f"{item.id} behind {behind}", workload, prompt))
     return found

@@ -15,7 +15,7 @@ import outrider
 import serve_parts
 from outrider.bench import machine
 from outrider.bench.journal import Journal
-from outrider.bench.report import markdown_table
+from outrider.bench.report import markdown_table, markers
 from outrider.bench.stats import median
 from outrider.models.references import resolve
 from serve_servers import Served, llama_server, outrider_server
@@ -25,7 +25,7 @@ PARTS = ("load", "prefill", "prefix")
 AUTO, PLAIN = "outrider", "outrider, plain"
 CONTEXT = 8192
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "server.md"
-MARKS = ("<!-- serve: begin -->", "<!-- serve: end -->")
+MARKS = markers("serve")
 Key = tuple[str, ...]  # part, server, and for load the clients and the round; for the others the round
 
 

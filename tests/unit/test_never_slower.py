@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.bench.journal import Journal
+from outrider.bench.report import markers
 from outrider.errors import ConfigError
 from tests.support.benchmarks import script
 
@@ -148,3 +149,4 @@ def test_the_section_of_the_docs(never_slower: Any) -> None:
     assert "Some CPU, 2 cores" in text
     assert "| pair | 0 | chat | 0.990 | 0.94–1.04 | suffix | 1.100 |" in text
     assert "never slower (≥ 0.98): holds in 1 of 2" in text
+    assert markers("never_slower")[0] in docs.DOCUMENT.read_text("utf-8")

@@ -138,12 +138,10 @@ class DraftModelDrafter:
         else:
             reading.leave_out(0)
             known = 0 if prefixes is None else prefixes.known(reading.tokens[:-1], request.namespace)
-        full = len(reading.tokens) + len(ahead) > request.capacity
-        if dear is not None and (full or dear(reading.prompt_left(known))):
+        room = request.capacity - len(ahead)
+        if dear is not None and (len(reading.tokens) > room or dear(reading.prompt_left(known))):
             reading.skim(known)
-        if len(reading.tokens) + len(ahead) > request.capacity:
-            return None
-        return len(reading.tokens) - known + len(ahead)
+        return None if len(reading.tokens) > room else len(reading.tokens) - known + len(ahead)
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         pass  # the text itself tells what was kept, when it is next drafted from

@@ -26,7 +26,7 @@ class Reading:
 
     def __init__(self, prompt_length: int) -> None:
         self.tokens: list[int] = []
-        self._spare = bytearray()  # of each token whether it may be left out
+        self._copied = bytearray()  # of each token whether it is known to be
         self._prompt_end = prompt_length  # of `tokens`, how many are the prompt's
         self._followed = 0  # tokens of the text that are known
         self._looked = 0  # of `tokens`, of which it is settled whether they are left out
@@ -36,19 +36,18 @@ class Reading:
         new = text[self._followed :]
         self._followed = len(text)
         self.tokens += new
-        self._spare += bytes(len(new))
+        self._copied += bytes(len(new))
         if (count := min(copied, len(self.tokens) - max(self._looked, self._prompt_end))) > 0:
-            self._spare[-count:] = b"\1" * count
+            self._copied[-count:] = b"\1" * count
 
     def leave_out(self, read: int) -> None:
-        """Of the tokens behind the `read` first, leave out those that may be, but for the last ones."""
+        """Of the tokens behind the `read` first, leave out those that are copied, but for the last ones."""
         first, end = max(self._looked, read), len(self.tokens) - KEPT
         if end <= first:
             return
-        self._prompt_end -= sum(self._spare[first : min(end, self._prompt_end)])
-        kept = [i for i in range(first, end) if not self._spare[i]]
+        kept = [i for i in range(first, end) if not self._copied[i]]
         self.tokens[first:end] = [self.tokens[i] for i in kept]
-        self._spare[first:end] = bytes(len(kept))
+        self._copied[first:end] = bytes(len(kept))
         self._looked = first + len(kept)
 
     def prompt_left(self, read: int) -> int:
@@ -59,6 +58,6 @@ class Reading:
         """Leave out all behind the `read` first tokens, but for the text's beginning and its end."""
         first, end = max(HEAD, read), len(self.tokens) - TAIL
         if end > first:
-            self._spare[first:end] = b"\1" * (end - first)
-            self._looked = min(self._looked, first)
-            self.leave_out(read)
+            del self.tokens[first:end], self._copied[first:end]
+            self._prompt_end -= max(0, min(end, self._prompt_end) - first)
+            self._looked -= max(0, min(end, self._looked) - first)
