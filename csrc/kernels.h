@@ -55,13 +55,13 @@ struct Kernels {
     const char* name;
     // Rows of panels [p0, p1) for all tokens of `a`.
     void (*matmul)(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out);
-    // y = x / rms(x) * weight, for one token
-    void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
+    // y = x / rms(x) * weight, for one token; of y only the columns [first, last), both multiples of 16 or n
+    void (*rms_norm)(const float* x, const float* weight, float eps, int n, int first, int last, float* y);
     // fills what `a` has of the groups [first, last) of row t, from a.x; whole superblocks if it has those
     void (*quantize)(Activations& a, int t, int first, int last);
-    // the same of all groups of row t of a.x, and into row `rest` what rounding left over, so that the two rows'
-    // products add up to a product with activations of 15 bits
-    void (*quantize_fine)(Activations& a, int t, int rest);
+    // the same, and into row `rest` what rounding left over, so that the two rows' products add up to a product with
+    // activations of 15 bits
+    void (*quantize_fine)(Activations& a, int t, int rest, int first, int last);
     // out = silu(gate) * up
     void (*silu_mul)(const float* gate, const float* up, int n, float* out);
     // rotates one head in place; cos and sin hold dim / 2 values

@@ -134,7 +134,7 @@ void float_matmul(const Matrix& m, const Activations& a, int p0, int p1, const M
     }
 }
 
-void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
+void rms_norm(const float* x, const float* weight, float eps, int n, int first, int last, float* y) {
     V16 squares = vset(0.0f);
     int i = 0;
     for (; i + 16 <= n; i += 16) {
@@ -144,8 +144,8 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
     float total = reduce_add(squares);
     for (; i < n; i++) total = __builtin_fmaf(x[i], x[i], total);
     const float scale = 1.0f / __builtin_sqrtf(total / float(n) + eps);
-    for (i = 0; i + 16 <= n; i += 16) vstore(y + i, vmul(vmul(vload(x + i), vset(scale)), vload(weight + i)));
-    for (; i < n; i++) y[i] = x[i] * scale * weight[i];
+    for (i = first; i + 16 <= last; i += 16) vstore(y + i, vmul(vmul(vload(x + i), vset(scale)), vload(weight + i)));
+    for (; i < last; i++) y[i] = x[i] * scale * weight[i];
 }
 
 // `at`: of Activations::at
@@ -223,9 +223,8 @@ inline void quantize_row(Activations& a, int t, int rest_row, int first, int las
 void quantize(Activations& a, int t, int first, int last) {
     a.blocks ? quantize_row<false, true>(a, t, 0, first, last) : quantize_row<false, false>(a, t, 0, first, last);
 }
-void quantize_fine(Activations& a, int t, int rest) {
-    const int all = a.groups();
-    a.blocks ? quantize_row<true, true>(a, t, rest, 0, all) : quantize_row<true, false>(a, t, rest, 0, all);
+void quantize_fine(Activations& a, int t, int rest, int first, int last) {
+    a.blocks ? quantize_row<true, true>(a, t, rest, first, last) : quantize_row<true, false>(a, t, rest, first, last);
 }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }

@@ -200,76 +200,80 @@ void Model::place(const std::vector<Item>& items) {
         }
 }
 
-// Large chunks first, for each takes a moment until its weights come in, then smaller and smaller ones, so that all
-// threads end at about the same time (guided self-scheduling, Polychronopoulos and Kuck 1987).
-int Model::chunk(int panels, size_t bytes, int whole) const {
-    constexpr size_t least = size_t(64) << 10;  // bytes that are worth beginning for
-    const int threads = pool_->size(), smallest = int(least / bytes) + 1;
-    const int size = threads == 1 ? panels : std::max(smallest, panels / (2 * threads));
-    return std::min(panels, (size + whole - 1) / whole * whole);
+// As many panels, of so many bytes each, as are worth taking from the pool, in multiples of `whole`.
+static int chunk(size_t bytes, int whole) {
+    constexpr size_t least = size_t(64) << 10;
+    return (int(least / bytes) + whole) / whole * whole;
 }
 
 int Model::cut(int panels, size_t bytes, int whole) {
+    const int size = chunk(bytes, whole);
     cuts_.assign(1, 0);
-    for (int at = 0; at < panels; cuts_.push_back(at)) at += chunk(panels - at, bytes, whole);
+    for (int at = 0; at < panels; cuts_.push_back(at)) at = std::min(panels, at + size);
     return int(cuts_.size()) - 1;
 }
 
-// Threads mostly take the first chunks in their own order.
-void Model::expect(const Matrix& m, size_t bytes, int whole) {
+void Model::expect(std::initializer_list<const Matrix*> matrices, size_t bytes, int whole) {
     // No more than a part of the second cache, which a prompt's activations fill by themselves.
     const size_t most = tokens_.size() > 2 * kBundle ? 0 : size_t(256) << 10;
-    for (int thread = 0, at = 0; thread < pool_->size(); thread++) {
-        const int count = chunk(m.panels - at, bytes, whole);
-        pool_->expect(thread, m.q + size_t(at) * m.q_stride, std::min(most, size_t(count) * m.q_stride));
-        at += count;
+    int panels = 0;
+    for (const Matrix* m : matrices) panels += m->panels;
+    const int size = chunk(bytes, whole), chunks = (panels + size - 1) / size;
+    for (int thread = 0; thread < pool_->size(); thread++) {
+        const auto from = [&](int i) { return std::min(panels, pool_->share(chunks, i) * size); };
+        int first = from(thread), end = from(thread + 1);
+        for (const Matrix* m : matrices) {
+            if (first < m->panels) {
+                end = std::min(end, m->panels);
+                pool_->expect(thread, m->q + size_t(first) * m->q_stride, std::min(most, size_t(end - first) * m->q_stride));
+                break;
+            }
+            first -= m->panels, end -= m->panels;
+        }
     }
 }
 
-template <class EachToken>
-void Model::product(std::initializer_list<Part> parts, const EachToken& each_token) {
+void Model::product(std::initializer_list<Part> parts) {
     int panels = 0;
     for (const Part& part : parts) panels += part.matrix->panels;
-    spread(
-        cut(panels, parts.begin()->matrix->panel_bytes()),
-        [&](int i, int) {
-            int before = 0;  // panels of the parts before
-            for (const Part& part : parts) {
-                const int first = std::max(0, cuts_[size_t(i)] - before);
-                const int last = std::min(part.matrix->panels, cuts_[size_t(i) + 1] - before);
-                if (first < last) kernels_.matmul(*part.matrix, *part.input, first, last, part.out);
-                before += part.matrix->panels;
-            }
-        },
-        each_token);
+    pool_->phase(cut(panels, parts.begin()->matrix->panel_bytes()), [&](int i, int) {
+        int before = 0;  // panels of the parts before
+        for (const Part& part : parts) {
+            const int first = std::max(0, cuts_[size_t(i)] - before);
+            const int last = std::min(part.matrix->panels, cuts_[size_t(i) + 1] - before);
+            if (first < last) kernels_.matmul(*part.matrix, *part.input, first, last, part.out);
+            before += part.matrix->panels;
+        }
+    });
 }
 
 // Adds what may be there: the products of the remainders, a bias.
-static void add(float* row, const float* addend, int n) {
-    for (int i = 0; addend && i < n; i++) row[i] = row[i] + addend[i];
+static void add(float* row, const float* addend, size_t first, size_t n) {
+    for (size_t i = 0; addend && i < n; i++) row[i] = row[i] + addend[first + i];
 }
 
-void Model::rotate_and_store(int index, int t) {
+// Of a token, the key-value heads [first, last) and the query heads that read them.
+void Model::rotate_and_store(int index, int t, int first, int last) {
     const Config& c = config_;
     const Layer& layer = layers_[size_t(index)];
     const Token& token = tokens_[size_t(t)];
-    const int n = int(tokens_.size()), q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-    float* q = q_.data() + size_t(t) * q_width;
-    float* k = k_.data() + size_t(t) * kv_width;
-    float* v = v_.data() + size_t(t) * kv_width;
-    add(q, layer.q_bias, q_width);
-    add(k, layer.k_bias, kv_width);
-    add(v, info(layer.v->kind).is_float ? nullptr : v + size_t(n) * kv_width, kv_width);
-    add(v, layer.v_bias, kv_width);
+    const size_t dim = size_t(c.head_dim), q_dim = size_t(c.heads / c.kv_heads) * dim, kv_width = size_t(c.kv_heads) * dim;
     const size_t half = size_t(c.rope_dim) / 2;
     const float *cos = cos_.data() + size_t(t) * half, *sin = sin_.data() + size_t(t) * half;
     const float scale = 1.0f / std::sqrt(float(c.head_dim));
-    for (int h = 0; h < c.heads; h++) kernels_.rope(q + size_t(h) * c.head_dim, cos, sin, c.rope_dim, c.rope_interleaved);
-    for (int i = 0; i < q_width; i++) q[i] *= scale;
-    for (int h = 0; h < c.kv_heads; h++) {
-        const size_t at = size_t(h) * c.head_dim;
-        kernels_.rope(k + at, cos, sin, c.rope_dim, c.rope_interleaved);
-        kernels_.store_kv(token.cache->head(index, h), token.slot, c.head_dim, k + at, v + at);
+    const float* const rests = info(layer.v->kind).is_float ? nullptr : v_.data() + tokens_.size() * kv_width;
+    const auto rotate = [&](float* head) { kernels_.rope(head, cos, sin, c.rope_dim, c.rope_interleaved); };
+    for (size_t h = size_t(first); h < size_t(last); h++) {
+        const size_t at = h * dim, kv_at = size_t(t) * kv_width + at, q_at = h * q_dim;
+        float *q = q_.data() + size_t(t) * size_t(c.kv_heads) * q_dim + q_at, *k = k_.data() + kv_at, *v = v_.data() + kv_at;
+        add(q, layer.q_bias, q_at, q_dim);
+        for (size_t i = 0; i < q_dim; i += dim) rotate(q + i);
+        for (size_t i = 0; i < q_dim; i++) q[i] *= scale;
+        add(k, layer.k_bias, at, dim);
+        rotate(k);
+        add(v, rests, kv_at, dim);
+        add(v, layer.v_bias, at, dim);
+        kernels_.store_kv(token.cache->head(index, int(h)), token.slot, c.head_dim, k, v);
     }
 }
 
@@ -327,6 +331,19 @@ void Model::gate(const Layer& layer, int p0, int p1, int thread) {
     }
 }
 
+// What the products of a layer's attention read. Values decide the most about the logits for the fewest weights: for
+// them, activations keep 15 bits.
+void Model::attention_norm(int layer) {
+    Activations& in = attention_in_.view();
+    const int n = attention_tokens_.tokens;
+    each(attention_tokens_, units(in), [&](int t, int first, int last) {
+        const Columns part = columns(in, first, last);
+        kernels_.rms_norm(x_.data() + size_t(t) * in.columns, layers_[size_t(layer)].attn_norm, config_.rms_eps, in.columns,
+                          part.first, part.last, attention_in_.row(t));
+        if (in.q) kernels_.quantize_fine(in, t, n + t, part.first / kGroup, part.last / kGroup);
+    });
+}
+
 void Model::run_layers() {
     const Config& c = config_;
     const int hidden = c.hidden;
@@ -334,28 +351,19 @@ void Model::run_layers() {
     Activations &attention_in = attention_in_.view(), &attended = attended_.view(), &ffn_in = ffn_in_.view(),
                 &gated = gated_.view();
     const size_t q_width = size_t(c.heads) * c.head_dim, kv_width = size_t(c.kv_heads) * c.head_dim;
-    // Values decide the most about the logits for the fewest weights: for them, activations keep 15 bits.
-    const auto attention_norm = [&](int layer) {
-        return [this, layer, hidden, n, &attention_in](int t) {
-            kernels_.rms_norm(x_.data() + size_t(t) * hidden, layers_[size_t(layer)].attn_norm, config_.rms_eps, hidden,
-                              attention_in_.row(t));
-            if (attention_in.q) kernels_.quantize_fine(attention_in, t, n + t);
-        };
-    };
-    spread(n,
-           [&](int t, int) {
-               dequantize_row(embedding_kind_, embedding_ + size_t(tokens_[size_t(t)].id) * row_bytes(embedding_kind_, hidden),
-                              hidden, x_.data() + size_t(t) * hidden);
-           },
-           attention_norm(0));
+    pool_->phase(n, [&](int t, int) {
+        dequantize_row(embedding_kind_, embedding_ + size_t(tokens_[size_t(t)].id) * row_bytes(embedding_kind_, hidden),
+                       hidden, x_.data() + size_t(t) * hidden);
+    });
+    attention_norm(0);
     for (int i = 0; i < c.layers; i++) {
         const Layer& layer = layers_[size_t(i)];
-        expect(*layer.o, layer.o->panel_bytes());
+        expect({layer.o}, layer.o->panel_bytes());
         const Activations* for_v = info(layer.v->kind).is_float ? &attention_tokens_ : &attention_in;
         product({{layer.q, &attention_tokens_, {q_.data(), q_width, nullptr, false}},
                  {layer.k, &attention_tokens_, {k_.data(), kv_width, nullptr, false}},
-                 {layer.v, for_v, {v_.data(), kv_width, nullptr, false}}},
-                [&](int t) { rotate_and_store(i, t); });
+                 {layer.v, for_v, {v_.data(), kv_width, nullptr, false}}});
+        each(attention_tokens_, c.kv_heads, [&](int t, int first, int last) { rotate_and_store(i, t, first, last); });
         const bool last = i + 1 == c.layers;
         if (last && wanted_.empty()) return;
         if (last && wanted_.size() < tokens_.size()) {
@@ -364,24 +372,29 @@ void Model::run_layers() {
         }
         attention(i);
         constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
-        expect(*layer.gate, 2 * layer.gate->panel_bytes(), whole);
-        product({{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}}, [&](int t) {
-            kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, ffn_in_.row(t));
-            quantize(ffn_in, t);
+        expect({layer.gate}, 2 * layer.gate->panel_bytes(), whole);
+        product({{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}});
+        each(ffn_in, units(ffn_in), [&](int t, int first, int end) {
+            const Columns part = columns(ffn_in, first, end);
+            kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, part.first, part.last,
+                              ffn_in_.row(t));
+            quantize(ffn_in, t, part);
         });
-        expect(*layer.down, layer.down->panel_bytes());
+        expect({layer.down}, layer.down->panel_bytes());
         for (auto& columns : gated_columns_) columns = 0;
         pool_->phase(cut(layer.gate->panels, 2 * layer.gate->panel_bytes(), whole), [&](int chunk, int thread) {
             // A few panels at a time, so that what is between the products stays in this thread's caches.
             const int few = std::max(1, kStrip / (n * whole)) * whole, end = cuts_[size_t(chunk) + 1];
             for (int p = cuts_[size_t(chunk)]; p < end; p += few) gate(layer, p, std::min(p + few, end), thread);
         });
-        const auto next_norm = attention_norm(last ? i : i + 1);
-        const Matrix& next = last ? *output_ : *layers_[size_t(i) + 1].q;
-        expect(next, next.panel_bytes());
-        product({{layer.down, &gated, {x_.data(), size_t(hidden), nullptr, true}}}, [&](int t) {
-            if (!last) next_norm(t);
-        });
+        if (last) {
+            expect({output_}, output_->panel_bytes());
+        } else {
+            const Layer& next = layers_[size_t(i) + 1];
+            expect({next.q, next.k, next.v}, next.q->panel_bytes());
+        }
+        product({{layer.down, &gated, {x_.data(), size_t(hidden), nullptr, true}}});
+        if (!last) attention_norm(i + 1);
     }
 }
 
@@ -394,9 +407,11 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
         pool_->phase(rows, [&](int r, int) {
             std::fill_n(logits + size_t(r) * vocab, vocab, -std::numeric_limits<float>::infinity());
         });
-    each(last, [&](int r) {
-        kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, last_.row(r));
-        quantize(last, r);
+    each(last, units(last), [&](int r, int first, int end) {
+        const Columns part = columns(last, first, end);
+        kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, part.first,
+                          part.last, last_.row(r));
+        quantize(last, r, part);
     });
     const int count = panels ? int(panels->size()) : output_->panels;
     pool_->phase(cut(count, output_->panel_bytes()), [&](int i, int) {

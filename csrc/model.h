@@ -92,37 +92,44 @@ class Model {
     void place(const std::vector<Item>& items);
     void shape_activations();
     void keep_wanted();
-    void rotate_and_store(int layer, int t);
+    void rotate_and_store(int layer, int t, int first_head, int last_head);
+    void attention_norm(int layer);
     void cut_attention();
     void attention(int layer);
     Piece piece(int index) const;
     NextKeys keys_of(int layer, const Piece& piece) const;
     void attend(int layer, const Piece& piece, const NextKeys& next, int thread);
-    void join(int t, int first_head, int heads);
+    void join(int t, int first_head, int last_head);
     int spans(int t) const;
     float* partial(int slot, int t, int head);
     void gate(const Layer& layer, int p0, int p1, int thread);
     void run_layers();
     void run_output(float* logits, const std::vector<int>* panels);
-    template <class EachToken>
-    void product(std::initializer_list<Part> parts, const EachToken& each_token);
-    // Calls each_token(t) for every token of `a`, a bundle in one thread: what is written for neighbours lies side by
-    // side in memory (activations, keys), and threads that write into one line wait for each other at every step.
-    template <class EachToken>
-    void each(const Activations& a, const EachToken& each_token);
-    // Runs the chunks, then each_token(t) for every token of the pass.
-    template <class Work, class EachToken>
-    void spread(int chunks, const Work& work, const EachToken& each_token);
-    // Quantizes row t, unless only float matrices read it.
-    void quantize(Activations& a, int t) const {
-        if (a.q) kernels_.quantize(a, t, 0, a.groups());
+    void product(std::initializer_list<Part> parts);
+    // Calls work(t, first, last) so that every token of `a` gets [0, units). A bundle's tokens come to one thread, for
+    // what is written for neighbours lies side by side in memory (activations, keys), and threads that write into one
+    // line wait for each other at every step. Fewer bundles than threads are cut by units too, which must not share
+    // lines.
+    template <class Work>
+    void each(const Activations& a, int units, const Work& work);
+    // Units of columns for each(), and which columns the units [first, last) are.
+    struct Columns {
+        int first, last;
+    };
+    static int unit(const Activations& a) { return a.blocks ? kBlock : 2 * kGroup; }
+    static int units(const Activations& a) { return std::max(1, a.columns / unit(a)); }
+    static Columns columns(const Activations& a, int first, int last) {
+        return {first * unit(a), last == units(a) ? a.columns : last * unit(a)};
+    }
+    // Quantizes these columns of row t, unless only float matrices read it.
+    void quantize(Activations& a, int t, Columns part) const {
+        if (a.q) kernels_.quantize(a, t, part.first / kGroup, part.last / kGroup);
     }
     // Cuts `panels`, each of so many bytes, into chunks of a multiple of `whole`; returns how many. Chunk i is
     // [cuts_[i], cuts_[i + 1]).
     int cut(int panels, size_t bytes, int whole = 1);
-    int chunk(int panels, size_t bytes, int whole) const;  // panels of the first one
-    // Says what each thread will read first in a product of `m`, whose phase is cut as above.
-    void expect(const Matrix& m, size_t bytes, int whole = 1);
+    // Says what each thread will read first in a product of these matrices, whose phase is cut as above.
+    void expect(std::initializer_list<const Matrix*> matrices, size_t bytes, int whole = 1);
 
     Config config_;
     CacheShape shape_;
@@ -160,18 +167,13 @@ class Model {
     std::vector<std::atomic<int>> gated_columns_;  // of each superblock of gated_, those that are there
 };
 
-template <class EachToken>
-void Model::each(const Activations& a, const EachToken& each_token) {
-    pool_->phase(a.bundles(), [&](int bundle, int) {
-        const int end = std::min(a.tokens, (bundle + 1) * a.pitch);
-        for (int t = bundle * a.pitch; t < end; t++) each_token(t);
+template <class Work>
+void Model::each(const Activations& a, int units, const Work& work) {
+    const int bundles = a.bundles(), parts = std::max(1, std::min(units, pool_->size() / bundles));
+    pool_->phase(bundles * parts, [&](int i, int) {
+        const int bundle = i / parts, part = i % parts, end = std::min(a.tokens, (bundle + 1) * a.pitch);
+        for (int t = bundle * a.pitch; t < end; t++) work(t, units * part / parts, units * (part + 1) / parts);
     });
-}
-
-template <class Work, class EachToken>
-void Model::spread(int chunks, const Work& work, const EachToken& each_token) {
-    pool_->phase(chunks, work);
-    each(ffn_in_.view(), each_token);  // which has a row for each
 }
 
 }  // namespace outrider

@@ -75,10 +75,11 @@ void Model::attend(int layer, const Piece& p, const NextKeys& next, int thread) 
             kernels_.join_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g, c.head_dim);
 }
 
-// What the spans gave to some heads of a token becomes its attention.
-void Model::join(int t, int first_head, int heads) {
+// What the spans gave to the query heads of some key-value heads of a token becomes its attention.
+void Model::join(int t, int first_head, int last_head) {
     const Config& c = config_;
-    for (int head = first_head; head < first_head + heads; head++) {
+    const int group = c.heads / c.kv_heads;
+    for (int head = first_head * group; head < last_head * group; head++) {
         float* all = partial(0, t, head);
         for (int span = 1; span < std::min(spans(t), slots_); span++)
             kernels_.join_spans(all, partial(span, t, head), c.head_dim);
@@ -88,25 +89,25 @@ void Model::join(int t, int first_head, int heads) {
 
 void Model::attention(int layer) {
     const Config& c = config_;
-    const int n = int(tokens_.size()), group = c.heads / c.kv_heads;
+    const int n = int(tokens_.size());
     constexpr int many = 4;  // spans whose joining is worth a phase of its own
     const auto work = [&](int index, int thread) {
         Piece p = piece(index);
-        // Threads that take pieces by turns come next to the one as many further on.
-        if (slots_ > 1) return attend(layer, p, keys_of(layer, piece(index + pool_->size())), thread);
+        if (slots_ > 1) return attend(layer, p, keys_of(layer, piece(index + 1)), thread);
         for (; p.span < p.tile->spans; p.span++)
             attend(layer, p, keys_of(layer, {p.tile, p.kv_head, p.span + 1}), thread);
     };
-    Activations& attended = attended_.view();
-    if (slots_ <= many)
-        return spread(pieces_, work, [&](int t) {
-            join(t, 0, c.heads);
-            quantize(attended, t);
-        });
     pool_->phase(pieces_, work);
-    spread(
-        n * c.kv_heads, [&](int i, int) { join(i / c.kv_heads, i % c.kv_heads * group, group); },
-        [&](int t) { quantize(attended, t); });
+    const bool far = slots_ > many;
+    if (far) pool_->phase(n * c.kv_heads, [&](int i, int) { join(i / c.kv_heads, i % c.kv_heads, i % c.kv_heads + 1); });
+    Activations& attended = attended_.view();
+    const int width = c.heads / c.kv_heads * c.head_dim;
+    const bool apart = width % unit(attended) == 0;  // what shares a key-value head can be quantized by itself
+    each(attended, apart ? c.kv_heads : 1, [&](int t, int first, int last) {
+        if (!apart) last = c.kv_heads;
+        if (!far) join(t, first, last);
+        quantize(attended, t, {first * width, last * width});
+    });
 }
 
 }  // namespace outrider

@@ -37,7 +37,7 @@ static bool await(const Come& come) {
     return false;
 }
 
-Pool::Pool(int threads) : expected_(size_t(threads)) {
+Pool::Pool(int threads) : expected_(size_t(threads)), shares_(size_t(threads)) {
     for (int i = 1; i < threads; i++) helpers_.push_back(std::make_unique<Helper>());
     for (int i = 1; i < threads; i++) helpers_[size_t(i) - 1]->thread = std::thread([this, i] { helper(i); });
 }
@@ -58,14 +58,18 @@ std::shared_ptr<Pool> Pool::shared(int threads) {
     return pool;
 }
 
-void Pool::publish(uint32_t chunks, const void* work, Call call) {
-    const uint32_t number = uint32_t(next_.load(std::memory_order_relaxed) >> 32) + 1;
+static uint64_t packed(uint32_t number, int next, int end) {
+    return uint64_t(number) << 32 | uint64_t(uint32_t(next)) << 16 | uint64_t(uint32_t(end));
+}
+
+void Pool::publish(int chunks, const void* work, Call call) {
+    const uint32_t number = phase_.load(std::memory_order_relaxed) + 1;
     Job& job = jobs_[number & 1];
     job.work.store(work, std::memory_order_relaxed);
     job.call.store(call, std::memory_order_relaxed);
-    job.chunks.store(chunks, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
-    next_.store(uint64_t(number) << 32, std::memory_order_release);
+    for (int i = 0; i < size(); i++)
+        shares_[size_t(i)].rest.store(packed(number, share(chunks, i), share(chunks, i + 1)), std::memory_order_release);
     phase_.store(number, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake();
 }
@@ -83,18 +87,25 @@ void Pool::wake() {
 
 // Takes chunks of the phase under way until none is left.
 void Pool::help(int thread) {
-    uint64_t next = next_.load(std::memory_order_acquire);
+    for (int i = 0; i < size(); i++) take(shares_[size_t((thread + i) % size())], i == 0, thread);
+}
+
+void Pool::take(Share& share, bool own, int thread) {
+    uint64_t rest = share.rest.load(std::memory_order_acquire);
     for (;;) {
-        const Job& job = jobs_[(next >> 32) & 1];
+        const uint32_t number = uint32_t(rest >> 32);
+        const int next = int(rest >> 16 & kMost), end = int(rest & kMost);
+        if (next == end) return;
+        const Job& job = jobs_[number & 1];
         const void* work = job.work.load(std::memory_order_relaxed);
         const Call call = job.call.load(std::memory_order_relaxed);
-        if (uint32_t(next) >= job.chunks.load(std::memory_order_relaxed)) return;
-        // Succeeds only if the phase is still the one whose job was read.
-        if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-        call(work, int(uint32_t(next)), thread);
+        // Succeeds only if the phase is still the one whose job was read: it is not over while a chunk of it is left.
+        const uint64_t left = own ? packed(number, next + 1, end) : packed(number, next, end - 1);
+        if (!share.rest.compare_exchange_weak(rest, left, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+        call(work, own ? next : end - 1, thread);
         done_.fetch_add(1, std::memory_order_seq_cst);
         if (thread != 0 && caller_sleeps_.load(std::memory_order_seq_cst)) done_.notify_all();
-        next = next_.load(std::memory_order_acquire);
+        rest = share.rest.load(std::memory_order_acquire);
     }
 }
 
@@ -109,12 +120,12 @@ void Pool::look_ahead(int thread, const Come& come) const {
         for (size_t i = at; i < at + piece; i += line) __builtin_prefetch(first + i, 0, 2);
 }
 
-void Pool::finish(uint32_t chunks) {
+void Pool::finish(int chunks) {
     const auto over = [&] { return done_.load(std::memory_order_acquire) == chunks; };
     look_ahead(0, over);
     if (await(over)) return;
     caller_sleeps_.store(true, std::memory_order_seq_cst);
-    for (uint32_t done; (done = done_.load(std::memory_order_seq_cst)) != chunks;) done_.wait(done);
+    for (int done; (done = done_.load(std::memory_order_seq_cst)) != chunks;) done_.wait(done);
     caller_sleeps_.store(false, std::memory_order_relaxed);
 }
 

@@ -1,11 +1,14 @@
 // Threads that help the calling one through the phases of a forward pass.
 //
-// A phase is a number of chunks. The caller and the helpers take chunks one at a time, and the phase is over
-// when every chunk is done, whoever did it: a helper that the system keeps off its processor is not waited
-// for unless it holds a chunk. (A barrier that all threads must reach costs a scheduler's slice each time: with
-// one other busy process a pass of 150 phases took ten times as long. See benchmarks/contention.py.)
+// A phase is a number of chunks, and each thread has an equal share of them, next to one another. It takes them one at a
+// time from the front, then from the back of the others' shares, and the phase is over when every chunk is done, whoever
+// did it: a helper that the system keeps off its processor is not waited for unless it holds a chunk. (A barrier that all
+// threads must reach costs a scheduler's slice each time: with one other busy process a pass of 150 phases took ten
+// times as long. See benchmarks/contention.py.) So a thread goes through memory from front to back, and what is fetched
+// ahead of it is what it comes to next.
 // Which thread computes a chunk never changes a result.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -37,27 +40,45 @@ class Pool {
         expected_[size_t(thread)].bytes.store(bytes, std::memory_order_relaxed);
     }
 
+    // The first chunk of a thread's share.
+    int share(int chunks, int thread) const { return int(int64_t(chunks) * thread / size()); }
+
     // Calls work(chunk, thread) once for each chunk in [0, chunks), thread in [0, size()).
     template <class Work>
     void phase(int chunks, const Work& work) {
-        if (helpers_.empty() || chunks <= 1) {
-            for (int i = 0; i < chunks; i++) work(i, 0);
-            return;
-        }
-        publish(uint32_t(chunks), &work, [](const void* w, int chunk, int thread) {
-            (*static_cast<const Work*>(w))(chunk, thread);
+        const int each = std::max(1, (chunks + kMost - 1) / kMost);
+        if (each == 1) return one_by_one(chunks, work);
+        one_by_one((chunks + each - 1) / each, [&](int i, int thread) {
+            for (int chunk = i * each, end = std::min(chunks, chunk + each); chunk < end; chunk++) work(chunk, thread);
         });
-        help(0);
-        finish(uint32_t(chunks));
     }
 
   private:
     using Call = void (*)(const void*, int, int);
+    static constexpr int kMost = 0xffff;  // chunks that a share can count
+
+    template <class Work>
+    void one_by_one(int chunks, const Work& work) {
+        if (helpers_.empty() || chunks <= 1) {
+            for (int i = 0; i < chunks; i++) work(i, 0);
+            return;
+        }
+        publish(chunks, &work, [](const void* w, int chunk, int thread) {
+            (*static_cast<const Work*>(w))(chunk, thread);
+        });
+        help(0);
+        finish(chunks);
+    }
+
     // Fields are atomic because a late helper may read them while they change; it then fails to take a chunk.
     struct Job {
         std::atomic<const void*> work{nullptr};
         std::atomic<Call> call{nullptr};
-        std::atomic<uint32_t> chunks{0};
+    };
+
+    // What a thread's share still has of a phase: its number, then the first chunk and the end of the rest.
+    struct alignas(64) Share {
+        std::atomic<uint64_t> rest{0};
     };
 
     struct Expected {
@@ -72,12 +93,13 @@ class Pool {
         std::atomic<bool> asleep{false};
     };
 
-    void publish(uint32_t chunks, const void* work, Call call);
+    void publish(int chunks, const void* work, Call call);
     void wake();
     void help(int thread);
+    void take(Share& share, bool own, int thread);
     template <class Come>
     void look_ahead(int thread, const Come& come) const;
-    void finish(uint32_t chunks);
+    void finish(int chunks);
     void helper(int thread);
 
     std::mutex one_caller_;
@@ -87,8 +109,8 @@ class Pool {
     std::vector<int> asleep_;     // helpers that it wakes
     std::atomic<bool> stop_{false};
     Job jobs_[2];  // of the phase under way, and of the one before
-    alignas(64) std::atomic<uint64_t> next_{0};   // phase number << 32 | next chunk
-    alignas(64) std::atomic<uint32_t> done_{0};   // chunks finished in this phase
+    std::vector<Share> shares_;  // of each thread
+    alignas(64) std::atomic<int> done_{0};        // chunks finished in this phase
     alignas(64) std::atomic<uint32_t> phase_{0};  // what idle helpers sleep on
     alignas(64) std::atomic<int> sleepers_{0};
     alignas(64) std::atomic<bool> caller_sleeps_{false};

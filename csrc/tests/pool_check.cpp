@@ -2,8 +2,11 @@
 // be done once, and no thread may be left waiting: whoever runs this gives it some time and no more.
 //   pool_check [POOLS]
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
+#include <vector>
 
 #include "../pool.h"
 
@@ -24,5 +27,20 @@ int main(int argc, char** argv) {
                     return 1;
                 }
         }
+    // More chunks than a share counts, and the first ones so slow that others have to be taken from their thread.
+    for (int threads = 2; threads <= 4; threads++) {
+        std::vector<std::atomic<int>> done(200000);
+        outrider::Pool pool(threads);
+        const auto turn = pool.turn();
+        pool.phase(int(done.size()), [&](int chunk, int) {
+            if (chunk < 1000) std::this_thread::sleep_for(std::chrono::microseconds(1));
+            done[size_t(chunk)]++;
+        });
+        for (const auto& count : done)
+            if (count != 1) {
+                std::printf("%d threads, many chunks: one was done %d times\n", threads, count.load());
+                return 1;
+            }
+    }
     std::printf("%d pools of 2 to 4 threads\n", pools);
 }
