@@ -16,7 +16,7 @@ from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.confidence import RunnersUp, confidence
 from outrider.drafters.draft_turn import Stream, Turn
 from outrider.drafters.likely import LikelyTokens, frequent, together
-from outrider.drafters.reading import Reading
+from outrider.drafters.reading import HEAD, TAIL, Reading
 from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
 from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
@@ -29,12 +29,14 @@ class _Request:
     """What is known of one request.
 
     capacity:  most tokens of it that the draft model holds.
+    outgrows:  whether its text may become longer than that.
     namespace: whom it shares prefixes with.
     reading:   what the draft model reads of its text.
     stream:    its place in the draft model, once it has been drafted for.
     """
 
     capacity: int
+    outgrows: bool
     namespace: str | None
     reading: Reading
     stream: Stream | None = None
@@ -48,7 +50,7 @@ class DraftModelDrafter:
     target did not keep is rolled back, and what it wrote since is fed in chunks of at most `chunk`
     tokens. Tokens are chosen by the request's own sampling parameters, from ids below common_size, the part
     of the vocabulary that both models share. A draft ends early at a stop token or where the draft model's
-    context does.
+    context does; then the model goes on behind the text's beginning and its end.
 
     Where a job foretells what follows, that is fed along with the token that is drawn from, as the target
     verifies a draft: what the model itself draws in its place, it has passed already. The draft is the
@@ -92,8 +94,10 @@ class DraftModelDrafter:
     def begin(self, request: Request) -> None:
         most = request.params.max_tokens
         wanted = self._max_context if most is None else len(request.prompt) + most
-        capacity, reading = min(self._max_context, wanted), Reading(len(request.prompt))
-        self._requests[request.request_id] = _Request(capacity, request.namespace, reading)
+        capacity, outgrows = min(self._max_context, wanted), most is None or wanted > self._max_context
+        self._requests[request.request_id] = _Request(
+            capacity, outgrows, request.namespace, Reading(len(request.prompt))
+        )
 
     def propose(self, jobs: Sequence[ProposeJob], patience: int | None = None) -> list[Draft]:
         """With a `patience`, at most so many tokens are fed before anything is drawn, so that no text has to
@@ -124,24 +128,40 @@ class DraftModelDrafter:
         self, job: ProposeJob, copied: int = 0, dear: Callable[[int], bool] | None = None
     ) -> int | None:
         """How many tokens would be fed before the first draw, without feeding any; None when the request's
-        place in the draft model is full.
+        place in the draft model is full for good.
 
         copied: of the text's last tokens, how many stand further up in it as well.
         dear:   whether feeding so many takes too long, so that the middle of what is missed is left out.
         """
         request, ahead = self._requests[job.request_id], job.context.path
-        reading, prefixes = request.reading, self._prefixes
-        reading.follow(job.context.tokens, copied)
+        request.reading.follow(job.context.tokens, copied)
+        known = self._known(request)
+        if dear is not None and dear(request.reading.prompt_left(known)):
+            request.reading.skim(known)
+        if not self._fits(request, len(ahead)):
+            return None
+        return len(request.reading.tokens) - self._known(request) + len(ahead)
+
+    def _known(self, request: _Request) -> int:
+        """How many tokens of what is to be read need not be fed."""
+        reading = request.reading
         if request.stream is not None:
             request.stream.roll_back()
-            known = request.stream.checked
-        else:
-            reading.leave_out(0)
-            known = 0 if prefixes is None else prefixes.known(reading.tokens[:-1], request.namespace)
-        room = request.capacity - len(ahead)
-        if dear is not None and (len(reading.tokens) > room or dear(reading.prompt_left(known))):
-            reading.skim(known)
-        return None if len(reading.tokens) > room else len(reading.tokens) - known + len(ahead)
+            return request.stream.checked
+        reading.leave_out(0)
+        return 0 if self._prefixes is None else self._prefixes.known(reading.tokens[:-1], request.namespace)
+
+    def _fits(self, request: _Request, ahead: int) -> bool:
+        """Whether the draft model has room for the text and `ahead` tokens more. A text that outgrows it
+        loses the middle of what is not read yet, and if that is not enough, the middle of all."""
+        reading, room = request.reading, request.capacity - ahead
+        if request.outgrows and len(reading.tokens) > room >= HEAD + TAIL:
+            reading.skim(self._known(request))
+            if len(reading.tokens) > room:
+                reading.skim(0)
+                if request.stream is not None:
+                    request.stream.forget(HEAD)
+        return len(reading.tokens) <= room
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         pass  # the text itself tells what was kept, when it is next drafted from
@@ -163,11 +183,11 @@ class DraftModelDrafter:
         model cannot help: its context is full, or the text has ids that it does not know."""
         request, ahead = self._requests[job.request_id], job.context.path
         request.reading.follow(job.context.tokens)
+        if job.budget <= 0 or not self._fits(request, len(ahead)):
+            return None
         tokens = request.reading.tokens
         room = request.capacity - len(tokens) - len(ahead) + 1  # the last drafted token needs no slot
         budget = min(job.budget, room)
-        if budget <= 0:
-            return None
         stream = request.stream
         if stream is None:
             stream = request.stream = self._stream(job, request)

@@ -55,6 +55,11 @@ class Stream:
         self.above.clear()
         self.reading.leave_out(self.checked)
 
+    def forget(self, count: int) -> None:
+        """Keep the first `count` tokens only, of a stream that was just rolled back."""
+        self.checked = min(self.checked, count)
+        self.cache.truncate(self.checked)
+
     def hold(self, path: Sequence[int]) -> None:
         """Of what was guessed keep a path from the top only."""
         count = len(path)

@@ -18,7 +18,7 @@ from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.confidence import RunnersUp
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.draft_turn import Turn
-from outrider.drafters.reading import Reading
+from outrider.drafters.reading import HEAD, TAIL, Reading
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.toy import ToyCache, ToyModel
 from outrider.errors import ModelError
@@ -213,6 +213,41 @@ def test_it_stops_at_its_own_context_end() -> None:
     long = setting.start("b", list(range(10)))
     assert setting.propose(9, b=long) == [[]]
     assert len(setting.model.caches) == 1  # none for the one that never fitted
+
+
+@pytest.mark.parametrize("prompt", [3, 250])
+def test_a_text_that_outgrows_its_context_goes_on_behind_its_beginning_and_its_end(prompt: int) -> None:
+    size, random = 100, np.random.default_rng(2)
+    setting = Setting(max_context=size, chunk=32)
+    context = setting.start("a", random.integers(0, VOCAB, prompt).tolist(), SamplingParams(max_tokens=400))
+    sampler, model = setting.samplers["a"], ToyModel(VOCAB, seed=3)
+    view, anew = list(context.tokens), 0
+    for step in range(250):
+        if step % 7:  # else the draft model falls behind
+            if len(view) > size:
+                view, anew = [*view[:HEAD], *view[-TAIL:]], anew + 1
+            (drawn,) = setting.propose(4, a=context)
+            assert len(drawn) == min(4, size - len(view) + 1) or drawn[-1] in sampler.stop_ids
+            for i, token in enumerate(drawn):
+                (row,) = model.forward([_whole(model, [*view, *drawn[:i]])])
+                assert token == sampler.token(row[0], _along(context, drawn[:i]))
+        written = [*drawn[:2], 5] if step % 3 and step % 7 else random.integers(0, VOCAB, 2).tolist()
+        for token in written:
+            context.append(token)
+        view = [*view, *written]
+    assert anew > 5
+    assert all(sum(widths) <= size for widths in setting.model.passes)
+
+
+def test_one_that_ends_within_it_keeps_what_was_read() -> None:
+    setting = Setting(Watched(max_positions=100))
+    context = setting.start("a", [i % VOCAB for i in range(60)], SamplingParams(max_tokens=39))
+    setting.propose(1, a=context)
+    for token in range(39):
+        context.append(token % VOCAB)
+    assert setting.propose(1, a=context) != [[]]
+    context.append(1)
+    assert setting.propose(1, a=context) == [[]]
 
 
 def test_max_context_and_max_tokens_bound_the_cache() -> None:

@@ -265,8 +265,7 @@ def test_a_prompt_beyond_the_draft_models_context_is_skimmed() -> None:
     model = DraftModelDrafter(draft(), max_context=100)
     model.begin(Request("r", tuple(prompt), PARAMS))
     context = TokenContext(prompt)
-    assert model.behind(job(context)) is None
-    assert model.behind(job(context), 0, lambda _: False) == HEAD + TAIL
+    assert model.behind(job(context)) == HEAD + TAIL
     (found,) = model.propose([job(context, 3)])
     assert len(found) == 3
 
