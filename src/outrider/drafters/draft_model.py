@@ -138,9 +138,8 @@ class DraftModelDrafter:
         known = self._known(request)
         if dear is not None and dear(request.reading.prompt_left(known)):
             request.reading.skim(known)
-        if not self._fits(request, len(ahead)):
-            return None
-        return len(request.reading.tokens) - self._known(request) + len(ahead)
+        held = self._fit(request, len(ahead), known)
+        return None if held is None else len(request.reading.tokens) - held + len(ahead)
 
     def _known(self, request: _Request) -> int:
         """How many tokens of what is to be read need not be fed."""
@@ -151,17 +150,19 @@ class DraftModelDrafter:
         reading.leave_out(0)
         return 0 if self._prefixes is None else self._prefixes.known(reading.tokens[:-1], request.namespace)
 
-    def _fits(self, request: _Request, ahead: int) -> bool:
-        """Whether the draft model has room for the text and `ahead` tokens more. A text that outgrows it
-        loses the middle of what is not read yet, and if that is not enough, the middle of all."""
+    def _fit(self, request: _Request, ahead: int, known: int) -> int | None:
+        """How many of the `known` tokens still need not be fed once the text and `ahead` tokens more fit into
+        the draft model; None where they do not. A text that outgrows it loses the middle of what is not read
+        yet, and if that is not enough, the middle of all."""
         reading, room = request.reading, request.capacity - ahead
         if request.outgrows and len(reading.tokens) > room >= HEAD + TAIL:
-            reading.skim(self._known(request))
+            reading.skim(known)
             if len(reading.tokens) > room:
                 reading.skim(0)
+                known = min(known, HEAD)
                 if request.stream is not None:
                     request.stream.forget(HEAD)
-        return len(reading.tokens) <= room
+        return known if len(reading.tokens) <= room else None
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         pass  # the text itself tells what was kept, when it is next drafted from
@@ -183,7 +184,7 @@ class DraftModelDrafter:
         model cannot help: its context is full, or the text has ids that it does not know."""
         request, ahead = self._requests[job.request_id], job.context.path
         request.reading.follow(job.context.tokens)
-        if job.budget <= 0 or not self._fits(request, len(ahead)):
+        if job.budget <= 0 or self._fit(request, len(ahead), self._known(request)) is None:
             return None
         tokens = request.reading.tokens
         room = request.capacity - len(tokens) - len(ahead) + 1  # the last drafted token needs no slot
