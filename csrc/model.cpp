@@ -331,15 +331,18 @@ void Model::gate(const Layer& layer, int p0, int p1, int thread) {
     }
 }
 
+void Model::normalize(int x, const float* weight, ActivationBuffer& to, int t, Columns part) {
+    const int n = config_.hidden;
+    kernels_.rms_norm(x_.data() + size_t(x) * n, weight, config_.rms_eps, n, part.first, part.last, to.row(t));
+}
+
 // What the products of a layer's attention read. Values decide the most about the logits for the fewest weights: for
 // them, activations keep 15 bits.
 void Model::attention_norm(int layer) {
     Activations& in = attention_in_.view();
     const int n = attention_tokens_.tokens;
-    each(attention_tokens_, units(in), [&](int t, int first, int last) {
-        const Columns part = columns(in, first, last);
-        kernels_.rms_norm(x_.data() + size_t(t) * in.columns, layers_[size_t(layer)].attn_norm, config_.rms_eps, in.columns,
-                          part.first, part.last, attention_in_.row(t));
+    each_part(attention_tokens_, [&](int t, Columns part) {
+        normalize(t, layers_[size_t(layer)].attn_norm, attention_in_, t, part);
         if (in.q) kernels_.quantize_fine(in, t, n + t, part.first / kGroup, part.last / kGroup);
     });
 }
@@ -374,10 +377,8 @@ void Model::run_layers() {
         constexpr int whole = kGroup / kPanel;  // panels that give a group of the next product's activations
         expect({layer.gate}, 2 * layer.gate->panel_bytes(), whole);
         product({{layer.o, &attended, {x_.data(), size_t(hidden), layer.o_bias, true}}});
-        each(ffn_in, units(ffn_in), [&](int t, int first, int end) {
-            const Columns part = columns(ffn_in, first, end);
-            kernels_.rms_norm(x_.data() + size_t(t) * hidden, layer.ffn_norm, c.rms_eps, hidden, part.first, part.last,
-                              ffn_in_.row(t));
+        each_part(ffn_in, [&](int t, Columns part) {
+            normalize(t, layer.ffn_norm, ffn_in_, t, part);
             quantize(ffn_in, t, part);
         });
         expect({layer.down}, layer.down->panel_bytes());
@@ -399,7 +400,7 @@ void Model::run_layers() {
 }
 
 void Model::run_output(float* logits, const std::vector<int>* panels) {
-    const int hidden = config_.hidden, rows = int(wanted_.size());
+    const int rows = int(wanted_.size());
     if (rows == 0) return;
     const size_t vocab = size_t(config_.vocab);
     Activations& last = last_.view();
@@ -407,10 +408,8 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
         pool_->phase(rows, [&](int r, int) {
             std::fill_n(logits + size_t(r) * vocab, vocab, -std::numeric_limits<float>::infinity());
         });
-    each(last, units(last), [&](int r, int first, int end) {
-        const Columns part = columns(last, first, end);
-        kernels_.rms_norm(x_.data() + size_t(wanted_[size_t(r)]) * hidden, output_norm_, config_.rms_eps, hidden, part.first,
-                          part.last, last_.row(r));
+    each_part(last, [&](int r, Columns part) {
+        normalize(wanted_[size_t(r)], output_norm_, last_, r, part);
         quantize(last, r, part);
     });
     const int count = panels ? int(panels->size()) : output_->panels;

@@ -112,15 +112,16 @@ class Model {
     // lines.
     template <class Work>
     void each(const Activations& a, int units, const Work& work);
-    // Units of columns for each(), and which columns the units [first, last) are.
+    // The same by columns: work(t, Columns).
     struct Columns {
         int first, last;
     };
+    template <class Work>
+    void each_part(const Activations& a, const Work& work);
+    // Columns that a part has a multiple of.
     static int unit(const Activations& a) { return a.blocks ? kBlock : 2 * kGroup; }
-    static int units(const Activations& a) { return std::max(1, a.columns / unit(a)); }
-    static Columns columns(const Activations& a, int first, int last) {
-        return {first * unit(a), last == units(a) ? a.columns : last * unit(a)};
-    }
+    // These columns of row t of `to` become the norm of row `x` of x_.
+    void normalize(int x, const float* weight, ActivationBuffer& to, int t, Columns part);
     // Quantizes these columns of row t, unless only float matrices read it.
     void quantize(Activations& a, int t, Columns part) const {
         if (a.q) kernels_.quantize(a, t, part.first / kGroup, part.last / kGroup);
@@ -173,6 +174,14 @@ void Model::each(const Activations& a, int units, const Work& work) {
     pool_->phase(bundles * parts, [&](int i, int) {
         const int bundle = i / parts, part = i % parts, end = std::min(a.tokens, (bundle + 1) * a.pitch);
         for (int t = bundle * a.pitch; t < end; t++) work(t, units * part / parts, units * (part + 1) / parts);
+    });
+}
+
+template <class Work>
+void Model::each_part(const Activations& a, const Work& work) {
+    const int wide = unit(a), units = std::max(1, a.columns / wide);
+    each(a, units, [&](int t, int first, int last) {
+        work(t, Columns{first * wide, last == units ? a.columns : last * wide});
     });
 }
 

@@ -142,7 +142,7 @@ class DraftModelDrafter:
         return None if held is None else len(request.reading.tokens) - held + len(ahead)
 
     def _known(self, request: _Request) -> int:
-        """How many tokens of what is to be read need not be fed."""
+        """Roll back what the text does not confirm. Returns how many tokens need not be fed."""
         reading = request.reading
         if request.stream is not None:
             request.stream.roll_back()
@@ -192,7 +192,6 @@ class DraftModelDrafter:
         stream = request.stream
         if stream is None:
             stream = request.stream = self._stream(job, request)
-        stream.roll_back()
         feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
             return None
