@@ -15,6 +15,8 @@ inline __m512 halves(const uint8_t* p) {
 inline __m512i merge(__m512i low, __m512i h, __m512i mask) {
     return _mm512_ternarylogic_epi32(low, h, mask, 0xf8);  // a | (b & c)
 }
+// The bits of `a` where `mask` has them, and those of `b` elsewhere.
+inline __m512i choose(__m512i mask, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
 
 inline __m512i four(const int8_t* a) {
     int32_t v;
@@ -36,9 +38,8 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
         feed(0, bits(l0)), feed(1, bits(l1)), feed(2, bits(l2));
         feed(3, bits(_mm512_srli_epi16(l0, 3))), feed(4, bits(_mm512_srli_epi16(l1, 3)));
         feed(5, bits(_mm512_srli_epi16(l2, 3)));
-        __m512i rest = _mm512_and_si512(_mm512_srli_epi16(l0, 6), _mm512_set1_epi8(3));
-        rest = merge(rest, _mm512_srli_epi16(l1, 4), _mm512_set1_epi8(12));
-        rest = merge(rest, _mm512_srli_epi16(l2, 2), _mm512_set1_epi8(48));
+        __m512i rest = choose(_mm512_set1_epi8(12), _mm512_srli_epi16(l1, 4), _mm512_srli_epi16(l0, 6));
+        rest = choose(_mm512_set1_epi8(48), _mm512_srli_epi16(l2, 2), rest);
         feed(6, bits(rest)), feed(7, bits(_mm512_srli_epi16(rest, 3)));
         return;
     }
@@ -75,8 +76,10 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
 // How far ahead of the group at hand weights are asked for, in bytes: several tokens' work on a group takes longer
 // than the hardware looks ahead, and two threads of one core share what does the looking. From memory they come into
 // the second cache, and from there into the first. (Asked for straight from memory, a line holds one of the few
-// places of the first cache's misses all the way, and the loads at hand wait for one.)
-constexpr int kFar = 16384, kNear = 2048;
+// places of the first cache's misses all the way, and the loads at hand wait for one.) Processors forget what they are
+// asked for while as much as they can keep in mind is under way, and the fewer the tokens, the faster a tile asks. So
+// it asks again for what may have been forgotten: a tile of one token twice, one of two tokens once.
+constexpr int kFar = 16384, kAgain[] = {12288, 8192}, kNear = 2048;
 
 // Few tokens have two sums each, so that a chain's latency hides; Q6_K's are those of its two halves.
 template <Kind K, int NT>
@@ -88,8 +91,10 @@ constexpr int kChains = K == Kind::Q6_K || NT <= 4 ? 2 : 1;
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void multiply(const uint8_t* q, const int8_t* x, __m512i (*sum)[NT]) {
     for (int b = 0; b < kGroupBytes<K>; b += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(q) + kFar + b, _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(q) + kNear + b, _MM_HINT_T0);
+        const char* const at = reinterpret_cast<const char*>(q) + b;
+        _mm_prefetch(at + kFar, _MM_HINT_T1);
+        for (int i = NT - 1; i < 2; i++) _mm_prefetch(at + kAgain[i], _MM_HINT_T1);
+        _mm_prefetch(at + kNear, _MM_HINT_T0);
     }
     unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
         const int c = K == Kind::Q6_K ? slice / 4 : slice % kChains<K, NT>;
