@@ -79,7 +79,9 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
 // places of the first cache's misses all the way, and the loads at hand wait for one.) Processors forget what they are
 // asked for while as much as they can keep in mind is under way, and the fewer the tokens, the faster a tile asks. So
 // it asks again for what may have been forgotten: a tile of one token twice, one of two tokens once.
-constexpr int kFar = 16384, kAgain[] = {12288, 8192}, kNear = 2048;
+constexpr int kFar = 16384, kAgain[] = {12288, 8192};
+template <int NT>
+constexpr int kNear = NT <= 3 ? 4096 : 2048;
 
 // Few tokens have two sums each, so that a chain's latency hides; Q6_K's are those of its two halves.
 template <Kind K, int NT>
@@ -94,7 +96,7 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* q, const int8
         const char* const at = reinterpret_cast<const char*>(q) + b;
         _mm_prefetch(at + kFar, _MM_HINT_T1);
         for (int i = NT - 1; i < 2; i++) _mm_prefetch(at + kAgain[i], _MM_HINT_T1);
-        _mm_prefetch(at + kNear, _MM_HINT_T0);
+        _mm_prefetch(at + kNear<NT>, _MM_HINT_T0);
     }
     unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
         const int c = K == Kind::Q6_K ? slice / 4 : slice % kChains<K, NT>;
