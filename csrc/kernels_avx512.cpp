@@ -15,8 +15,6 @@ inline __m512 halves(const uint8_t* p) {
 inline __m512i merge(__m512i low, __m512i h, __m512i mask) {
     return _mm512_ternarylogic_epi32(low, h, mask, 0xf8);  // a | (b & c)
 }
-// The bits of `a` where `mask` has them, and those of `b` elsewhere.
-inline __m512i choose(__m512i mask, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
 
 inline __m512i four(const int8_t* a) {
     int32_t v;
@@ -38,8 +36,9 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
         feed(0, bits(l0)), feed(1, bits(l1)), feed(2, bits(l2));
         feed(3, bits(_mm512_srli_epi16(l0, 3))), feed(4, bits(_mm512_srli_epi16(l1, 3)));
         feed(5, bits(_mm512_srli_epi16(l2, 3)));
-        __m512i rest = choose(_mm512_set1_epi8(12), _mm512_srli_epi16(l1, 4), _mm512_srli_epi16(l0, 6));
-        rest = choose(_mm512_set1_epi8(48), _mm512_srli_epi16(l2, 2), rest);
+        __m512i rest = _mm512_and_si512(_mm512_srli_epi16(l0, 6), _mm512_set1_epi8(3));
+        rest = merge(rest, _mm512_srli_epi16(l1, 4), _mm512_set1_epi8(12));
+        rest = merge(rest, _mm512_srli_epi16(l2, 2), _mm512_set1_epi8(48));
         feed(6, bits(rest)), feed(7, bits(_mm512_srli_epi16(rest, 3)));
         return;
     }
