@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from outrider.speculative import (
 
 TEMPERATURE = 0.0
 PLOT_ROUNDS = 5  # of the cost curve
+STDOUT = Path("-")  # where --json goes without a name
 
 _DESCRIPTION = """\
 Measure drafters against plain decoding on the same prompts, side by side, and check that
@@ -70,7 +71,14 @@ def add_parser(subparsers: Subparsers) -> Parser:
         "-n", "--n-predict", type=integer, default=128, metavar="N", help="most tokens (default: %(default)s)"
     )
     options.add_draft_length(group)
-    add("--json", action="store_true", help="print one JSON document instead of a table")
+    add(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="print one JSON document instead of a table; with FILE, write it there beside the table",
+    )
     add(
         "--plot",
         type=Path,
@@ -97,8 +105,7 @@ def run(args: argparse.Namespace) -> int:
     items = _items(args.workload or workloads.BUILT_IN, args.limit)
     # They run side by side: memory must do for a sequence of each.
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=len(choices))
-    if args.plot is not None:
-        _check_plot(args.plot)
+    _check_places(args)
 
     from outrider.bench.runner import measure
     from outrider.pipeline import build_all
@@ -123,23 +130,41 @@ def run(args: argparse.Namespace) -> int:
     document["settings"] = settings(params, choices, runs=args.runs, raw=args.raw, temperatures=temperatures)
     if args.plot is not None:
         _add_cost_curve(document, models[0], config.threads)
-    print(
-        json.dumps(document, ensure_ascii=False, allow_nan=False) if args.json else report.text(document),
-        flush=True,
-    )
+    _give(document, report.text, args.json)
     if args.plot is not None:
-        _write_page(document, args.plot)
+        from outrider.bench import page
+
+        _write("--plot", args.plot, page.html(document))
     same = all(m["identical"] for w in document["workloads"] for m in w["methods"].values())
     return 0 if same else 1
 
 
-def _check_plot(path: Path) -> None:
+def _check_places(args: argparse.Namespace) -> None:
     """Refuse before anything is measured what could not be written in the end."""
-    from outrider.bench import page
+    if args.plot is not None:
+        from outrider.bench import page
 
-    page.check_available()
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--plot: {str(path)!r} cannot be written")
+        page.check_available()
+    for flag, path in (("--json", args.json), ("--plot", args.plot)):
+        if path in (None, STDOUT):
+            continue
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"{flag}: {str(path)!r} cannot be written")
+
+
+def _give(document: dict[str, Any], text: Callable[[dict[str, Any]], str], place: Path | None) -> None:
+    """Print what was measured as a table, or as JSON, or write the JSON beside the table."""
+    found = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    print(found if place == STDOUT else text(document), flush=True)
+    if place is not None and place != STDOUT:
+        _write("--json", place, f"{found}\n")
+
+
+def _write(flag: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as e:
+        raise ConfigError(f"{flag}: {str(path)!r} cannot be written: {e.strerror}") from None
 
 
 def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: int | None) -> None:
@@ -150,15 +175,6 @@ def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: in
     if isinstance(target, NativeModel) and target.max_positions > max(curve.WIDTHS):
         context = min(curve.CONTEXT, target.max_positions - max(curve.WIDTHS))
         document["cost_curve"] = curve.measure(target, threads=threads, context=context, rounds=PLOT_ROUNDS)
-
-
-def _write_page(document: dict[str, Any], path: Path) -> None:
-    from outrider.bench import page
-
-    try:
-        path.write_text(page.html(document), "utf-8")
-    except OSError as e:
-        raise ConfigError(f"--plot: {str(path)!r} cannot be written: {e.strerror}") from None
 
 
 def cost_curve(args: argparse.Namespace) -> int:
@@ -173,6 +189,7 @@ def cost_curve(args: argparse.Namespace) -> int:
     rounds = 7 if args.runs is None else args.runs
     if rounds < 1:
         raise ConfigError(f"--runs must be at least 1, not {rounds}")
+    _check_places(args)
 
     from outrider.bench import cost_curve as curve
     from outrider.engines.native import NativeModel
@@ -189,10 +206,7 @@ def cost_curve(args: argparse.Namespace) -> int:
         document = curve.measure(
             model, threads=config.threads, context=context, rounds=rounds, on_pass=bar.update
         )
-    print(
-        json.dumps(document, ensure_ascii=False, allow_nan=False) if args.json else curve.text(document),
-        flush=True,
-    )
+    _give(document, curve.text, args.json)
     return 0
 
 

@@ -151,6 +151,15 @@ def test_workloads_during_which_the_machine_changed_are_named(
     assert "moved during two (51%)" in report.text(document)
 
 
+def test_a_file_gets_the_document_and_the_screen_the_table(bench: Any, tmp_path: Path) -> None:
+    place = tmp_path / "found.json"
+    status, out, _ = bench("--methods", "none", "--runs", "1", "--json", str(place))
+    assert status == 0
+    assert "tokens/pass" in out
+    document = json.loads(place.read_text("utf-8"))
+    assert out.strip() == report.text(document).strip()
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -167,6 +176,8 @@ def test_workloads_during_which_the_machine_changed_are_named(
         (["--temps", ""], ["--temps", "''"]),
         (["--temps", "0,-1"], ["temperature"]),
         (["--temps", "0,0.7", "--temp", "0.7"], ["--temp", "--temps"]),
+        (["--json", "."], ["--json", "'.'"]),
+        (["--json", "no/such/file.json"], ["--json", "'no/such/file.json'"]),
         (["--plot", "."], ["--plot", "'.'"]),
         (["--plot", "no/such/folder.html"], ["--plot", "'no/such/folder.html'"]),
         (["-md", "absent.gguf"], ["absent.gguf"]),
