@@ -19,6 +19,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ class Worker:
 
     def __init__(self, name: str, python: str, args: argparse.Namespace) -> None:
         self.name = name
-        self._log = (args.log / f"{name}.log").open("w") if args.log else subprocess.DEVNULL
+        self._log = (args.log / f"{name}.log").open("w+") if args.log else tempfile.TemporaryFile("w+")  # noqa: SIM115
         draft = "" if args.model_draft is None else str(args.model_draft)
         command = [python, str(HERE / "peers_worker.py"), name, str(args.model), draft]
         self._process = subprocess.Popen(
@@ -60,7 +61,11 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} stopped with status {self._process.wait()}; see --log DIR")
+            with self._process, self._log:
+                status = self._process.wait()
+                self._log.seek(0)
+                last = self._log.read().strip().rpartition("\n")[2]
+            raise SystemExit(f"{self.name} stopped with status {status}: {last} (--log DIR keeps all)")
         found: dict[str, Any] = json.loads(line)
         return found
 

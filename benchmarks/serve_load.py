@@ -15,7 +15,7 @@ import outrider
 import serve_parts
 from outrider.bench import machine
 from outrider.bench.journal import Journal
-from outrider.bench.report import markdown_table, markers
+from outrider.bench.report import markdown_table, markers, put_into
 from outrider.bench.stats import median
 from outrider.models.references import resolve
 from serve_servers import Served, llama_server, outrider_server
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace, path: Path) -> int:
     text = rendered(document)
     print(text)
     if args.docs:
-        DOCUMENT.write_text(replaced(DOCUMENT.read_text("utf-8"), text), "utf-8")
+        put_into(DOCUMENT, *MARKS, f"\n{text}\n")
     return 0 if document["lost"] == 0 and document["identical"] else 1
 
 
@@ -265,12 +265,3 @@ def _load_table(load: Sequence[Mapping[str, Any]]) -> str:
         for r in load
     ]  # fmt: skip
     return markdown_table([header, *rows])
-
-
-def replaced(document: str, text: str) -> str:
-    """The document with the text between its marks. Raises ValueError without them."""
-    head, begin, rest = document.partition(MARKS[0])
-    _, end, tail = rest.partition(MARKS[1])
-    if not begin or not end:
-        raise ValueError(f"{MARKS[0]} and {MARKS[1]} are not there")
-    return f"{head}{begin}\n\n{text}\n\n{end}{tail}"

@@ -105,10 +105,6 @@ def test_the_tables(modules: Any) -> None:
     text = load.rendered({**about, **summary})
     assert "| 1 | outrider | 13.5 |" in text, "the median of 10 and 17"
     assert "| outrider | 100 | 5 | 0.050 |" in text
-    begin, end = load.MARKS
-    assert load.replaced(f"a\n{begin}\nold\n{end}\nb", text) == f"a\n{begin}\n\n{text}\n\n{end}\nb"
-    with pytest.raises(ValueError, match="not there"):
-        load.replaced("a", text)
     found[keys[0]] = entry(load, "other", 10.0)
     changed = load.summary(found, args)
     assert not changed["identical"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,3 +175,12 @@ def test_the_order_turns_back() -> None:
     both = [("a", "plain"), ("b", "plain")]
     assert list(peers.order(both, 0)) == both
     assert list(peers.order(both, 1)) == both[::-1]
+
+
+def test_what_stopped_an_engine_is_said(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Traceback >&2\necho no module named numpy >&2\nexit 3\n", "utf-8")
+    python.chmod(0o755)
+    args = argparse.Namespace(log=None, model="m", model_draft=None, threads=1, context=8)
+    with pytest.raises(SystemExit, match="someone stopped with status 3: no module named numpy "):
+        peers.Worker("someone", str(python), args)
