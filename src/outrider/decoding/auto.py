@@ -38,7 +38,7 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *("gain", "idle", "left", "length", "nodes", "probe", "probes", "sleep"),
+        *("found", "gain", "idle", "left", "length", "nodes", "probe", "probes", "sleep", "unread"),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
 
@@ -48,6 +48,8 @@ class _State:
         self.probe = 0.0  # seconds taken from the allowance for this step
         self.probes = 0  # of the draft model so far
         self.length = 0  # of the last lookup's match
+        self.found = 0  # steps in which a lookup found something
+        self.unread = 0  # tokens that the draft model would have had to be fed in the last step
         self.gain = 0.0  # seconds that its lookups save in a step, their verification paid: a running mean
         self.idle = 0  # steps in a row that looking up was not worth
         self.sleep = 0  # steps left without looking up
@@ -158,7 +160,7 @@ class AutoController:
 
     def explain(self, request_id: str) -> str:
         """Which drafter ran how often, why, and what it gave."""
-        return self.report.explain(request_id, self._why_off())
+        return self.report.explain(request_id, self._why_off(request_id))
 
     def pass_seconds(self, most: int = WIDEST) -> tuple[int, tuple[float, ...]]:
         """(length of the texts at hand, seconds of a pass over 1 .. most tokens for them)."""
@@ -178,19 +180,25 @@ class AutoController:
         self._worth = FADE * self._worth + expected * self._plain / self._joining.width
         self._paid = FADE * self._paid + seconds - self._prompts + self._overhead
 
-    def _why_off(self) -> str:
-        """At what chance a first token would pay, and what the chances are."""
+    def _why_off(self, request_id: str) -> str:
+        """At what chance a first token would pay, what the chances are, and what else stood in the way."""
+        state = self._states.get(request_id, _State())
         width, seconds = self._joining.width, self._curve.seconds
         rate, more = width / self._plain, seconds(width + 1) - seconds(width)
         lookup, model = self.names
-        parts = [
-            f"a token of {lookup} pays from a chance of {rate * more:.0%}, and the mean chance is "
-            f"{self.by_lookup.mean:.0%}"
-        ]
+        need, mean = rate * more, self.by_lookup.mean
+        said = f"a token of {lookup} pays from a chance of {need:.0%}, and the mean chance is {mean:.0%}"
+        if mean >= need:
+            said += (
+                f" where it finds one (in {state.found} of {self.report.of(request_id).steps.total()} steps)"
+            )
         if self.drawing is not None:
-            need = rate * (more + self.drawing.draw(1))
-            parts.append(f"one of {model} from {need:.0%}, and it is {self.drawing.accepted.mean:.0%}")
-        return "; ".join(parts)
+            need, mean = rate * (more + self.drawing.draw(1)), self.drawing.accepted.mean
+            said += f"; one of {model} from {need:.0%}, and it is {mean:.0%}"
+            if mean >= need and state.unread > 1:
+                reading = self.drawing.draw(state.unread) / self._plain
+                said += f", but reading what it has missed takes as long as {reading:.1f} plain steps"
+        return said
 
     # --- The step, for the drafter that carries it out --------------------------------------------
 
@@ -206,7 +214,10 @@ class AutoController:
         choices = [Choice() for _ in asks]
         offers: list[tuple[float, int, int]] = []
         for a, ask in enumerate(asks):
+            state = self._states[ask.request_id]
+            state.unread = ask.behind or 0
             if ask.lookup is not None and ask.lookup.tokens:
+                state.found += 1
                 self._greet(ask.request_id, ask.lookup)
                 choices[a].chances, choices[a].paths = self._calibrated(ask, ask.lookup)
                 offers += [(-path, a, i) for i, path in enumerate(choices[a].paths)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import timeit
 from collections.abc import Sequence
 from itertools import pairwise
@@ -397,6 +398,24 @@ def test_it_explains_itself() -> None:
     assert said.startswith("off in ")
     assert "suffix pays from a chance of" in said
     assert "draft_model from" in said
+
+
+def test_it_says_what_else_keeps_it_from_drafting() -> None:
+    controller = make()
+    for _ in range(30):
+        step(controller, ask(lookup=chain([1], 0.9)), 1)
+    controller.release("0")
+    for _ in range(5):
+        step(controller, ask(behind=300), 0)
+    step(controller, ask(lookup=chain([1], 0.9), behind=300), 1)
+    said = controller.explain("0")
+    assert said.startswith("off in 5 of 6 steps: ")
+    assert "where it finds one (in 1 of 6 steps); one of draft_model" in said
+    found = re.search("but reading what it has missed takes as long as ([0-9.]+) plain steps", said)
+    assert found is not None
+    assert controller.drawing is not None
+    takes = controller.drawing.draw(300) / controller.target.at(0).seconds(1)
+    assert float(found[1]) == pytest.approx(takes, rel=0.05)
 
 
 def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
