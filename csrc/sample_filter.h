@@ -228,7 +228,7 @@ protected:
         if (params_.top_k < row_.groups()) {  // so many tokens are as great as that top
             std::vector<double> tops = row_.tops();
             std::nth_element(tops.begin(), tops.begin() + (params_.top_k - 1), tops.end(), std::greater<>());
-            floor = tops[params_.top_k - 1];
+            floor = floor_of(score(tops[params_.top_k - 1]));  // (lesser values may have the same score)
         }
         Tokens tokens = collect(reach_, floor);
         if (uint64_t(params_.top_k) <= tokens.size()) {

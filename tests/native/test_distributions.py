@@ -46,6 +46,16 @@ def test_distributions_over_a_large_vocabulary() -> None:
             assert NATIVE.probability(row, params, 7777)[0] == found.of(7777)
 
 
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_of_values_with_one_score_the_first_are_kept(top_k: int) -> None:
+    row = np.full(1000, 1e-199)
+    row[0] = 0.0
+    params = SamplingParams(temperature=1e300, top_k=top_k)
+    found, _ = NATIVE.distribution(row, params)
+    assert agrees(found, spread(row, params))
+    assert found.ids.tolist() == list(range(top_k))
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_distributions_of_any_row(data: st.DataObject) -> None:

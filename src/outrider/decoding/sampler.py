@@ -270,11 +270,14 @@ class Sampler:
         complete = limit <= reach
         reach = min(limit, reach)
         # First in the row's own precision for speed, with a margin so that rounding drops nothing.
-        with np.errstate(over="ignore"):
-            floor = row.dtype.type(best - (reach + 1e-3) * self.params.temperature)
-            floor = np.nextafter(floor, row.dtype.type(-np.inf))
         if 0 < top_k < len(tops):  # at least k tokens are as great as the k-th of the tops
-            floor = max(floor, np.partition(tops, -top_k)[-top_k])
+            kth = float(np.partition(tops, -top_k)[-top_k])
+            least = max(-reach, float(self._scores(np.array([kth]), best)[0]))
+        else:
+            least = -reach
+        with np.errstate(over="ignore"):
+            floor = row.dtype.type(best + (least - 1e-3) * self.params.temperature)
+            floor = np.nextafter(floor, row.dtype.type(-np.inf))
         ids = np.flatnonzero(row >= floor)
         scores = self._scores(row[ids], best)
         inside = np.flatnonzero(scores >= -reach)
