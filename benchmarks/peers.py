@@ -78,6 +78,7 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
+        self._log.close()
 
 
 def best_speculative(speeds: Speeds, engine: str) -> str | None:

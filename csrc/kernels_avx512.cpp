@@ -77,7 +77,8 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
 // the second cache, and from there into the first. (Asked for straight from memory, a line holds one of the few
 // places of the first cache's misses all the way, and the loads at hand wait for one.) Processors forget what they are
 // asked for while as much as they can keep in mind is under way, and the fewer the tokens, the faster a tile asks. So
-// it asks again for what may have been forgotten: a tile of one token twice, one of two tokens once.
+// it asks again for what may have been forgotten: a tile of one token twice, one of two tokens once. For the same reason
+// few tokens need lines in the first cache from further ahead.
 constexpr int kFar = 16384, kAgain[] = {12288, 8192};
 template <int NT>
 constexpr int kNear = NT <= 3 ? 4096 : 2048;

@@ -94,12 +94,14 @@ def test_the_shortest_text_goes_on(gains: list[list[int]], length: int) -> None:
     assert all(runner.tokens >= length for runner in runners)
 
 
-@given(st.lists(st.floats(0.3, 1.0), min_size=2, max_size=8), st.floats(20.0, 200.0))
+# A speed lasts for a round of both at least (six tokens, 9 s of work, 30 s at the lowest): within one, whose
+# step it falls on is chance.
+@given(st.lists(st.floats(0.3, 1.0), min_size=2, max_size=8), st.floats(30.0, 200.0))
 def test_other_load_falls_on_all_alike(speeds: list[float], period: float) -> None:
     machine = Machine(speeds, period)
     plain, fast = Runner(machine, 1.0, [1], 400), Runner(machine, 1.5, [4, 2], 400)
     side_by_side([plain, fast])
-    assert plain.watch() / fast.watch() == pytest.approx(2.0, rel=0.2)
+    assert plain.watch() / fast.watch() == pytest.approx(2.0, rel=0.15)
 
 
 def test_one_after_the_other_would_not_do() -> None:

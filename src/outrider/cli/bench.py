@@ -154,9 +154,14 @@ def _check_places(args: argparse.Namespace) -> None:
 
 def _give(document: dict[str, Any], text: Callable[[dict[str, Any]], str], place: Path | None) -> None:
     """Print what was measured as a table, or as JSON, or write the JSON beside the table."""
+    if place != STDOUT:
+        print(text(document), flush=True)
+    if place is None:
+        return
     found = json.dumps(document, ensure_ascii=False, allow_nan=False)
-    print(found if place == STDOUT else text(document), flush=True)
-    if place is not None and place != STDOUT:
+    if place == STDOUT:
+        print(found, flush=True)
+    else:
         _write("--json", place, f"{found}\n")
 
 

@@ -189,9 +189,8 @@ class AutoController:
         need, mean = rate * more, self.by_lookup.mean
         said = f"a token of {lookup} pays from a chance of {need:.0%}, and the mean chance is {mean:.0%}"
         if mean >= need:
-            said += (
-                f" where it finds one (in {state.found} of {self.report.of(request_id).steps.total()} steps)"
-            )
+            steps = self.report.of(request_id).steps.total()
+            said += f" where it finds one (in {state.found} of {steps} steps)"
         if self.drawing is not None:
             need, mean = rate * (more + self.drawing.draw(1)), self.drawing.accepted.mean
             said += f"; one of {model} from {need:.0%}, and it is {mean:.0%}"

@@ -269,12 +269,12 @@ class Sampler:
         limit = -math.log(min_p) if min_p > 0.0 else math.inf
         complete = limit <= reach
         reach = min(limit, reach)
-        # First in the row's own precision for speed, with a margin so that rounding drops nothing.
+        least = -reach
         if 0 < top_k < len(tops):  # at least k tokens are as great as the k-th of the tops
-            kth = float(np.partition(tops, -top_k)[-top_k])
-            least = max(-reach, float(self._scores(np.array([kth]), best)[0]))
-        else:
-            least = -reach
+            kth = np.partition(tops, -top_k)[-top_k]
+            least = max(least, float(self._scores(np.array([kth]), best)[0]))
+        # First in the row's own precision for speed, with a margin so that rounding drops nothing, nor a
+        # lesser value of the same score.
         with np.errstate(over="ignore"):
             floor = row.dtype.type(best + (least - 1e-3) * self.params.temperature)
             floor = np.nextafter(floor, row.dtype.type(-np.inf))
