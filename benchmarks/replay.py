@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -30,12 +31,14 @@ from outrider.bench.cost_curve import aligned
 from outrider.bench.runner import prompt_of
 from outrider.cli.demo import present_pair
 from outrider.config import EngineConfig
+from outrider.decoding.adjust import Row
 from outrider.decoding.costs import CostCurve, CostModel
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
+from outrider.engines.native.sampling import NativeRows
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
-from outrider.pipeline import build_all, load_native, native_rows
+from outrider.pipeline import build_all, load_native
 from outrider.speculative import AutoConfig, SpeculativeConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -46,12 +49,16 @@ COSTS = {
     "target": {1: 31, 2: 31, 3: 31.5, 4: 33, 5: 34.5, 6: 37.5, 8: 46.5, 12: 67, 16: 85, 24: 128, 32: 170},
     "draft": {1: 5.6, 2: 5.9, 3: 6.3, 4: 7.0, 5: 7.9, 6: 9.1, 8: 11.6, 12: 15.5, 16: 19.7, 24: 29, 32: 38.5},
 }
+SURE = -30.0  # a logit that no noise makes up for
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the target wrote for a prompt: that in words, and both as token ids."""
+    """What the target wrote for a prompt: that in words, and both as token ids.
+
+    certain: what share the target gave to its likeliest token, for each of the output.
+    """
 
     workload: str
     id: str
@@ -60,6 +67,7 @@ class Text:
     asked: str
     prompt: list[int]
     output: list[int]
+    certain: list[float]
 
 
 class Clock:
@@ -103,6 +111,7 @@ class Replay:
     def __init__(self, vocab_size: int, costs: Mapping[int, float], clock: Clock) -> None:
         self.vocab_size, self.max_positions = vocab_size, 1 << 20
         self.text: list[int] = []
+        self.certain: dict[int, float] = {}  # by the token's place in the text
         self.costs = curve(costs)
         self._clock = clock
 
@@ -123,11 +132,19 @@ class Replay:
             right.append((parent < 0 or right[parent]) and place < len(text) and token == text[place])
             places.append(place)
         item.cache.length = base + len(places)
-        rows = np.full((len(item.rows), self.vocab_size), -30.0, np.float32)
+        rows = np.full((len(item.rows), self.vocab_size), SURE, np.float32)
         for row, node in enumerate(item.rows.tolist()):
             after = places[node] + 1
+            rows[row, -1] = SURE + self.certain.get(after, 1.0)
             rows[row, text[after] if right[node] and after < len(text) else 0] = 30.0
         return rows
+
+
+class ReplayRows(NativeRows):
+    """Knows where a Replay says how certain the target was."""
+
+    def certainty(self, row: Row) -> float:
+        return float(row[-1]) - SURE
 
 
 class Timed:
@@ -186,13 +203,23 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
         (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
         prompts = [prompt_of(pipeline, item.prompt, False) for _, _, _, item in missing]
         params = [replace(PLAIN, temperature=t, max_tokens=args.n, seed=seed) for _, t, seed, _ in missing]
-        written = LLM.from_pipeline(pipeline).generate(prompts, params)
+        llm = LLM.from_pipeline(pipeline)
+        written = llm.generate(prompts, params)
         for (name, t, seed, item), out in zip(missing, written, strict=True):
             ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
-            known[item.id, t] = Text(name, item.id, t, seed, item.prompt, *ids)
+            known[item.id, t] = Text(name, item.id, t, seed, item.prompt, *ids, certain=shares(llm, *ids))
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps([asdict(text) for text in known.values()]), "utf-8")
     return [known[item.id, t] for _, t, _, item in wanted]
+
+
+def shares(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+    """`Text.certain` of an output behind its prompt."""
+    params = replace(PLAIN, max_tokens=1, prompt_logprobs=1)
+    (out,) = llm.generate({"prompt_token_ids": [*prompt, *output]}, params)
+    assert out.prompt_logprobs is not None
+    each = out.prompt_logprobs[len(prompt) :]
+    return [math.exp(max(said.logprob for said in place.values())) for place in each if place]
 
 
 class Stage:
@@ -218,13 +245,14 @@ class Stage:
         pipelines = build_all(config, list(choices.values()), load, costs=costs, clock=self._clock)
         self._target = models[0]
         self._llms = {
-            name: LLM.from_pipeline(replace(pipeline, rows=native_rows()), shared=False)
+            name: LLM.from_pipeline(replace(pipeline, rows=ReplayRows()), shared=False)
             for name, pipeline in zip(choices, pipelines, strict=True)
         }
 
     def speedup(self, method: str, text: Text) -> float:
         """Times as fast as plain decoding, from the first token on. Raises SystemExit for a changed text."""
         self._target.text = [*text.prompt, *text.output]
+        self._target.certain = dict(enumerate(text.certain, start=len(text.prompt)))
         params = replace(PLAIN, temperature=text.temperature, max_tokens=len(text.output), seed=text.seed)
         (out,) = self._llms[method].generate({"prompt_token_ids": text.prompt}, params)
         if list(out.outputs[0].token_ids) != text.output:

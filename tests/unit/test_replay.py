@@ -41,7 +41,10 @@ def test_whoever_follows_the_text_is_told_how_it_goes_on(replay: Any) -> None:
     assert clock() == pytest.approx(model.costs.seconds(5))
     cache.keep(2, [2])
     assert cache.length == 3
-    assert model.forward([item(cache, [10], [-1])])[0].argmax(1).tolist() == [11]
+    model.certain = {4: 0.25}
+    rows = model.forward([item(cache, [10, 11], [-1, 0])])[0]
+    assert rows[:1].argmax(1).tolist() == [11]
+    assert [replay.ReplayRows().certainty(row) for row in rows] == pytest.approx([0.25, 1.0])
 
 
 def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(replay: Any) -> None:
@@ -79,7 +82,7 @@ def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
 ) -> None:
     args = argparse.Namespace(workloads=["edit", "chat"], temps=[0.0, 0.7], limit=2, n=16, behind=0)
     texts = [
-        replay.Text(name, item.id, t, seed, item.prompt, [1], [2])
+        replay.Text(name, item.id, t, seed, item.prompt, [1], [2], [0.5])
         for name in ("edit", "chat")
         for t in (0.7, 0.0)
         for seed, item in enumerate(workloads.load(name)[:3])

@@ -143,12 +143,17 @@ class AutoController:
             self._settle_rate(width, self._curve.seconds(self._base))
         return budgets
 
+    def curious(self, request_id: str) -> int:
+        return 0 if self.drawing is None else self.drawing.certainty.wanted(request_id)
+
     def record(self, request_id: str, step: StepRecord) -> None:
         """What a step cost and gave. A pass is learned from when all its sequences have reported."""
         state = self._states.get(request_id)
         if state is not None and state.probe:
             self.allowance.give_back(min(state.probe, (step.accepted - step.forced) / self._rate))
             state.probe = 0.0
+        if step.certain and self.drawing is not None:
+            self.drawing.certainty.learn(request_id, step.certain)
         sampling = step.sampling_seconds / (step.accepted + 1)
         plain = (self._plain + self._prompts) / self._joining.width
         self.report.add(request_id, step, step.emitted * (plain + sampling))

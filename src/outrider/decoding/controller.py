@@ -45,6 +45,9 @@ class Controller(Protocol):
         """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
         `prompt_tokens` of other requests share the pass."""
 
+    def curious(self, request_id: str) -> int:
+        """Of how many tokens of this request it would like to know how certain the target is of them."""
+
     def record(self, request_id: str, step: StepRecord) -> None:
         """What a step drafted, had accepted and cost."""
 
@@ -70,6 +73,9 @@ class FixedController:
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         self._joining.begin([room.context for room in batch])
         return [min(self.num_speculative_tokens, room.most) for room in batch]
+
+    def curious(self, request_id: str) -> int:
+        return 0
 
     def record(self, request_id: str, step: StepRecord) -> None:
         self._joining.record(step)

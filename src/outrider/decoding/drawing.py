@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from outrider.decoding.branching import Branching, Reckoner
 from outrider.decoding.catching_up import CatchingUp
+from outrider.decoding.certainty import Certainty
 from outrider.decoding.costs import CostModel
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Node, chosen, merge
@@ -73,7 +74,8 @@ class Drawing:
         tree: bool = True,
     ) -> None:
         self.cost = cost
-        self.accepted = Acceptance(START, START_WEIGHT)  # its first choices
+        self.certainty = Certainty()  # of the target
+        self.accepted = Acceptance(START, START_WEIGHT, self.certainty.odds)  # its first choices
         self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
         self.foretold = Acceptance(FORETOLD_START)  # what lookups expect it to draw
         # Decayed seconds of drawing after the first pass, and what these would be with a pass for each token.
@@ -215,6 +217,7 @@ class Drawing:
                 continue
             if not node.beside:
                 self.accepted.learn(request_id, node.drawn, node.model, i in kept)
+                self.certainty.tried(request_id)
             elif right.get(node.parent, node.beside) >= node.beside:  # those before it are wrong
                 self.beside.learn(request_id, node.beside, node.model, i in kept)
 
@@ -227,6 +230,7 @@ class Drawing:
         self.accepted.forget(request_id)
         self.beside.forget(request_id)
         self.foretold.forget(request_id)
+        self.certainty.forget(request_id)
         self._catching_up.forget(request_id)
         self._took.pop(request_id, None)
 

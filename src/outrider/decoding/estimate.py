@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)  # of confidence, between bins
 CENTRES = (0.01, 0.035, 0.075, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.925, 0.965, 0.985)
@@ -34,17 +35,25 @@ def stage_of(depth: int) -> int:
 
 
 class _Requests:
-    """How each request compares with all of them: a factor on the odds of a chance."""
+    """How each request compares with all of them: a factor on the odds of a chance.
 
-    def __init__(self) -> None:
+    prior: the factor that is expected by what is known of a request otherwise.
+    """
+
+    def __init__(self, prior: Callable[[str], float] | None = None) -> None:
+        self._prior = prior
         self._sums: dict[str, list[float]] = {}  # decayed: got, expected, tried
         self._odds: dict[str, float] = {}
 
     def adjust(self, request_id: str, chance: float) -> float:
-        odds = self._odds.get(request_id)
-        return chance if odds is None else min(MOST, chance * odds / (1.0 - chance + chance * odds))
+        chance, odds = self._expected(request_id, chance), self._odds.get(request_id)
+        return chance if odds is None else _times(chance, odds)
+
+    def _expected(self, request_id: str, chance: float) -> float:
+        return chance if self._prior is None else _times(chance, self._prior(request_id))
 
     def learn(self, request_id: str, expected: float, got: float) -> None:
+        expected = self._expected(request_id, expected)
         sums = self._sums.get(request_id)
         if sums is None:
             sums = self._sums[request_id] = [0.0, 0.0, 0.0]
@@ -59,15 +68,26 @@ class _Requests:
         self._odds.pop(request_id, None)
 
 
+def _times(chance: float, odds: float) -> float:
+    """The chance with odds so many times as good."""
+    return min(MOST, chance * odds / (1.0 - chance + chance * odds))
+
+
 class Acceptance:
     """One drafter's chances. `start` is what is expected of it before anything is known, 0..1, and counts for
-    `weight` tokens.
+    `weight` tokens. `prior` says how many times as good the odds are expected to be in a request as where the
+    drafter has been tried; a drafter's own confidence knows of that already.
 
     Chances are of a node given that its parent was accepted. A confidence of None means that the drafter
     does not say, or has not drafted yet: then the depth alone tells.
     """
 
-    def __init__(self, start: float = 0.7, weight: float = START_WEIGHT) -> None:
+    def __init__(
+        self,
+        start: float = 0.7,
+        weight: float = START_WEIGHT,
+        prior: Callable[[str], float] | None = None,
+    ) -> None:
         self.start, self._weight = start, weight
         # Decayed [accepted, tried] counts, of all requests: by bin, by bin and stage, by stage.
         self._bins = [[0.0, 0.0] for _ in CENTRES]
@@ -76,7 +96,7 @@ class Acceptance:
         self._all = [0.0, 0.0]
         self._tested = [0.0, 0.0]  # of those with a confidence, without what was only supposed
         self._vanity = 0.0  # decayed: how much worse confidence has foretold than the mean, squared errors
-        self._by_confidence, self._by_depth = _Requests(), _Requests()
+        self._by_confidence, self._by_depth = _Requests(), _Requests(prior)
         self._weigh()
 
     def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:

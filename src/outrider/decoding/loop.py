@@ -14,7 +14,7 @@ from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEven
 from outrider.decoding.logprobs import TokenLogprobs, token_logprobs
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import RowSampler, Sampler
+from outrider.decoding.sampler import RowSampler, Sampler, certainty
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
 from outrider.decoding.verify import Verifier, check_draft
@@ -355,6 +355,7 @@ class StepLoop:
             sampling_seconds=sampled - began,
             forced=seq.forced,
             width=cost.width,
+            certain=self._certain(seq, scores, verdict),
         )
         seq.metrics.record(step, now)
         self._controller.record(seq.request_id, step)
@@ -371,6 +372,14 @@ class StepLoop:
                 yield None
             else:
                 yield token_logprobs(scores.logits[node + 1][: self._vocab_size], token, wanted)
+
+    def _certain(self, seq: _Sequence, scores: TargetScores, verdict: Verdict) -> tuple[float, ...]:
+        """How certain the target was of what survived, as far as the controller would like to know."""
+        if (wanted := self._controller.curious(seq.request_id)) <= 0:
+            return ()
+        share = certainty if self._rows is None else self._rows.certainty
+        rows = islice((-1, *verdict.path), wanted)
+        return tuple([share(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
     def _prompt_report(self, seq: _Sequence) -> tuple[TokenLogprobs, ...] | None:
         """The prompt's log-probabilities, with the first token of output if they are asked for."""

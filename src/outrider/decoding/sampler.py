@@ -33,6 +33,7 @@ from outrider.errors import ConfigError, ModelError
 # cannot win either: noise lies between -3.14 and 28.5.
 MASS_REACH = 50.0
 NEAR = 16.0
+RIVALS = 8.0
 
 
 class RowSampler(Protocol):
@@ -51,6 +52,9 @@ class RowSampler(Protocol):
 
     def noise(self, seed: int, position: int, ids: Ids) -> Floats:
         """See `Sampler.noise`."""
+
+    def certainty(self, row: Row) -> float:
+        """See `certainty`."""
 
 
 class Outlook:
@@ -297,6 +301,15 @@ class Sampler:
                 "min_tokens, logits_processors and structured output together rule out all of them"
             )
         raise ModelError(f"the model's logits at position {position} have {best} as their maximum")
+
+
+def certainty(row: Row) -> float:
+    """About the probability of the likeliest token at temperature 1, 0..1, for estimates: its share of those
+    tokens that are no less than e^-RIVALS times as likely. 0 where there is none."""
+    best = row.max()
+    if not math.isfinite(best):
+        return 0.0
+    return 1.0 / float(np.exp(row[row > best - RIVALS] - best).sum())
 
 
 def _only(row: Row, ids: Ids) -> Row:

@@ -142,7 +142,8 @@ class StepRecord:
     Seconds are this request's share of a batch's wall time; sampling_seconds is the part of
     other_seconds that went into verifying and sampling. `forced` of the drafted tokens, the first ones,
     are what the request's constraint left no choice about; `source` proposed the others. `width` is the
-    number of tokens in the whole pass, all sequences' drafts, anchors and prompt tokens together.
+    number of tokens in the whole pass, all sequences' drafts, anchors and prompt tokens together. `certain`
+    are the shares that the target gave to its likeliest tokens, as far as the controller is curious.
     """
 
     source: str
@@ -156,3 +157,4 @@ class StepRecord:
     sampling_seconds: float = 0.0
     forced: int = 0
     width: int = 0
+    certain: tuple[float, ...] = ()

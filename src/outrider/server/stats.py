@@ -170,6 +170,9 @@ class CountingController:
     def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
         return self._inner.choose(batch, prompt_tokens)
 
+    def curious(self, request_id: str) -> int:
+        return self._inner.curious(request_id)
+
     def record(self, request_id: str, step: StepRecord) -> None:
         self._totals.record(step)
         self._inner.record(request_id, step)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import timeit
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -463,3 +464,29 @@ def test_more_prompt_tokens_join_passes_that_usual_drafts_make_long() -> None:
     assert usual > 8
     assert controller.beside(1) > plainly
     assert seconds(usual + controller.beside(1)) <= 2.0 * seconds(usual)
+
+
+@pytest.mark.parametrize(("usual", "share"), [(0.8, 0.99), (0.9, 0.5)])
+def test_a_text_of_which_the_target_is_sure_is_read_sooner(usual: float, share: float) -> None:
+    def waits(certain: tuple[float, ...]) -> int:
+        controller = taught(make(), usual)
+        assert controller.curious("0") > 0
+        for steps in range(100):
+            asked = ask(lookup=chain(range(2), 0.5), behind=300 + steps)
+            controller.choose(rooms(tokens=2000))
+            (choice,) = controller.plan([asked])
+            if choice.draft:
+                return steps
+            controller.finish([asked], [choice], [None])
+            seen = StepRecord("none", 0, 0, 1, 0.0, controller.target.at(100).seconds(1), 0.001)
+            controller.record("0", replace(seen, certain=certain))
+            certain = ()
+        return 100
+
+    without, here = waits(()), waits((share,) * 16)
+    assert without != here
+    assert (here < without) == (share > 0.85)
+
+
+def test_without_a_draft_model_nobody_is_curious() -> None:
+    assert make(model=False).curious("0") == 0

@@ -149,3 +149,18 @@ def test_a_chance_is_a_probability_and_success_never_lowers_it(
         acceptance.forget(request)
     for requests in (acceptance._by_confidence, acceptance._by_depth):
         assert requests._sums == {} == requests._odds
+
+
+def test_what_is_expected_otherwise_counts_until_it_shows() -> None:
+    acceptance = Acceptance(0.7, prior=lambda request_id: 4.0 if request_id == "r" else 1.0)
+    plain = Acceptance(0.7)
+    for each in (acceptance, plain):
+        teach(each, 0.7, 200, "others", confidence=0.8)
+    usual, better = acceptance.chance("s", 1), acceptance.chance("r", 1)
+    assert usual == plain.chance("r", 1)
+    assert better / (1 - better) == pytest.approx(4 * usual / (1 - usual))
+    assert acceptance.chance("r", 1, 0.8) == plain.chance("r", 1, 0.8), "confidence knows of it already"
+    teach(acceptance, 0.1, 60, "r")
+    assert acceptance.chance("r", 1) < usual
+    acceptance.forget("r")
+    assert acceptance.chance("r", 1) > acceptance.chance("s", 1)

@@ -13,7 +13,7 @@ from outrider.decoding.events import Event, FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, FloatArray, Verdict
+from outrider.decoding.types import Draft, FloatArray, StepRecord, TargetScores, Verdict
 from outrider.decoding.verify import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import Cache, ForwardItem
@@ -348,3 +348,34 @@ def test_a_request_may_ask_for_plain_decoding_or_for_less() -> None:
         assert ("plain decoding" in end.metrics.speculation) == (limit == 0)
     assert drafted[0] == 0
     assert 0 < drafted[2] <= 2 < drafted[None]
+
+
+def test_a_curious_controller_hears_how_certain_the_target_is() -> None:
+    class Curious(FixedController):
+        left = 4
+
+        def __init__(self) -> None:
+            super().__init__(3)
+            self.heard: list[float] = []
+
+        def curious(self, request_id: str) -> int:
+            return self.left - len(self.heard)
+
+        def record(self, request_id: str, step: StepRecord) -> None:
+            self.heard += step.certain
+            super().record(request_id, step)
+
+    told, scored = Curious(), []
+
+    class Notes(CachedStepEngine):
+        def score(self, batch: Any, prompts: Any = ()) -> list[TargetScores]:
+            scores = super().score(batch, prompts)
+            scored.extend(scores)
+            return scores
+
+    engine = Notes(Watched(), tree_attention=True, exact_bits=True)
+    loop = StepLoop(engine, Noisy(), CoupledVerifier(), told, clock=lambda: 0.0)
+    assert ends(list(loop.generate([request("a")])))["a"].finish_reason == "length"
+    assert len(told.heard) == 4, "no more than it asked for"
+    first = scored[0].logits[0].astype(float)
+    assert told.heard[0] == pytest.approx(1.0 / np.exp(first - first.max()).sum(), rel=1e-3)

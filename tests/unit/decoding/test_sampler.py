@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.decoding.context import TokenContext
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.rng import gumbel
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampler import Sampler, certainty
 from outrider.errors import ConfigError, ModelError
 
 Floats = npt.NDArray[np.float64]
@@ -231,3 +231,13 @@ def test_frequencies_over_seeds_are_the_softmax(vocab: int) -> None:
     # Its broken twin: a sampler that forgets the temperature gives another distribution, and is seen.
     wrong = np.exp(logits.astype(np.float64))
     assert chi_square(found, draws * wrong / wrong.sum()) > 8.0
+
+
+def test_certainty_is_the_likeliest_tokens_share() -> None:
+    row = np.random.default_rng(3).normal(0.0, 3.0, 5000).astype(np.float32)
+    row[7] = row.max() + 2.0
+    assert certainty(row) == pytest.approx(1.0 / np.exp(row - row[7]).sum(), rel=0.1)
+    assert certainty(np.zeros(4, np.float32)) == pytest.approx(0.25)
+    assert certainty(np.array([-np.inf, 3.0], np.float32)) == pytest.approx(1.0)
+    for broken in (np.full(4, -np.inf), np.array([0.0, np.nan]), np.array([0.0, np.inf])):
+        assert certainty(broken.astype(np.float32)) == 0.0
