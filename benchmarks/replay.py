@@ -31,14 +31,12 @@ from outrider.bench.cost_curve import aligned
 from outrider.bench.runner import prompt_of
 from outrider.cli.demo import present_pair
 from outrider.config import EngineConfig
-from outrider.decoding.adjust import Row
 from outrider.decoding.costs import CostCurve, CostModel
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
-from outrider.engines.native.sampling import NativeRows
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
-from outrider.pipeline import build_all, load_native
+from outrider.pipeline import build_all, load_native, native_rows
 from outrider.speculative import AutoConfig, SpeculativeConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -49,7 +47,7 @@ COSTS = {
     "target": {1: 31, 2: 31, 3: 31.5, 4: 33, 5: 34.5, 6: 37.5, 8: 46.5, 12: 67, 16: 85, 24: 128, 32: 170},
     "draft": {1: 5.6, 2: 5.9, 3: 6.3, 4: 7.0, 5: 7.9, 6: 9.1, 8: 11.6, 12: 15.5, 16: 19.7, 24: 29, 32: 38.5},
 }
-SURE = -30.0  # a logit that no noise makes up for
+RIVAL = 0.04  # of the likeliest token's probability: too little for min_p, so that noise draws none
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
 
 
@@ -132,19 +130,17 @@ class Replay:
             right.append((parent < 0 or right[parent]) and place < len(text) and token == text[place])
             places.append(place)
         item.cache.length = base + len(places)
-        rows = np.full((len(item.rows), self.vocab_size), SURE, np.float32)
+        rows = np.full((len(item.rows), self.vocab_size), -30.0, np.float32)
         for row, node in enumerate(item.rows.tolist()):
             after = places[node] + 1
-            rows[row, -1] = SURE + self.certain.get(after, 1.0)
-            rows[row, text[after] if right[node] and after < len(text) else 0] = 30.0
+            token = text[after] if right[node] and after < len(text) else 0
+            rows[row, token] = 30.0
+            rest = 1.0 / self.certain.get(after, 1.0) - 1.0  # what all rivals have, of the token's share
+            if rest > 0.0:
+                count = min(self.vocab_size - 1, math.ceil(rest / RIVAL))
+                rivals = (token + 1 + np.arange(count)) % self.vocab_size
+                rows[row, rivals] = 30.0 + math.log(rest / count)
         return rows
-
-
-class ReplayRows(NativeRows):
-    """Knows where a Replay says how certain the target was."""
-
-    def certainty(self, row: Row) -> float:
-        return float(row[-1]) - SURE
 
 
 class Timed:
@@ -245,7 +241,7 @@ class Stage:
         pipelines = build_all(config, list(choices.values()), load, costs=costs, clock=self._clock)
         self._target = models[0]
         self._llms = {
-            name: LLM.from_pipeline(replace(pipeline, rows=ReplayRows()), shared=False)
+            name: LLM.from_pipeline(replace(pipeline, rows=native_rows()), shared=False)
             for name, pipeline in zip(choices, pipelines, strict=True)
         }
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from outrider.decoding.estimate import count_in
+
 ROWS = 24  # of a text's first tokens that are looked at
 TYPICAL = 0.85  # what is expected before anything is known
 TYPICAL_WEIGHT = 8.0  # tokens that this counts for
 SHY = 4.0  # tokens that "as in other texts" counts for in a new one
 SLOPE = 0.6  # log-odds of a draft's token being right, for one of the target's certainty
-MEMORY = 0.99  # of what is usual, after one more token that a draft model was tried on
 MOST = 0.99  # a share above this is taken for it: odds grow without end
 
 
@@ -26,10 +27,8 @@ class Certainty:
     def __init__(self) -> None:
         self._texts: dict[str, list[float]] = {}  # sum of the shares, tokens
         self._odds: dict[str, float] = {}  # worked out already
-        self._usual = [
-            TYPICAL_WEIGHT * _log_odds(TYPICAL),
-            TYPICAL_WEIGHT,
-        ]  # decayed: sum of log-odds, tokens
+        # Decayed as the draft model's own chances are: sum of log-odds, tokens.
+        self._usual = [TYPICAL_WEIGHT * _log_odds(TYPICAL), TYPICAL_WEIGHT]
 
     def wanted(self, request_id: str) -> int:
         """How many more tokens of the text should be looked at."""
@@ -45,8 +44,7 @@ class Certainty:
     def tried(self, request_id: str) -> None:
         """A token of the draft model was verified in this text."""
         if request_id in self._texts:
-            self._usual[0] = MEMORY * self._usual[0] + self._of(request_id)
-            self._usual[1] = MEMORY * self._usual[1] + 1.0
+            count_in(self._usual, self._of(request_id))
             self._odds.clear()
 
     def odds(self, request_id: str) -> float:

@@ -115,7 +115,7 @@ class Acceptance:
             worse = (CENTRES[which] - got) ** 2 - (self._tested_mean - got) ** 2
             self._vanity = SHARED_MEMORY * self._vanity + worse
             for count in (self._tested, self._bins[which], self._cells[which][stage]):
-                _count(count, got)
+                count_in(count, got)
             self._weigh()
             # Expected by what is known now, this token counted: a first request sets the standard.
             self._by_confidence.learn(request_id, self._in_cell(which, stage), got)
@@ -124,8 +124,8 @@ class Acceptance:
     def suppose(self, request_id: str, depth: int, chance: float) -> None:
         """A node was drafted but not tried; by its confidence it would have been accepted with `chance`."""
         stage = stage_of(depth)
-        _count(self._all, chance)
-        _count(self._stages[stage], chance)
+        count_in(self._all, chance)
+        count_in(self._stages[stage], chance)
         self._by_depth.learn(request_id, self._at_stage(stage), chance)
 
     def begin(self) -> None:
@@ -167,6 +167,7 @@ class Acceptance:
         return min(MOST, (got + CELL_WEIGHT * above) / (tried + CELL_WEIGHT))
 
 
-def _count(count: list[float], got: float) -> None:
+def count_in(count: list[float], got: float) -> None:
+    """One token more, of which `got` is to be summed: older ones count less."""
     count[0] = SHARED_MEMORY * count[0] + got
     count[1] = SHARED_MEMORY * count[1] + 1.0

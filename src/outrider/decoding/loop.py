@@ -377,9 +377,8 @@ class StepLoop:
         """How certain the target was of what survived, as far as the controller would like to know."""
         if (wanted := self._controller.curious(seq.request_id)) <= 0:
             return ()
-        share = certainty if self._rows is None else self._rows.certainty
         rows = islice((-1, *verdict.path), wanted)
-        return tuple([share(scores.logits[node + 1][: self._vocab_size]) for node in rows])
+        return tuple([certainty(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
     def _prompt_report(self, seq: _Sequence) -> tuple[TokenLogprobs, ...] | None:
         """The prompt's log-probabilities, with the first token of output if they are asked for."""

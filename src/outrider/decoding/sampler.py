@@ -53,9 +53,6 @@ class RowSampler(Protocol):
     def noise(self, seed: int, position: int, ids: Ids) -> Floats:
         """See `Sampler.noise`."""
 
-    def certainty(self, row: Row) -> float:
-        """See `certainty`."""
-
 
 class Outlook:
     """The distribution after one row, worked out no further than it is asked for.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from outrider.decoding.adjust import Row
 from outrider.decoding.params import SamplingParams
 from outrider.decoding.rng import Floats, Ids
-from outrider.decoding.sampler import RowSampler, certainty
+from outrider.decoding.sampler import RowSampler
 from outrider.decoding.types import Distribution
 from outrider.engines.native import _sampler
 from outrider.errors import ConfigError
@@ -40,9 +40,6 @@ class NativeRows:
 
     def noise(self, seed: int, position: int, ids: Ids) -> Floats:
         return _sampler.token_noise(seed, position, ids)
-
-    def certainty(self, row: Row) -> float:
-        return certainty(row)
 
 
 def _plain(row: Row) -> Row:
