@@ -258,6 +258,11 @@ class AutoController:
         if self.drawing is not None:
             self.drawing.foretold.learn(request_id, rank, confidence, drawn)
 
+    def covered(self, request_id: str, tokens: int) -> None:
+        """See `CatchingUp.covered`."""
+        if self.drawing is not None:
+            self.drawing.catching_up.covered(request_id, tokens)
+
     def finish(
         self,
         asks: Sequence[Ask],

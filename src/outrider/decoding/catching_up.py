@@ -3,7 +3,8 @@
 A text makes it worthless when it ends, or when lookups find more in it. So it waits until drawing would have
 given its price, as one who rents skis before buying them (Karlin et al. 1988): less than that where it is
 cheap beside what texts usually gain, and more where it is dear. And more again where it has not paid of late:
-texts that are copied promise much while they begin, and need no draft model once they do.
+texts that are copied promise much while they begin, and need no draft model once they do. What it draws there
+is no gain over lookups that would have found it a few tokens later, and is not counted as one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class CatchingUp:
 
     def __init__(self) -> None:
         self._promise = self._price = 0.0  # in this step
+        self._share = 0.0  # of the promise, for each text
         self._promised: dict[str, float] = {}  # in each text, this step left out
         self._bought: dict[str, tuple[float, float]] = {}  # (its price, what was promised before)
         # Decayed sums over texts: prices, and what was promised after them, up to the price of each.
@@ -52,12 +54,19 @@ class CatchingUp:
 
     def end_step(self, ids: Sequence[str], among: int) -> None:
         """What the step promised and cost is shared by `among` texts, and these could be drafted for."""
+        self._share = self._promise / among
         for request_id in ids:
             promised = self._promised.get(request_id, 0.0)
             if self._price > 0.0:
                 price, before = self._bought.get(request_id, (0.0, promised))
                 self._bought[request_id] = price + self._price / among, before
-            self._promised[request_id] = promised + self._promise / among
+            self._promised[request_id] = promised + self._share
+
+    def covered(self, request_id: str, tokens: int) -> None:
+        """Of what the model has drawn in this step, lookups would have found so many tokens behind those
+        before them: without it, the text would have taken a pass less for each than was reckoned."""
+        if request_id in self._bought:
+            self._promised[request_id] -= min(self._share, float(tokens))
 
     def forget(self, request_id: str) -> None:
         """The text has ended: learn whether catching up has paid in it."""

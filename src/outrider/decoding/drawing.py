@@ -84,7 +84,7 @@ class Drawing:
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
         self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
-        self._catching_up = CatchingUp()
+        self.catching_up = CatchingUp()
 
     def at(self, context: int) -> None:
         """A step begins, with texts of about this many tokens."""
@@ -95,9 +95,9 @@ class Drawing:
     ) -> float:
         """Let the model draw where that is worth more than `value`, the lookups' alone: in their place, or
         behind the likeliest path of one. Returns what it is worth, in tokens over plain decoding."""
-        self._catching_up.begin_step()
+        self.catching_up.begin_step()
         worth = self._plan(asks, choices, base, value, prices)
-        self._catching_up.end_step([ask.request_id for ask in asks if ask.behind is not None], len(asks))
+        self.catching_up.end_step([ask.request_id for ask in asks if ask.behind is not None], len(asks))
         return worth
 
     def _plan(
@@ -172,11 +172,11 @@ class Drawing:
             if gain > best_gain:
                 best, best_gain, longest = worth, gain, k
         ids, new = [ask.request_id for ask in asks], self.accepted.evidence < TRIED
-        ripe = self._catching_up.is_worth(ids, excess, best - value, new=new)
+        ripe = self.catching_up.is_worth(ids, excess, best - value, new=new)
         if not ripe and any(ask.lookup is not None for ask in asks):
             return value, 0
         if longest:
-            self._catching_up.pay(excess)
+            self.catching_up.pay(excess)
         return best, longest
 
     def _hoped(self, ask: Ask, room: int) -> list[float]:
@@ -231,7 +231,7 @@ class Drawing:
         self.beside.forget(request_id)
         self.foretold.forget(request_id)
         self.certainty.forget(request_id)
-        self._catching_up.forget(request_id)
+        self.catching_up.forget(request_id)
         self._took.pop(request_id, None)
 
     def learn(

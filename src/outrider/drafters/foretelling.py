@@ -18,6 +18,7 @@ from outrider.drafters.suffix import SuffixDrafter
 
 MOST = 7  # tokens that are foretold at a time
 OF_A_REST = 0.3  # confidence in the rest of a draft, for a calibration to correct
+SURE = 0.3  # chance of a path down to which a lookup is taken to be drafted from
 SHIFTS = (0, 1, -1, 2, -2)  # tokens by which the text may have fallen behind a draft, or overtaken it
 
 
@@ -70,12 +71,14 @@ class Foretelling:
         self._below, self._first = _children(*tree)
         # What was foretold behind which part of the draft, and how surely.
         self._told: list[tuple[Sequence[int], list[int], list[float]]] = []
+        self._looked: list[tuple[list[int], list[int]]] = []  # what lookups anew were sure of, behind what
 
     def __call__(self, context: TokenContext) -> list[int]:
         drawn = context.path[len(self._start.path) :]
         tokens, chances = self._in_the_tree(drawn)
         if not tokens:
             tokens, chances = self._drafter.follow(self._ask.request_id, context, MOST)
+            self._looked.append((list(drawn), _sure(tokens, chances)))
         if self._rest is not None and (not tokens or chances[0] < OF_A_REST):
             rest = self._rest.after(context)
             tokens, chances = (rest, [OF_A_REST] * len(rest)) if rest else (tokens, chances)
@@ -117,6 +120,28 @@ class Foretelling:
             row.append(drawn[at])
             at = first.get(at, -1)
         return Rest(self._start.position, row)
+
+    def covered(self, row: list[int]) -> int:
+        """How many tokens of a draft's row a lookup would have drafted on its own, had the text come as far
+        as to those before them; what `ask.lookup` has from the start is left out."""
+        known: set[int] = set()
+        for path, tokens in self._looked:
+            if path == row[: len(path)]:
+                for i, pair in enumerate(zip(row[len(path) :], tokens, strict=False), start=len(path)):
+                    if pair[0] != pair[1]:
+                        break
+                    known.add(i)
+        return len(known)
+
+
+def _sure(tokens: list[int], chances: Sequence[float]) -> list[int]:
+    """The first tokens, as far as the chance of all of them is at least SURE."""
+    path = 1.0
+    for count, chance in enumerate(chances):
+        path *= chance
+        if path < SURE:
+            return tokens[:count]
+    return tokens
 
 
 def _children(

@@ -135,7 +135,8 @@ class MixedDrafter:
         drafts = model.propose(asked, PATIENCE_ALONE if self.controller.alone else PATIENCE)
         for (i, guide), teller, draft in zip(guides.items(), tellers, drafts, strict=True):
             if teller is not None:
-                self._rests[jobs[i].request_id] = teller.learn(draft)
+                rest = self._rests[jobs[i].request_id] = teller.learn(draft)
+                self.controller.covered(jobs[i].request_id, teller.covered(rest.tokens))
             if len(draft):
                 alone = draft.probs is not None
                 found[i] = Drawn(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())

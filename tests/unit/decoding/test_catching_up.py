@@ -22,12 +22,13 @@ def steps_until_worth(
     return 1000
 
 
-def write(catching_up: CatchingUp, steps: int, promise: float, text: str = "a") -> None:
+def write(catching_up: CatchingUp, steps: int, promise: float, text: str = "a", covered: int = 0) -> None:
     """A text goes on that is caught up."""
     for _ in range(steps):
         catching_up.begin_step()
         assert catching_up.is_worth([text], 0.0, promise, new=False)
         catching_up.end_step([text], 1)
+        catching_up.covered(text, covered)
     catching_up.forget(text)
 
 
@@ -64,6 +65,28 @@ def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> 
     assert worse > 10
     write(catching_up, 100, 1.0, "z")
     assert 10 < steps_until_worth(catching_up, 8.0) < worse
+
+
+def test_what_lookups_would_have_found_soon_pays_for_nothing() -> None:
+    waits = []
+    for covered in (0, 1, 2, 3, 9):
+        catching_up = CatchingUp()
+        for text in "abcdef":
+            steps_until_worth(catching_up, 8.0, text=text)
+            write(catching_up, 4, 3.0, text, covered)
+        waits.append(steps_until_worth(catching_up, 8.0))
+    assert waits[0] == waits[1] == 10, "the price is made up for"
+    assert waits[1] < waits[2] < waits[3] == waits[4], "but what a step lacks takes nothing from others"
+
+
+def test_what_is_covered_counts_in_texts_that_were_caught_up() -> None:
+    catching_up = CatchingUp()
+    for _ in range(8):
+        catching_up.begin_step()
+        assert not catching_up.is_worth(["a"], 8.0, 1.0, new=False)
+        catching_up.end_step(["a"], 1)
+        catching_up.covered("a", 5)
+    assert steps_until_worth(catching_up, 8.0) == 2, "what was promised stays promised"
 
 
 def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:

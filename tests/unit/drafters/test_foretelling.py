@@ -118,3 +118,26 @@ def test_it_learns_from_first_choices_as_far_as_they_were_drawn() -> None:
     assert controller.told == [(1, 0.9, False)], "a second choice is not what was drawn"
     assert found.tokens == [4]
     assert teller.learn(draft([], [])).tokens == []
+
+
+def test_a_row_is_covered_as_far_as_lookups_find_it_once_the_text_has_come_to_it() -> None:
+    teller, context = make()
+    assert teller(context.along([60])) == []
+    assert teller(context.along([60, 9, 1]))[:2] == [2, 3]
+    assert teller.covered([60, 9, 1, 2, 3]) == 2, "two tokens that were found, behind three that were not"
+    assert teller.covered([60, 9, 1, 2, 60]) == 1, "another one was drawn"
+    assert teller.covered([61, 9, 1, 2, 3]) == 0, "this was never looked up"
+    assert teller.covered([]) == 0
+    teller(context.along([60, 9, 1, 2]))
+    assert teller.covered([60, 9, 1, 2, 3]) == 2, "a token counts once, however often it was found"
+
+
+def test_what_is_found_before_the_draft_or_too_unsurely_covers_nothing() -> None:
+    teller, context = make(Lookup([9, 1, 2], [-1, 0, 1], [0.9, 0.9, 0.9]))
+    assert teller(context) == [9, 1, 2]
+    assert teller.covered([9, 1, 2]) == 0, "the step had that anyway"
+    often = [5, 6, 5, 7, 5, 8, 5, 9, 5]
+    teller, context = make(text=often)
+    tokens = teller(context)
+    assert tokens
+    assert teller.covered(tokens) == 0, "one of many that followed"
