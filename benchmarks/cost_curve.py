@@ -14,60 +14,33 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from engine_process import EngineProcess
 from outrider.bench.cost_curve import WIDTHS, aligned, floor_line, floor_ms, gb_per_s, gmac_per_s
 from outrider.bench.machine import describe, drift, probe
 
 HERE = Path(__file__).parent
 
 
-class Worker:
-    """One engine in its own process: reads a width a line, answers the milliseconds of one pass."""
-
-    def __init__(self, name: str, python: str, model: Path, context: int, threads: int) -> None:
-        self.name = name
-        script = HERE / "cost_curve_worker.py"
-        self.process = subprocess.Popen(
-            [python, str(script), name, str(model), str(context), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.info: dict[str, Any] = json.loads(self._line())
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} stopped with status {self.process.wait()}")
-        return line
-
-    def milliseconds(self, width: int) -> float:
-        assert self.process.stdin is not None
-        print(width, file=self.process.stdin, flush=True)
-        return float(self._line())
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(10)
+def started(name: str, python: str, args: argparse.Namespace) -> EngineProcess:
+    """One engine; asked for a width, it answers the milliseconds of one pass."""
+    command = [python, str(HERE / "cost_curve_worker.py"), name, str(args.model)]
+    return EngineProcess(name, [*command, str(args.context), str(args.threads)])
 
 
 def measure(
-    workers: list[Worker], widths: list[int], rounds: int, rest: float
+    workers: list[EngineProcess], widths: list[int], rounds: int, rest: float
 ) -> dict[str, dict[int, float]]:
     """Medians in ms by engine and width, the engines interleaved."""
     times: dict[str, dict[int, list[float]]] = {w.name: {n: [] for n in widths} for w in workers}
     for _ in range(rounds):
         for n in widths:
             for worker in workers:
-                times[worker.name][n].append(worker.milliseconds(n))
+                times[worker.name][n].append(float(worker.ask(n)))
                 time.sleep(rest)
     return {name: {n: statistics.median(t) for n, t in by_n.items()} for name, by_n in times.items()}
 
@@ -143,10 +116,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     peers = dict(peer.split("=", 1) for peer in args.peer)
-    workers = [
-        Worker(name, python, args.model, args.context, args.threads)
-        for name, python in {"outrider": sys.executable, **peers}.items()
-    ]
+    workers = [started(name, python, args) for name, python in {"outrider": sys.executable, **peers}.items()]
     before = probe()
     curves = measure(workers, args.widths, args.rounds, args.rest)
     prefill = measure(workers, [-args.prefill], 3, args.rest) if args.prefill else {}

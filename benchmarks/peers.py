@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import outrider
+from engine_process import EngineProcess
 from outrider.bench import machine, stats, workloads
 from outrider.bench.cost_curve import aligned
 from outrider.bench.journal import Journal
@@ -40,45 +39,12 @@ Speeds = Mapping[
 ]  # tokens per second by prompt, a value for each run
 
 
-class Worker:
-    """One engine in its own process."""
-
-    def __init__(self, name: str, python: str, args: argparse.Namespace) -> None:
-        self.name = name
-        self._log = (args.log / f"{name}.log").open("w+") if args.log else tempfile.TemporaryFile("w+")  # noqa: SIM115
-        draft = "" if args.model_draft is None else str(args.model_draft)
-        command = [python, str(HERE / "peers_worker.py"), name, str(args.model), draft]
-        self._process = subprocess.Popen(
-            [*command, str(args.threads), str(args.context)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
-        self.info: dict[str, Any] = self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            with self._process, self._log:
-                status = self._process.wait()
-                self._log.seek(0)
-                last = self._log.read().strip().rpartition("\n")[2]
-            raise SystemExit(f"{self.name} stopped with status {status}: {last} (--log DIR keeps all)")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._log.close()
+def started(name: str, python: str, args: argparse.Namespace) -> EngineProcess:
+    """One engine, ready to be asked."""
+    draft = "" if args.model_draft is None else str(args.model_draft)
+    command = [python, str(HERE / "peers_worker.py"), name, str(args.model), draft]
+    log = args.log / f"{name}.log" if args.log else None
+    return EngineProcess(name, [*command, str(args.threads), str(args.context)], log)
 
 
 def best_speculative(speeds: Speeds, engine: str) -> str | None:
@@ -167,14 +133,14 @@ def order(contestants: Sequence[Contestant], run: int) -> Iterator[Contestant]:
 class Measurement:
     """Runs what the journal lacks."""
 
-    def __init__(self, workers: Sequence[Worker], journal: Journal, args: argparse.Namespace) -> None:
+    def __init__(self, workers: Sequence[EngineProcess], journal: Journal, args: argparse.Namespace) -> None:
         self._workers = {worker.name: worker for worker in workers}
         self._journal, self._args = journal, args
         self._prompts: dict[str, list[int]] = {}
 
     def _ids(self, item: workloads.Item) -> list[int]:
         if item.id not in self._prompts:
-            self._prompts[item.id] = self._workers[OWN].ask(render=item.prompt)["ids"]
+            self._prompts[item.id] = self._workers[OWN].ask({"render": item.prompt})["ids"]
         return self._prompts[item.id]
 
     def take(self, contestants: Sequence[Contestant], items: Sequence[workloads.Item], runs: int) -> None:
@@ -188,7 +154,7 @@ class Measurement:
         ]
         start = time.perf_counter()
         for done, (name, setting, item, run) in enumerate(cells):
-            found = self._workers[name].ask(setting=setting, ids=self._ids(item), n=self._args.n)
+            found = self._workers[name].ask({"setting": setting, "ids": self._ids(item), "n": self._args.n})
             self._journal.add((name, setting, item.id, str(run)), found)
             left = (time.perf_counter() - start) / (done + 1) * (len(cells) - done - 1)
             speed = f"{found['tokens_per_s']:.1f} tokens/s"
@@ -232,7 +198,7 @@ def main() -> int:
     }
     journal = Journal(args.journal, settings)
     pythons = {OWN: sys.executable, **dict(peer.split("=", 1) for peer in args.peer)}
-    workers = [Worker(name, python, args) for name, python in pythons.items()]
+    workers = [started(name, python, args) for name, python in pythons.items()]
     everything = [(worker.name, setting) for worker in workers for setting in worker.info["settings"]]
     by_workload = {name: workloads.load(name)[: args.limit] for name in args.workloads}
     swept = [item for items in by_workload.values() for item in items[: args.sweep]]

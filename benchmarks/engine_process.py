@@ -1,0 +1,52 @@
+"""An engine in a process of its own, so that several can take turns in one benchmark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class EngineProcess:
+    """Runs `command`, a script that writes a line of JSON about itself, and one for each line that it reads.
+
+    log: where what it says beside that is kept; without one it is known only until the process ends.
+    Raises SystemExit with the last line of that where the process ends before it has answered.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Path | None = None) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+") if log is None else log.open("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        self.info: dict[str, Any] = self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            with self._process, self._log:
+                status = self._process.wait()
+                self._log.seek(0)
+                last = self._log.read().strip().rpartition("\n")[2]
+            raise SystemExit(f"{self.name} stopped with status {status}: {last}")
+        return json.loads(line)
+
+    def ask(self, request: Any) -> Any:
+        """What the process answers."""
+        assert self._process.stdin is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        """Let it end; at most a minute."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+        self._log.close()
