@@ -14,11 +14,11 @@ class EngineProcess:
     """Runs `command`, a script that writes a line of JSON about itself, and one for each line that it reads.
 
     log: where what it says beside that is kept; without one it is known only until the process ends.
-    Raises SystemExit with the last line of that where the process ends before it has answered.
+    Raises SystemExit with the last line of that, and `advice`, where the process ends before it has answered.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str, command: Sequence[str], log: Path | None = None, advice: str = "") -> None:
+        self.name, self._advice = name, advice
         self._log = tempfile.TemporaryFile("w+") if log is None else log.open("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
@@ -33,7 +33,7 @@ class EngineProcess:
                 status = self._process.wait()
                 self._log.seek(0)
                 last = self._log.read().strip().rpartition("\n")[2]
-            raise SystemExit(f"{self.name} stopped with status {status}: {last}")
+            raise SystemExit(f"{self.name} stopped with status {status}: {last}{self._advice}")
         return json.loads(line)
 
     def ask(self, request: Any) -> Any:

@@ -44,7 +44,8 @@ def started(name: str, python: str, args: argparse.Namespace) -> EngineProcess:
     draft = "" if args.model_draft is None else str(args.model_draft)
     command = [python, str(HERE / "peers_worker.py"), name, str(args.model), draft]
     log = args.log / f"{name}.log" if args.log else None
-    return EngineProcess(name, [*command, str(args.threads), str(args.context)], log)
+    command += [str(args.threads), str(args.context)]
+    return EngineProcess(name, command, log, advice=" (--log DIR keeps all)")
 
 
 def best_speculative(speeds: Speeds, engine: str) -> str | None:

@@ -182,5 +182,5 @@ def test_what_stopped_an_engine_is_said(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho Traceback >&2\necho no module named numpy >&2\nexit 3\n", "utf-8")
     python.chmod(0o755)
     args = argparse.Namespace(log=None, model="m", model_draft=None, threads=1, context=8)
-    with pytest.raises(SystemExit, match="someone stopped with status 3: no module named numpy"):
+    with pytest.raises(SystemExit, match="someone stopped with status 3: no module named numpy "):
         peers.started("someone", str(python), args)

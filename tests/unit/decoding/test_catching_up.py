@@ -32,6 +32,15 @@ def write(catching_up: CatchingUp, steps: int, promise: float, text: str = "a", 
     catching_up.forget(text)
 
 
+def wait(catching_up: CatchingUp, steps: int, price: float, text: str = "a", covered: int = 0) -> None:
+    """A text goes on that is not caught up yet."""
+    for _ in range(steps):
+        catching_up.begin_step()
+        assert not catching_up.is_worth([text], price, 1.0, new=False)
+        catching_up.end_step([text], 1)
+        catching_up.covered(text, covered)
+
+
 def test_it_waits_for_the_price() -> None:
     assert steps_until_worth(CatchingUp(), DEAR) == DEAR - 1, "the step's own promise counts"
     assert steps_until_worth(CatchingUp(), DEAR / 2) == 1, "half of half the price"
@@ -81,20 +90,13 @@ def test_what_lookups_would_have_found_soon_pays_for_nothing() -> None:
 
 def test_what_is_covered_counts_in_texts_that_were_caught_up() -> None:
     catching_up = CatchingUp()
-    for _ in range(8):
-        catching_up.begin_step()
-        assert not catching_up.is_worth(["a"], 8.0, 1.0, new=False)
-        catching_up.end_step(["a"], 1)
-        catching_up.covered("a", 5)
+    wait(catching_up, 8, 8.0, covered=5)
     assert steps_until_worth(catching_up, 8.0) == 2, "what was promised stays promised"
 
 
 def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
     catching_up = CatchingUp()
-    for _ in range(5):
-        catching_up.begin_step()
-        assert not catching_up.is_worth(["b"], 50.0, 1.0, new=False)
-        catching_up.end_step(["b"], 1)
+    wait(catching_up, 5, 50.0, "b")
     catching_up.forget("b")
     assert steps_until_worth(catching_up, 8.0) == 10
 
