@@ -16,10 +16,28 @@ inline __m512i merge(__m512i low, __m512i h, __m512i mask) {
     return _mm512_ternarylogic_epi32(low, h, mask, 0xf8);  // a | (b & c)
 }
 
-inline __m512i four(const int8_t* a) {
-    int32_t v;
-    std::memcpy(&v, a, 4);
-    return _mm512_set1_epi32(v);
+// 32 bits of memory that all rows have for an operand. An instruction can read and spread them by itself, but compilers
+// give that one of its own, and so need half as many again (docs/kernels.md says what it costs).
+struct Four {
+    int8_t bytes[4];
+};
+inline const Four& four(const void* p) { return *static_cast<const Four*>(p); }
+
+// sum += w's unsigned bytes times the signed bytes of x
+inline __attribute__((always_inline)) void add_bytes(__m512i& sum, __m512i w, const Four& x) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(x));
+}
+// sum += w's 16-bit integers times those of x
+inline __attribute__((always_inline)) void add_words(__m512i& sum, __m512i w, const Four& x) {
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(x));
+}
+inline __attribute__((always_inline)) __m512i right(__m512i a, const Four& by) {
+    asm("vpsrlvd %1%{1to16%}, %0, %0" : "+v"(a) : "m"(by));
+    return a;
+}
+inline __attribute__((always_inline)) __m512i left(__m512i a, const Four& by) {
+    asm("vpsllvd %1%{1to16%}, %0, %0" : "+v"(a) : "m"(by));
+    return a;
 }
 
 // Calls feed(slice, unsigned bytes) for the 8 slices of one group.
@@ -101,7 +119,7 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* q, const int8
     unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
         const int c = K == Kind::Q6_K ? slice / 4 : slice % kChains<K, NT>;
 #pragma GCC unroll 16
-        for (int t = 0; t < NT; t++) sum[c][t] = _mm512_dpbusd_epi32(sum[c][t], w, four(x + kGroup * t + 4 * slice));
+        for (int t = 0; t < NT; t++) add_bytes(sum[c][t], w, four(x + kGroup * t + 4 * slice));
     });
 }
 
@@ -147,10 +165,10 @@ inline __m512i two_groups(const uint8_t* p) {
     };
     return _mm512_or_si512(wide(p), _mm512_slli_epi32(wide(p + 16), 16));
 }
-// The low 16 bits of a >> right, and above them those of b >> (16 - left). (A blend takes no time from vpdpbusd on Zen 4;
+// The low 16 bits of a >> down, and above them those of b >> (16 - up). (A blend takes no time from vpdpbusd on Zen 4;
 // vpternlogd, which reads three registers, does.)
-inline __m512i narrow(__m512i a, __m512i right, __m512i b, __m512i left) {
-    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srlv_epi32(a, right), _mm512_sllv_epi32(b, left));
+inline __m512i narrow(__m512i a, const int32_t* down, __m512i b, const int32_t* up) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, right(a, four(down)), left(b, four(up)));
 }
 
 // total[token] += two groups of a superblock of Q4_K or Q5_K
@@ -163,9 +181,9 @@ inline __attribute__((always_inline)) void add_groups(const uint8_t* q, __m512i 
     group_sums<K, NT>(q + kGroupBytes<K>, a, next, odd, [&](size_t i) { return all(rounding<K>(a, i, 1)); });
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
-        const __m512i right = all(a.shifts[2 * (at + t)] + kNarrower<K>);
-        const __m512i left = all(a.shifts[2 * (next + t) + 1] - kNarrower<K>);
-        total[t] = _mm512_dpwssd_epi32(total[t], narrow(even[0][t], right, odd[0][t], left), scales);
+        const auto less = [](__m512i sum) { return kNarrower<K> ? _mm512_srli_epi32(sum, kNarrower<K>) : sum; };
+        const int32_t *down = a.shifts + 2 * (at + t), *up = a.shifts + 2 * (next + t) + 1;
+        total[t] = _mm512_dpwssd_epi32(total[t], narrow(less(even[0][t]), down, less(odd[0][t]), up), scales);
     }
 }
 
@@ -181,7 +199,7 @@ inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i 
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const int32_t* shifts = a.shifts + 2 * (at + t);
-        total[t] = _mm512_dpwssd_epi32(total[t], narrow(sum[0][t], all(shifts[0]), sum[1][t], all(shifts[1])), scales);
+        total[t] = _mm512_dpwssd_epi32(total[t], narrow(sum[0][t], shifts, sum[1][t], shifts + 1), scales);
     }
 }
 
@@ -220,11 +238,8 @@ inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uin
         } else {
             __m512i less = _mm512_setzero_si512();
 #pragma GCC unroll 4
-            for (size_t j = 0; j < kParts / 2; j++) {
-                int32_t two;
-                std::memcpy(&two, a.eighths + 2 * (place.pair_at + j * pitch + size_t(t)), 4);
-                less = _mm512_dpwssd_epi32(less, minimums[j], all(two));
-            }
+            for (size_t j = 0; j < kParts / 2; j++)
+                add_words(less, minimums[j], four(a.eighths + 2 * (place.pair_at + j * pitch + size_t(t))));
             value = _mm512_fmsub_ps(step, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(less)));
         }
         f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.whole[place.whole_at + t]), value, f[t]);
@@ -234,12 +249,16 @@ inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uin
 template <Kind K, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     __m512 f[NT];
+#pragma GCC unroll 16
     for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
     each_part<K>(m, a, p, t0, [&](const uint8_t* q, const uint8_t* s, const Place& place) __attribute__((always_inline)) {
         if constexpr (kSuper<K>) add_block<K, NT>(q, s, a, place, f);
         else add_group<K, NT>(q, s, a, place.at, f);
     });
-    for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{f[t]});
+    __m512 sums[NT];  // (Indexed by what is no constant, f itself would be written to memory all along.)
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; t++) sums[t] = f[t];
+    for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{sums[t]});
 }
 
 template <Kind K>
