@@ -8,7 +8,7 @@ expects the same source to be replaced in the same way again, as when a name is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from outrider.drafters.grams import MAX_MATCH, Match
@@ -47,12 +47,19 @@ class Copying:
         """How many of the text's last tokens are as in the source; 0 without one."""
         return self._read_to - self._began if self._at >= 0 and self._gap < 0 else 0
 
-    def follow(self, tokens: list[int], matches: Sequence[Match]) -> Copy | None:
-        """Take in the text's new tokens; `matches` are places in it that agree with its end."""
+    def follow(
+        self, tokens: list[int], matches: Sequence[Match], stop_ids: Collection[int] = ()
+    ) -> Copy | None:
+        """Take in the text's new tokens; `matches` are places in it that agree with its end. A source ends
+        with one of `stop_ids`, as a prompt's messages do: who goes on there has copied all of it."""
         end = len(tokens)
         for i in range(self._read_to, end):
             if 0 <= self._at < i:
-                self._read(tokens, i)
+                against = self._at + (i - self._gap if self._gap >= 0 else 0)
+                if tokens[against] in stop_ids and tokens[i] != tokens[against]:
+                    self._at = self._gap = -1
+                else:
+                    self._read(tokens, i)
             else:
                 self._at = -1
         self._read_to = end

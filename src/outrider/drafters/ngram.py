@@ -74,6 +74,8 @@ class NgramDrafter:
         behind = list(ahead)  # what follows the text: tokens drafted already, then this draft
         for at in range(start, start + job.budget):
             behind.append(tokens[at] if at < len(tokens) else behind[at - len(tokens)])
+            if behind[-1] in job.sampler.stop_ids:  # nothing follows in an output, other than in a prompt
+                break
         return Draft.chain(behind[len(ahead) :], self.name)
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:

@@ -9,7 +9,7 @@ match they followed; the likeliest paths first. In the place of suffix trees, `G
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -95,10 +95,12 @@ class OutputPool:
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A request: its own text once it is looked up in, and whom it shares outputs with."""
+    """A request: its own text once it is looked up in, whom it shares outputs with, and the ids that end it.
+    A prompt is full of those, where its messages end, but nothing follows them in an output."""
 
     prompt_length: int
     namespace: str | None
+    stop_ids: Collection[int] = ()
     index: GramIndex | None = None
     copying: Copying = field(default_factory=Copying)
 
@@ -175,6 +177,7 @@ class SuffixDrafter:
     def look(self, job: ProposeJob, budget: int) -> Lookup:
         """What may follow, up to `budget` nodes. Takes the text's new tokens into its index first."""
         text = self._texts[job.request_id]
+        text.stop_ids = job.sampler.stop_ids
         tokens = job.context.tokens
         index = text.index
         if index is None:
@@ -185,7 +188,7 @@ class SuffixDrafter:
             tokens = [*tokens, *ahead]
         matches = index.find(tokens, MAX_PLACES)
         places: list[_Place] = []
-        if not ahead and (copy := text.copying.follow(tokens, matches)) is not None:
+        if not ahead and (copy := text.copying.follow(tokens, matches, text.stop_ids)) is not None:
             places = [(copy.path, 0, len(copy.path), 0, copy.sure, float(copy.sure * copy.sure))]
             matches = [match for match in matches if match.start != copy.start]
         places += _places(index, matches, own=True)
@@ -193,7 +196,7 @@ class SuffixDrafter:
             places += _places(shared, shared.find(tokens, MAX_PLACES), own=False)
             places.sort(key=lambda place: -place[4])
             del places[MAX_PLACES:]
-        found = self._grow(places, budget) if places else Lookup()
+        found = self._grow(places, budget, text.stop_ids) if places else Lookup()
         found.copied = 0 if ahead else text.copying.copied
         return found
 
@@ -216,16 +219,19 @@ class SuffixDrafter:
             token, chance, places = max(found, key=lambda child: child[1])
             tokens.append(token)
             chances.append(chance)
+            if token in text.stop_ids:
+                break
         return tokens, chances
 
-    def _grow(self, places: list[_Place], budget: int) -> Lookup:
+    def _grow(self, places: list[_Place], budget: int, stop_ids: Collection[int]) -> Lookup:
         """Best first: the likeliest open node joins the tree, and its children become open."""
         out = Lookup(length=max(place[4] for place in places))
         # (-path, order of opening, parent, depth, token, chance, places that go on through the node)
         open_nodes: list[tuple[float, int, int, int, int, float, list[_Place]]] = []
         parent, depth, path, order = -1, 0, 1.0, 0
+        token = BARRIER
         while True:
-            if depth < self._depth:
+            if depth < self._depth and token not in stop_ids:
                 for token, chance, following in self._children(places, depth):
                     if path * chance >= self._least:
                         order += 1

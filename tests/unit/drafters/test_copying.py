@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,24 +13,26 @@ from outrider.drafters.grams import MAX_MATCH, GramIndex
 SOURCE = list(range(100, 160))
 
 
-def follow(text: list[int], new: Sequence[int], copying: Copying, index: GramIndex) -> Copy | None:
+def follow(
+    text: list[int], new: Sequence[int], copying: Copying, index: GramIndex, stop_ids: Collection[int] = ()
+) -> Copy | None:
     """What is expected after `new` is written."""
     text += new
     index.update()
-    return copying.follow(text, index.find(text, 12))
+    return copying.follow(text, index.find(text, 12), stop_ids)
 
 
 class Writer:
     """Writes a text behind SOURCE, or another one, and notes what is expected after each token."""
 
-    def __init__(self, source: Sequence[int] = SOURCE) -> None:
+    def __init__(self, source: Sequence[int] = SOURCE, stop_ids: Collection[int] = ()) -> None:
         self.text = [*source, 1, 2]
-        self.copying, self.index = Copying(), GramIndex(self.text)
+        self.copying, self.index, self.stop_ids = Copying(), GramIndex(self.text), stop_ids
 
     def write(self, *new: int) -> Copy | None:
         found = None
         for token in new:
-            found = follow(self.text, [token], self.copying, self.index)
+            found = follow(self.text, [token], self.copying, self.index, self.stop_ids)
         return found
 
 
@@ -52,6 +54,25 @@ def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing() -
     assert copy is not None
     assert copy.path[:3] == SOURCE[17:20]
     assert copy.sure == 8, "half as sure"
+
+
+def test_who_goes_on_where_a_source_ends_has_copied_all_of_it() -> None:
+    """A prompt's message ends with a stop token, and another one's beginning follows."""
+    stop = SOURCE[20]
+    for behind in ([7], SOURCE[19:20]):  # another token in its place, or one that the source has nearby
+        writer, endless = Writer(stop_ids={stop}), Writer()
+        for each in (writer, endless):
+            copy = each.write(*SOURCE[:20])
+            assert copy is not None
+            assert copy.path[0] == stop
+        assert writer.write(*behind) is None
+        assert endless.write(*behind) is not None
+    inside = Writer(stop_ids={stop})
+    copy = inside.write(*SOURCE[:17], 7)  # a change a little earlier is nothing of the kind
+    assert copy is not None
+    assert copy.path[0] == SOURCE[18]
+    assert inside.write(8, 9) is not None
+    assert inside.write(10) is None, "against the stop token"
 
 
 def test_it_says_how_much_of_the_end_is_as_in_the_source() -> None:

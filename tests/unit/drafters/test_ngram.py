@@ -39,6 +39,14 @@ def test_the_longest_match_wins_then_the_latest() -> None:
     assert propose(drafter, start(drafter, [1, 2, 5, 9, 2, 6, 1, 2]), 1) == [6]
 
 
+def test_nothing_follows_a_token_that_ends_the_text() -> None:
+    drafter = NgramDrafter(2, 1)
+    context = start(drafter, [1, 2, 3, 4, 5, 1, 2])
+    for stop, wanted in ((4, [3, 4]), (3, [3]), (9, [3, 4, 5, 1])):
+        job = ProposeJob("r", context, 4, Sampler(SamplingParams(), 16, eos_ids=[stop]))
+        assert drafter.propose([job])[0].tokens.tolist() == wanted
+
+
 def test_no_match_is_no_draft() -> None:
     drafter = NgramDrafter(3, 2)
     assert propose(drafter, start(drafter, [1, 2, 3, 2]), 4) == []

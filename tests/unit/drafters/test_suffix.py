@@ -171,6 +171,26 @@ def test_what_follows_a_draft_is_what_would_follow_such_a_text(
         assert not tokens or tokens[0] in follows
 
 
+@given(texts, st.integers(0, 3), st.integers(1, 30))
+def test_nothing_follows_a_token_that_ends_the_text(text: list[int], stop: int, budget: int) -> None:
+    """The tree is the one without stop tokens, less what lies behind them: as large as it may be."""
+    ending = Sampler(SamplingParams(), 64, eos_ids=[stop])
+    drafter = SuffixDrafter(suffix_decoding_min_token_prob=0.0)
+    context = start(drafter, text)
+    whole = look(drafter, context, 10_000)
+    found = drafter.look(ProposeJob("r", context, budget, ending), budget)
+    kept: list[tuple[float, int]] = []
+    beyond: set[int] = set()
+    for node, (token, parent) in enumerate(zip(whole.tokens, whole.parents, strict=True)):
+        if parent in beyond or (parent >= 0 and whole.tokens[parent] == stop):
+            beyond.add(node)
+        else:
+            kept.append((whole.paths[node], token))
+    assert [*zip(found.paths, found.tokens, strict=True)] == kept[:budget]
+    row, _ = drafter.follow("r", context, 30)
+    assert stop not in row[:-1]
+
+
 def test_a_draft_is_followed_into_outputs_of_the_same_namespace() -> None:
     drafter = SuffixDrafter(namespace=lambda request: request.request_id[0])
     written = start(drafter, [1, 2], "a1")
