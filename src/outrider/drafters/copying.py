@@ -54,12 +54,8 @@ class Copying:
         with one of `stop_ids`, as a prompt's messages do: who goes on there has copied all of it."""
         end = len(tokens)
         for i in range(self._read_to, end):
-            if 0 <= self._at < i:
-                against = self._at + (i - self._gap if self._gap >= 0 else 0)
-                if tokens[against] in stop_ids and tokens[i] != tokens[against]:
-                    self._at = self._gap = -1
-                else:
-                    self._read(tokens, i)
+            if 0 <= self._at < i and not self._over(tokens, i, stop_ids):
+                self._read(tokens, i)
             else:
                 self._at = -1
         self._read_to = end
@@ -70,6 +66,15 @@ class Copying:
         if start >= end:
             return None
         return Copy(start, self._path(tokens, start, rest), int(self._sure))
+
+    def _against(self, i: int) -> int:
+        """Index of the source's token that stands where the text has its token i, the next one."""
+        return self._at + (i - self._gap if self._gap >= 0 else 0)
+
+    def _over(self, tokens: list[int], i: int, stop_ids: Collection[int]) -> bool:
+        """Whether the text goes on with token i where the source ends."""
+        expected = tokens[self._against(i)]
+        return expected in stop_ids and tokens[i] != expected
 
     def _choose(self, matches: Sequence[Match]) -> None:
         """Leave this source for one that agrees with more of the text."""
@@ -108,8 +113,9 @@ class Copying:
         at, gap = self._at, self._gap
         if i == gap:
             return False
+        behind = self._against(i)
         for shift in SHIFTS:
-            place = at + i - gap + shift
+            place = behind + shift
             if at < place < gap and tokens[place - 1 : place + 1] == tokens[i - 1 : i + 1]:
                 source, target = tuple(tokens[at : place - 1]), tokens[gap : i - 1]
                 if 1 <= len(source) <= CHANGED and target:
@@ -127,7 +133,7 @@ class Copying:
         the text's last token, if that is near; else as many tokens on as the text has written."""
         if (known := self._known(tokens, len(tokens))) is not None:
             return known
-        behind = self._at + len(tokens) - self._gap
+        behind = self._against(len(tokens))
         for shift in SHIFTS:
             place = behind + shift
             if self._at < place <= self._gap and tokens[place - 1] == tokens[-1]:

@@ -71,10 +71,11 @@ class NgramDrafter:
         start = self._indexes[job.request_id].find(tokens, ahead)
         if start is None:
             return Draft.empty(self.name)
+        stop_ids = job.sampler.stop_ids
         behind = list(ahead)  # what follows the text: tokens drafted already, then this draft
         for at in range(start, start + job.budget):
             behind.append(tokens[at] if at < len(tokens) else behind[at - len(tokens)])
-            if behind[-1] in job.sampler.stop_ids:  # nothing follows in an output, other than in a prompt
+            if behind[-1] in stop_ids:  # nothing follows in an output, other than in a prompt
                 break
         return Draft.chain(behind[len(ahead) :], self.name)
 
