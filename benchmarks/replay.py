@@ -1,13 +1,16 @@
 """What the controller makes of texts: `auto` and fixed settings on recorded ones, by a clock of given costs.
 
     python benchmarks/replay.py [--methods auto,'draft_model 3',…] [--workloads …] [--temps 0,0.7] [--limit N]
-        [--behind N]
+        [--seeds N] [--behind N]
 
 The Qwen target wrote the texts of the built-in workloads once; here it only says them again. The draft model
 is real, and so are drafters, controller and step loop, but a pass takes what COSTS says, measured on a quiet
 machine, and nothing else takes time. So a difference of 1% is a difference, on any machine and beside any
 other load, and the next run says the same; the sweep that takes hours in real time takes minutes. What it
 cannot show: the machine's moods, and what looking up and planning take (a quarter of a millisecond a step).
+
+One text moves a workload's mean by several percent, so what six of them tell of a change of the controller
+may be chance: a 5% gain was seen to be none on the forty texts of `--limit 8 --seeds 5`.
 
 Texts that the file --texts lacks are written first (some minutes, once). Writes results/replay.json.
 """
@@ -48,6 +51,7 @@ COSTS = {
     "draft": {1: 5.6, 2: 5.9, 3: 6.3, 4: 7.0, 5: 7.9, 6: 9.1, 8: 11.6, 12: 15.5, 16: 19.7, 24: 29, 32: 38.5},
 }
 RIVAL = 0.04  # of the likeliest token's probability: too little for min_p, so that noise draws none
+APART = 1000  # the seeds of two texts of one prompt
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
 
 
@@ -187,14 +191,15 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
     asked = {item.id: item.prompt for name in workloads.BUILT_IN for item in items_of(name, args.behind)}
     form = {field.name for field in fields(Text)}  # a file of an older form lacks some
     texts = [Text(**line) for line in lines if line.keys() == form]
-    known = {(t.id, t.temperature): t for t in texts if asked.get(t.id, t.asked) == t.asked}
+    known = {(t.id, t.temperature, t.seed): t for t in texts if asked.get(t.id, t.asked) == t.asked}
     wanted = [
-        (name, t, seed, item)
+        (name, t, APART * k + i, item)
         for name in args.workloads
         for t in args.temps
-        for seed, item in enumerate(items_of(name, args.behind)[: args.limit])
+        for k in range(args.seeds if t else 1)
+        for i, item in enumerate(items_of(name, args.behind)[: args.limit])
     ]
-    missing = [(name, t, seed, item) for name, t, seed, item in wanted if (item.id, t) not in known]
+    missing = [place for place in wanted if (place[3].id, place[1], place[2]) not in known]
     if missing:
         (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
         prompts = [prompt_of(pipeline, item.prompt, False) for _, _, _, item in missing]
@@ -203,10 +208,11 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
         written = llm.generate(prompts, params)
         for (name, t, seed, item), out in zip(missing, written, strict=True):
             ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
-            known[item.id, t] = Text(name, item.id, t, seed, item.prompt, *ids, certain=shares(llm, *ids))
+            text = Text(name, item.id, t, seed, item.prompt, *ids, certain=shares(llm, *ids))
+            known[item.id, t, seed] = text
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps([asdict(text) for text in known.values()]), "utf-8")
-    return [known[item.id, t] for _, t, _, item in wanted]
+    return [known[item.id, t, seed] for _, t, seed, item in wanted]
 
 
 def shares(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
@@ -278,6 +284,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     """What says which texts, but for the workloads."""
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
     parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
+    parser.add_argument("--seeds", type=int, default=1, help="texts of a prompt, above temperature 0")
     parser.add_argument("-n", type=int, default=256, help="most tokens of a text")
     parser.add_argument("--behind", type=int, default=0, help="other prompts in front of each")
     parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
@@ -316,7 +323,8 @@ def main() -> int:
             rows[f"{temperature:g}", workload] = {m: stats.geomean(v) for m, v in found.items()}
             each.append({"workload": workload, "temperature": temperature, "speedup": found})
             print(f"{workload}, T {temperature:g}", file=sys.stderr)
-    document = {"costs_ms": COSTS, "limit": args.limit, "n": args.n, "behind": args.behind, "cells": each}
+    settings = {name: getattr(args, name) for name in ("limit", "seeds", "n", "behind")}
+    document = {"costs_ms": COSTS, **settings, "cells": each}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     print(table(rows, args.methods))

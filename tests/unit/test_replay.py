@@ -81,18 +81,24 @@ def test_prompts_are_put_behind_others(replay: Any) -> None:
 def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
     replay: Any, tmp_path: Path
 ) -> None:
-    args = argparse.Namespace(workloads=["edit", "chat"], temps=[0.0, 0.7], limit=2, n=16, behind=0)
+    options = {"workloads": ["edit", "chat"], "temps": [0.0, 0.7], "limit": 2, "seeds": 2}
+    args = argparse.Namespace(**options, n=16, behind=0)
     texts = [
-        replay.Text(name, item.id, t, seed, item.prompt, [1], [2], [0.5])
+        replay.Text(name, item.id, t, more + i, item.prompt, [1], [2], [0.5])
         for name in ("edit", "chat")
-        for t in (0.7, 0.0)
-        for seed, item in enumerate(workloads.load(name)[:3])
+        for t, seeds in ((0.7, 2), (0.0, 1))
+        for more in range(0, seeds * replay.APART, replay.APART)
+        for i, item in enumerate(workloads.load(name)[:3])
     ]
     place = tmp_path / "texts.json"
     place.write_text(json.dumps([asdict(text) for text in texts]), "utf-8")
     found = replay.texts_of(place, str(tmp_path / "none.gguf"), args)  # no model is needed
-    names = [(name, t) for name in args.workloads for t in args.temps for _ in range(2)]
-    assert [(text.workload, text.temperature) for text in found] == names
+    names = [(name, t, seed) for name in args.workloads for t, seed in ((0.0, 0), (0.7, 0), (0.7, 1000))]
+    assert [(text.workload, text.temperature, text.seed) for text in found[::2]] == names
+    args.seeds = 3  # the file has two of each
+    with pytest.raises(OutriderError, match=r"none\.gguf"):
+        replay.texts_of(place, str(tmp_path / "none.gguf"), args)
+    args.seeds = 2
 
     older = [{k: v for k, v in asdict(text).items() if k != "asked"} for text in texts]
     for unusable in ([asdict(replace(text, asked="other words")) for text in texts], older):
