@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,12 +37,13 @@ from tests.support.models import Dims, tiny_gguf
 
 
 class Gated(ToyModel):
-    """Runs while it is open, else as many passes as are allowed; fails on demand."""
+    """Runs while it is open, else as many passes as are allowed; fails on demand; looks before each."""
 
     def __init__(self) -> None:
         super().__init__(320, 256)
         self._open, self._allowed = True, threading.Semaphore(0)
         self.error: BaseException | None = None
+        self.look: Callable[[], object] = lambda: None
 
     def close(self) -> None:
         self._open = False
@@ -57,6 +58,7 @@ class Gated(ToyModel):
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
         if not self._open:
             assert self._allowed.acquire(timeout=SECONDS)
+        self.look()
         if self.error is not None:
             raise self.error
         return super().forward(items)
@@ -163,25 +165,26 @@ def limit_for(pipeline: Pipeline, asked: Request) -> int:
     return plenty - stats.cache_limit - stats.lookup_limit + engine._capacity.need(asked)
 
 
-def test_a_request_waits_for_memory(pipeline: Pipeline) -> None:
+def test_a_request_waits_for_memory(target_file: Path) -> None:
+    pipeline, model = gated(target_file)
     limit = limit_for(pipeline, request("a", max_tokens=None))
     engine = ServerEngine(pipeline, memory_limit=limit, prefix_bytes=0)
+    used: list[int] = []
     places: list[int] = []
+    model.look = lambda: used.append(engine.stats.cache_bytes)
 
     async def client(engine: ServerEngine) -> None:
-        for size, together in ((200, 1), (20, 2)):  # though there are two places each time
+        for size in (200, 20):  # there are two places each time
             asked = [request(name, max_tokens=size) for name in "abc"]
+            used.clear()
+            model.close()
             streams = [engine.submit([sample]) for sample in asked]
-            used = []
-            for sample, stream in zip(asked, streams, strict=True):
-                events = []
-                async for event in stream:
-                    used.append(engine.stats.cache_bytes)
-                    events.append(event)
-                assert tokens(events, sample.request_id) == alone(pipeline, sample)
+            model.open()
+            found = [await read(stream) for stream in streams]
             places.append(round(max(used) / engine._capacity.need(asked[0])))
             assert max(used) <= engine.stats.cache_limit
-            assert places[-1] == together
+            for sample, events in zip(asked, found, strict=True):
+                assert tokens(events, sample.request_id) == alone(pipeline, sample)
         assert engine.stats.cache_bytes == 0
 
     serve(engine, client)
