@@ -36,7 +36,7 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.quantization import quantized
-from replay import COSTS, RESULTS, Text, add_text_options, curve, texts_of
+from replay import COSTS, RESULTS, Text, add_text_options, curve, text_settings, texts_of
 
 CHUNK = 64  # tokens of a pass over a text
 LONGEST = 8  # tokens of a draft
@@ -181,9 +181,7 @@ def main() -> int:
         }
         for name, model in models.items()
     }
-    args.json.write_text(
-        json.dumps({"limit": args.limit, "n": args.n, "held": found}, indent=1) + "\n", "utf-8"
-    )
+    args.json.write_text(json.dumps({**text_settings(args), "held": found}, indent=1) + "\n", "utf-8")
     print(aligned(lines))
     return 0
 

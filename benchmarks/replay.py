@@ -192,27 +192,26 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
     form = {field.name for field in fields(Text)}  # a file of an older form lacks some
     texts = [Text(**line) for line in lines if line.keys() == form]
     known = {(t.id, t.temperature, t.seed): t for t in texts if asked.get(t.id, t.asked) == t.asked}
-    wanted = [
-        (name, t, APART * k + i, item)
+    wanted = {
+        (item.id, t, APART * k + i): item
         for name in args.workloads
         for t in args.temps
         for k in range(args.seeds if t else 1)
         for i, item in enumerate(items_of(name, args.behind)[: args.limit])
-    ]
-    missing = [place for place in wanted if (place[3].id, place[1], place[2]) not in known]
+    }
+    missing = [(key, item) for key, item in wanted.items() if key not in known]
     if missing:
         (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
-        prompts = [prompt_of(pipeline, item.prompt, False) for _, _, _, item in missing]
-        params = [replace(PLAIN, temperature=t, max_tokens=args.n, seed=seed) for _, t, seed, _ in missing]
+        prompts = [prompt_of(pipeline, item.prompt, False) for _, item in missing]
+        params = [replace(PLAIN, temperature=t, max_tokens=args.n, seed=seed) for (_, t, seed), _ in missing]
         llm = LLM.from_pipeline(pipeline)
         written = llm.generate(prompts, params)
-        for (name, t, seed, item), out in zip(missing, written, strict=True):
+        for (key, item), out in zip(missing, written, strict=True):
             ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
-            text = Text(name, item.id, t, seed, item.prompt, *ids, certain=shares(llm, *ids))
-            known[item.id, t, seed] = text
+            known[key] = Text(item.workload, *key, item.prompt, *ids, certain=shares(llm, *ids))
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps([asdict(text) for text in known.values()]), "utf-8")
-    return [known[item.id, t, seed] for _, t, seed, item in wanted]
+    return [known[key] for key in wanted]
 
 
 def shares(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
@@ -290,6 +289,11 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
 
 
+def text_settings(args: argparse.Namespace) -> dict[str, int]:
+    """What a results file says of the texts."""
+    return {name: getattr(args, name) for name in ("limit", "seeds", "n", "behind")}
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -323,8 +327,7 @@ def main() -> int:
             rows[f"{temperature:g}", workload] = {m: stats.geomean(v) for m, v in found.items()}
             each.append({"workload": workload, "temperature": temperature, "speedup": found})
             print(f"{workload}, T {temperature:g}", file=sys.stderr)
-    settings = {name: getattr(args, name) for name in ("limit", "seeds", "n", "behind")}
-    document = {"costs_ms": COSTS, **settings, "cells": each}
+    document = {"costs_ms": COSTS, **text_settings(args), "cells": each}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     print(table(rows, args.methods))

@@ -69,10 +69,10 @@ def pipeline(target_file: Path) -> Pipeline:
     return toy_pipeline(target_file)
 
 
-def gated(target_file: Path) -> tuple[Pipeline, Gated]:
+def gated(target_file: Path, speculative: str | None = None) -> tuple[Pipeline, Gated]:
     model = Gated()
     engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
-    return replace(toy_pipeline(target_file, None), engine=engine), model
+    return replace(toy_pipeline(target_file, speculative), engine=engine), model
 
 
 def test_samples_of_a_request_come_through_one_stream(pipeline: Pipeline) -> None:
@@ -166,7 +166,7 @@ def limit_for(pipeline: Pipeline, asked: Request) -> int:
 
 
 def test_a_request_waits_for_memory(target_file: Path) -> None:
-    pipeline, model = gated(target_file)
+    pipeline, model = gated(target_file, "ngram")
     limit = limit_for(pipeline, request("a", max_tokens=None))
     engine = ServerEngine(pipeline, memory_limit=limit, prefix_bytes=0)
     used: list[int] = []

@@ -93,8 +93,9 @@ def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
     place = tmp_path / "texts.json"
     place.write_text(json.dumps([asdict(text) for text in texts]), "utf-8")
     found = replay.texts_of(place, str(tmp_path / "none.gguf"), args)  # no model is needed
-    names = [(name, t, seed) for name in args.workloads for t, seed in ((0.0, 0), (0.7, 0), (0.7, 1000))]
-    assert [(text.workload, text.temperature, text.seed) for text in found[::2]] == names
+    drawn = ((0.0, 0), (0.0, 1), (0.7, 0), (0.7, 1), (0.7, 1000), (0.7, 1001))
+    names = [(name, *text) for name in args.workloads for text in drawn]
+    assert [(text.workload, text.temperature, text.seed) for text in found] == names
     args.seeds = 3  # the file has two of each
     with pytest.raises(OutriderError, match=r"none\.gguf"):
         replay.texts_of(place, str(tmp_path / "none.gguf"), args)
