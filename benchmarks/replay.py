@@ -31,7 +31,7 @@ import numpy as np
 from never_slower import AS_THE_BEST, PLAIN, check_names, fixed_settings, names
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
-from outrider.bench.runner import prompt_of
+from outrider.bench.runner import APART, drawn, prompt_of
 from outrider.cli.demo import present_pair
 from outrider.config import EngineConfig
 from outrider.decoding.costs import CostCurve, CostModel
@@ -51,7 +51,6 @@ COSTS = {
     "draft": {1: 5.6, 2: 5.9, 3: 6.3, 4: 7.0, 5: 7.9, 6: 9.1, 8: 11.6, 12: 15.5, 16: 19.7, 24: 29, 32: 38.5},
 }
 RIVAL = 0.04  # of the likeliest token's probability: too little for min_p, so that noise draws none
-APART = 1000  # the seeds of two texts of one prompt
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
 
 
@@ -196,7 +195,7 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
         (item.id, t, APART * k + i): item
         for name in args.workloads
         for t in args.temps
-        for k in range(args.seeds if t else 1)
+        for k in range(drawn(args.seeds, t))
         for i, item in enumerate(items_of(name, args.behind)[: args.limit])
     }
     missing = [(key, item) for key, item in wanted.items() if key not in known]

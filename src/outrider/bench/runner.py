@@ -17,10 +17,12 @@ from outrider.bench.report import BASELINE, UNSTEADY
 from outrider.bench.summary import Pairs, summary
 from outrider.bench.workloads import Item
 from outrider.decoding.params import SamplingParams
+from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline
 
 WARM_UP_TOKENS = 24
+APART = 1000  # the seeds of two texts of one prompt
 
 
 def prompt_of(pipeline: Pipeline, text: str, raw: bool) -> Any:
@@ -30,6 +32,11 @@ def prompt_of(pipeline: Pipeline, text: str, raw: bool) -> Any:
     return LLM.from_pipeline(pipeline).render_chat([{"role": "user", "content": text}])
 
 
+def drawn(seeds: int, temperature: float) -> int:
+    """How many texts there are of a prompt: one that nothing is drawn in is always the same."""
+    return seeds if temperature > 0.0 else 1
+
+
 def measure(
     pipelines: Mapping[str, Pipeline],
     items: Sequence[Item],
@@ -37,6 +44,7 @@ def measure(
     *,
     temperatures: Sequence[float] | None = None,
     runs: int = 3,
+    seeds: int = 1,
     raw: bool = False,
     on_race: Callable[[Item], object] = lambda item: None,
 ) -> dict[str, Any]:
@@ -46,9 +54,14 @@ def measure(
                   sequence of each.
     params:       with a seed; prompt i of the whole list uses seed + i.
     temperatures: measured one after the other on each workload; None means that of `params`.
-    on_race:      called when all methods have run on a prompt, once for each temperature and of the `runs`.
+    seeds:        texts of a prompt where they are drawn, the next one with a seed APART from this one's; each
+                  counts as a prompt does, and is named after it.
+    on_race:      called when all methods have run on a text, once for each of the `runs`.
+    Raises ConfigError when two texts would have one name.
     """
     base = pipelines[BASELINE]
+    warmths = [params.temperature] if temperatures is None else temperatures
+    texts = {t: _texts(items, params.seed or 0, drawn(seeds, t)) for t in warmths}
     contestants = {name: Contestant(p) for name, p in pipelines.items()}
     prompts = {item.id: prompt_of(base, item.prompt, raw) for item in items}
     brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
@@ -58,25 +71,28 @@ def measure(
 
     def entry(workload: str, temperature: float) -> dict[str, Any]:
         """One workload at one temperature."""
-        chosen = [(n, item) for n, item in enumerate(items) if item.workload == workload]
-        pairs: dict[str, dict[str, Pairs]] = {m: {item.id: [] for _, item in chosen} for m in contestants}
+        chosen = {name: text for name, text in texts[temperature].items() if text[0].workload == workload}
+        pairs: dict[str, dict[str, Pairs]] = {m: {name: [] for name in chosen} for m in contestants}
         for turn in range(runs):
-            for n, item in chosen:
-                seeded = replace(params, temperature=temperature, seed=(params.seed or 0) + n)
+            for name, (item, seed) in chosen.items():
+                seeded = replace(params, temperature=temperature, seed=seed)
                 turned = list(contestants)[:: -1 if turn % 2 else 1]
                 taken = race({m: contestants[m] for m in turned}, prompts[item.id], seeded)
                 for method, run in taken.items():
-                    pairs[method][item.id].append((taken[BASELINE], run))
+                    pairs[method][name].append((taken[BASELINE], run))
                 on_race(item)
         methods = {m: summary(pairs[m], pairs[BASELINE], contestants[m].account()) for m in contestants}
         return {
-            "workload": workload, "temperature": temperature, "prompts": len(chosen), "methods": methods,
-        }  # fmt: skip
+            "workload": workload,
+            "temperature": temperature,
+            "prompts": len({item.id for item, _ in chosen.values()}),
+            "methods": methods,
+        }
 
     probes = [machine.probe()]
     found = []
     for workload in dict.fromkeys(item.workload for item in items):
-        for temperature in [params.temperature] if temperatures is None else temperatures:
+        for temperature in warmths:
             found.append(entry(workload, temperature))
             probes.append(machine.probe())
             found[-1]["drift"] = machine.drift(probes[-2], probes[-1])
@@ -96,6 +112,18 @@ def measure(
             for t in dict.fromkeys(w["temperature"] for w in found)
         },
     }  # fmt: skip
+
+
+def _texts(items: Sequence[Item], seed: int, of_each: int) -> dict[str, tuple[Item, int]]:
+    """Prompt and seed of each text, by a name."""
+    found: dict[str, tuple[Item, int]] = {}
+    for k in range(of_each):
+        for n, item in enumerate(items):
+            name = f"{item.id} #{k + 1}" if k else item.id
+            if name in found:
+                raise ConfigError(f"a prompt's id is {name!r}, as another's text would be named: change it")
+            found[name] = item, seed + n + APART * k
+    return found
 
 
 def _means(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -65,6 +65,12 @@ def add_parser(subparsers: Subparsers) -> Parser:
         help="instead, what a target pass over 1 to 32 tokens costs, at a context of -c tokens (default 256)",
     )
     add("--runs", type=integer, metavar="K", help="runs of each method (default: 3; of --cost-curve: 7)")
+    add(
+        "--seeds",
+        type=integer,
+        metavar="K",
+        help="texts of each prompt, drawn with seeds of their own, above temperature 0 (default: 1)",
+    )
     add("--limit", type=integer, metavar="N", help="only the first N prompts of each workload")
     add("--raw", action="store_true", help="prompts as they are, without the model's chat template")
     add(
@@ -97,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
     args.runs = 3 if args.runs is None else args.runs
     params = options.sampling(args)
     params = replace(params, seed=0 if params.seed is None else params.seed)
-    for flag, value in (("--runs", args.runs), ("--limit", 1 if args.limit is None else args.limit)):
+    args.seeds = 1 if args.seeds is None else args.seeds
+    limit = 1 if args.limit is None else args.limit
+    for flag, value in (("--runs", args.runs), ("--seeds", args.seeds), ("--limit", limit)):
         if value < 1:
             raise ConfigError(f"{flag} must be at least 1, not {value}")
     temperatures = _temperatures(args)
@@ -107,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=len(choices))
     _check_places(args)
 
-    from outrider.bench.runner import measure
+    from outrider.bench.runner import drawn, measure
     from outrider.pipeline import build_all
 
     models: list[LanguageModel] = []  # the target first
@@ -117,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         return model
 
     pipelines = {p.speculative.method: p for p in build_all(config, choices, wrap=watch)}
-    total = len(items) * args.runs * len(temperatures)
+    total = len(items) * args.runs * sum(drawn(args.seeds, t) for t in temperatures)
     with tqdm(total=total, unit="prompt", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def show(item: Item) -> None:
@@ -125,9 +133,18 @@ def run(args: argparse.Namespace) -> int:
             bar.update()
 
         document = measure(
-            pipelines, items, params, temperatures=temperatures, runs=args.runs, raw=args.raw, on_race=show
+            pipelines,
+            items,
+            params,
+            temperatures=temperatures,
+            runs=args.runs,
+            seeds=args.seeds,
+            raw=args.raw,
+            on_race=show,
         )
-    document["settings"] = settings(params, choices, runs=args.runs, raw=args.raw, temperatures=temperatures)
+    document["settings"] = settings(
+        params, choices, runs=args.runs, seeds=args.seeds, raw=args.raw, temperatures=temperatures
+    )
     if args.plot is not None:
         _add_cost_curve(document, models[0], config.threads)
     _give(document, report.text, args.json)
@@ -186,8 +203,8 @@ def cost_curve(args: argparse.Namespace) -> int:
     """`--cost-curve`: T(n) of the target alone, as a table or as JSON."""
     for flag, value in (
         *(("-md", args.model_draft), ("--methods", args.methods), ("--workload", args.workload)),
-        *(("--limit", args.limit), ("--raw", args.raw or None), ("--draft", args.draft)),
-        *(("--temps", args.temps), ("--plot", args.plot)),
+        *(("--limit", args.limit), ("--seeds", args.seeds), ("--raw", args.raw or None)),
+        *(("--draft", args.draft), ("--temps", args.temps), ("--plot", args.plot)),
     ):
         if value is not None:
             raise ConfigError(f"{flag} has no meaning with --cost-curve, which times the target alone")
@@ -221,6 +238,7 @@ def settings(
     *,
     runs: int,
     raw: bool,
+    seeds: int = 1,
     temperatures: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """What the numbers depend on besides machine and models. With several temperatures, `temperature` is the
@@ -238,6 +256,7 @@ def settings(
         "ignore_eos": params.ignore_eos,
         "num_speculative_tokens": max(drafts, default=0),
         "runs": runs,
+        "seeds": seeds,
         "raw": raw,
         "seconds": "decoding, from the end of prefill to the last token",
     }

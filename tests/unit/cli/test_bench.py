@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from outrider.bench import machine, report
+from outrider.bench import machine, report, runner
+from outrider.bench.race import race
 from outrider.cli.main import main
+from outrider.decoding.params import SamplingParams
 from outrider.decoding.verify import CoupledVerifier
 
 pytestmark = pytest.mark.usefixtures("toy_engine")
@@ -168,6 +170,7 @@ def test_a_file_gets_the_document_and_the_screen_the_table(bench: Any, tmp_path:
         (["--methods", "ngram", "-md", "x"], ["-md", "draft_model"]),
         (["--runs", "0"], ["--runs", "0"]),
         (["--limit", "0"], ["--limit", "0"]),
+        (["--seeds", "0"], ["--seeds", "0"]),
         (["--draft", "0"], ["--draft", "0"]),
         (["-n", "0"], ["-n", "0"]),
         (["--temp", "nan"], ["temperature"]),
@@ -191,12 +194,44 @@ def test_bad_input(bench: Any, args: list[str], words: list[str]) -> None:
         assert word in err
 
 
-@pytest.mark.parametrize("flag", ["--plot", "--temps"])
+@pytest.mark.parametrize("flag", ["--plot", "--temps", "--seeds"])
 def test_flags_without_a_meaning_beside_a_cost_curve(
     flag: str, target_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "-m", str(target_file), "--cost-curve", flag, "0"]) == 2
     assert flag in capsys.readouterr().err
+
+
+def test_several_texts_of_a_prompt_are_drawn(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, int | None]] = []
+
+    def watched(contestants: Any, prompt: Any, params: SamplingParams) -> Any:
+        asked.append((params.temperature, params.seed))
+        return race(contestants, prompt, params)
+
+    monkeypatch.setattr(runner, "race", watched)
+    status, out, _ = bench(
+        *("--methods", "ngram", "--runs", "2", "--seeds", "2", "--temps", "0,0.7", "--seed", "5", "--json")
+    )
+    assert status == 0
+    one = [(0.0, 5), (0.0, 7)], [(0.7, 5), (0.7, 7), (0.7, 1005), (0.7, 1007)]
+    two = [(0.0, 6)], [(0.7, 6), (0.7, 1006)]
+    assert asked == [text for cell in (*one, *two) for text in 2 * cell]
+    document = json.loads(out)
+    assert document["settings"]["seeds"] == 2
+    assert [(w["prompts"], list(w["methods"]["ngram"]["ratios"])) for w in document["workloads"]] == [
+        *((2, ["a", "c"]), (2, ["a", "c", "a #2", "c #2"]), (1, ["b"]), (1, ["b", "b #2"])),
+    ]
+
+
+def test_two_texts_with_one_name_are_refused(target_file: Path, tmp_path: Path, capsys: Any) -> None:
+    place = tmp_path / "w.jsonl"
+    rows = [{"id": i, "workload": "w", "prompt": "the"} for i in ("a", "a #2")]
+    place.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    args = ["bench", "-m", str(target_file), "--workload", str(place), "--temp", "0.7", "--seeds"]
+    assert main([*args, "2"]) == 2
+    assert "'a #2'" in capsys.readouterr().err
+    assert main([*args, "1", "-n", "4", "--runs", "1"]) == 0
 
 
 def test_two_prompts_with_one_id_are_refused(bench: Any, workload: Path) -> None:
