@@ -2,12 +2,26 @@
 #include <string>
 
 #include "kernels.h"
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
 namespace outrider {
+
+// AMD's from Zen 5 on do not, by what was measured; of others nothing is known, and asking again costs them little.
+static bool forgets() {
+#if defined(__x86_64__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || !__get_cpuid(1, &a, &b, &c, &d)) return true;
+    return (a >> 8 & 15) + (a >> 20 & 255) < 26;  // the family
+#else
+    return true;
+#endif
+}
+const bool kForgets = forgets();
 
 static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) { return cpu_has_it ? kernels : nullptr; }
 

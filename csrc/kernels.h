@@ -79,6 +79,10 @@ struct Kernels {
     void (*end_spans)(const float* a, int head_dim, float* out);
 };
 
+// Whether the processor may forget what memory is asked for ahead while as much as it can keep in mind is under way
+// (kernels_avx512.cpp, docs/kernels.md).
+extern const bool kForgets;
+
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();    // null when not compiled for this architecture
 const Kernels* avx512_kernels();  // needs AVX-512 F, BW, DQ, VL and VNNI

@@ -93,10 +93,10 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& 
 // How far ahead of the group at hand weights are asked for, in bytes: several tokens' work on a group takes longer
 // than the hardware looks ahead, and two threads of one core share what does the looking. From memory they come into
 // the second cache, and from there into the first. (Asked for straight from memory, a line holds one of the few
-// places of the first cache's misses all the way, and the loads at hand wait for one.) Processors forget what they are
-// asked for while as much as they can keep in mind is under way, and the fewer the tokens, the faster a tile asks. So
-// it asks again for what may have been forgotten: a tile of one token twice, one of two tokens once. For the same reason
-// few tokens need lines in the first cache from further ahead.
+// places of the first cache's misses all the way, and the loads at hand wait for one.) Some processors forget what they
+// are asked for while as much as they can keep in mind is under way, and the fewer the tokens, the faster a tile asks. So
+// it asks again there for what may have been forgotten: a tile of one token twice, one of two tokens once. For the same
+// reason few tokens need lines in the first cache from further ahead.
 constexpr int kFar = 16384, kAgain[] = {12288, 8192};
 template <int NT>
 constexpr int kNear = NT <= 3 ? 4096 : 2048;
@@ -110,10 +110,11 @@ constexpr int kChains = K == Kind::Q6_K || NT <= 4 ? 2 : 1;
 // hides without a deep window.
 template <Kind K, int NT>
 inline __attribute__((always_inline)) void multiply(const uint8_t* q, const int8_t* x, __m512i (*sum)[NT]) {
+    const bool again = NT <= 2 && kForgets;
     for (int b = 0; b < kGroupBytes<K>; b += 64) {
         const char* const at = reinterpret_cast<const char*>(q) + b;
         _mm_prefetch(at + kFar, _MM_HINT_T1);
-        for (int i = NT - 1; i < 2; i++) _mm_prefetch(at + kAgain[i], _MM_HINT_T1);
+        for (int i = NT - 1; again && i < 2; i++) _mm_prefetch(at + kAgain[i], _MM_HINT_T1);
         _mm_prefetch(at + kNear<NT>, _MM_HINT_T0);
     }
     unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
