@@ -31,7 +31,8 @@ import numpy as np
 from never_slower import AS_THE_BEST, PLAIN, check_names, fixed_settings, names
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
-from outrider.bench.runner import APART, drawn, prompt_of
+from outrider.bench.runner import prompt_of
+from outrider.bench.workloads import APART, drawn
 from outrider.cli.demo import present_pair
 from outrider.config import EngineConfig
 from outrider.decoding.costs import CostCurve, CostModel

@@ -15,14 +15,12 @@ from outrider.bench import machine, stats
 from outrider.bench.race import Contestant, race
 from outrider.bench.report import BASELINE, UNSTEADY
 from outrider.bench.summary import Pairs, summary
-from outrider.bench.workloads import Item
+from outrider.bench.workloads import Item, drawn, texts_of
 from outrider.decoding.params import SamplingParams
-from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline
 
 WARM_UP_TOKENS = 24
-APART = 1000  # the seeds of two texts of one prompt
 
 
 def prompt_of(pipeline: Pipeline, text: str, raw: bool) -> Any:
@@ -30,11 +28,6 @@ def prompt_of(pipeline: Pipeline, text: str, raw: bool) -> Any:
     if raw or pipeline.source.chat_template is None:
         return text
     return LLM.from_pipeline(pipeline).render_chat([{"role": "user", "content": text}])
-
-
-def drawn(seeds: int, temperature: float) -> int:
-    """How many texts there are of a prompt: one that nothing is drawn in is always the same."""
-    return seeds if temperature > 0.0 else 1
 
 
 def measure(
@@ -54,14 +47,13 @@ def measure(
                   sequence of each.
     params:       with a seed; prompt i of the whole list uses seed + i.
     temperatures: measured one after the other on each workload; None means that of `params`.
-    seeds:        texts of a prompt where they are drawn, the next one with a seed APART from this one's; each
-                  counts as a prompt does, and is named after it.
+    seeds:        texts of a prompt where they are drawn (`workloads.texts_of`); each counts as a prompt does.
     on_race:      called when all methods have run on a text, once for each of the `runs`.
     Raises ConfigError when two texts would have one name.
     """
     base = pipelines[BASELINE]
     warmths = [params.temperature] if temperatures is None else temperatures
-    texts = {t: _texts(items, params.seed or 0, drawn(seeds, t)) for t in warmths}
+    texts = {t: texts_of(items, params.seed or 0, drawn(seeds, t)) for t in warmths}
     contestants = {name: Contestant(p) for name, p in pipelines.items()}
     prompts = {item.id: prompt_of(base, item.prompt, raw) for item in items}
     brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
@@ -112,18 +104,6 @@ def measure(
             for t in dict.fromkeys(w["temperature"] for w in found)
         },
     }  # fmt: skip
-
-
-def _texts(items: Sequence[Item], seed: int, of_each: int) -> dict[str, tuple[Item, int]]:
-    """Prompt and seed of each text, by a name."""
-    found: dict[str, tuple[Item, int]] = {}
-    for k in range(of_each):
-        for n, item in enumerate(items):
-            name = f"{item.id} #{k + 1}" if k else item.id
-            if name in found:
-                raise ConfigError(f"a prompt's id is {name!r}, as another's text would be named: change it")
-            found[name] = item, seed + n + APART * k
-    return found
 
 
 def _means(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:

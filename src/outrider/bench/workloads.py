@@ -6,6 +6,7 @@ A line is an object `{"id": …, "workload": …, "prompt": …}`, all text.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ from outrider.errors import ConfigError, nearest
 
 # Questions, sums in words, programming, edits that copy most of the prompt, summaries, text into JSON.
 BUILT_IN = ("chat", "reasoning", "code", "edit", "summary", "extract")
+APART = 1000  # the seeds of two texts of one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +72,21 @@ def parse(text: str, where: str) -> list[Item]:
     if not items:
         raise ConfigError(f"{where}: no prompts in it")
     return items
+
+
+def drawn(seeds: int, temperature: float) -> int:
+    """How many texts there are of a prompt: one that nothing is drawn in is always the same."""
+    return seeds if temperature > 0.0 else 1
+
+
+def texts_of(items: Sequence[Item], seed: int, of_each: int) -> dict[str, tuple[Item, int]]:
+    """Prompt and seed of each text, by a name: the prompt's id, and of its further texts `id #2` and so on,
+    with seeds APART from one to the next. Raises ConfigError when two would have one name."""
+    found: dict[str, tuple[Item, int]] = {}
+    for k in range(of_each):
+        for n, item in enumerate(items):
+            name = f"{item.id} #{k + 1}" if k else item.id
+            if name in found:
+                raise ConfigError(f"a prompt's id is {name!r}, as another's text would be named: change it")
+            found[name] = item, seed + n + APART * k
+    return found

@@ -111,11 +111,13 @@ def run(args: argparse.Namespace) -> int:
     temperatures = _temperatures(args)
     choices = _choices(args)
     items = _items(args.workload or workloads.BUILT_IN, args.limit)
+    draws = [workloads.drawn(args.seeds, t) for t in temperatures]
+    workloads.texts_of(items, params.seed or 0, max(draws))  # names are refused before anything is loaded
     # They run side by side: memory must do for a sequence of each.
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=len(choices))
     _check_places(args)
 
-    from outrider.bench.runner import drawn, measure
+    from outrider.bench.runner import measure
     from outrider.pipeline import build_all
 
     models: list[LanguageModel] = []  # the target first
@@ -125,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         return model
 
     pipelines = {p.speculative.method: p for p in build_all(config, choices, wrap=watch)}
-    total = len(items) * args.runs * sum(drawn(args.seeds, t) for t in temperatures)
+    total = len(items) * args.runs * sum(draws)
     with tqdm(total=total, unit="prompt", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def show(item: Item) -> None:

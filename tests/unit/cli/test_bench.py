@@ -229,8 +229,9 @@ def test_two_texts_with_one_name_are_refused(target_file: Path, tmp_path: Path, 
     rows = [{"id": i, "workload": "w", "prompt": "the"} for i in ("a", "a #2")]
     place.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     args = ["bench", "-m", str(target_file), "--workload", str(place), "--temp", "0.7", "--seeds"]
-    assert main([*args, "2"]) == 2
-    assert "'a #2'" in capsys.readouterr().err
+    for unread in ([], ["-m", "absent.gguf"]):  # no model is looked for before
+        assert main([*args, "2", *unread]) == 2
+        assert "'a #2'" in capsys.readouterr().err
     assert main([*args, "1", "-n", "4", "--runs", "1"]) == 0
 
 
