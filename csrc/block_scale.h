@@ -18,38 +18,49 @@ struct BlockScale {
     int below[kParts];  // group i's scale is whole / 2^below[i], at least its maximum
 };
 
+// A lane for each group, held in registers all along: what is written a lane at a time and read back as one waits until
+// the cache has it, and with it all that was written before, such as activations that other threads' caches have to give.
+using Floats8 = float __attribute__((vector_size(4 * kParts)));
+using Ints8 = int32_t __attribute__((vector_size(4 * kParts)));
+
 inline float power_of_2(int n) { return bits_to_float(uint32_t(127 + n) << 23); }
+inline int most_of(const Ints8& v) {
+    int most = v[0];
+    for (int i = 1; i < kParts; i++) most = imax(most, v[i]);
+    return most;
+}
+inline void limit(Ints8& v, int most) { v = v < most ? v : most + Ints8{}; }
 
 // biggest: each group's maximum. The superblock's scale is a multiple of one of them by a power of two: of that one
 // with which the squares of the groups' scales, and so of what rounding gets wrong, have the smallest sum.
-inline BlockScale block_scale(const float* biggest) {
-    int exponent[kParts], top = 0;
-    float mantissa[kParts], most = 0.0f;  // mantissas in [1, 2)
-    for (int i = 0; i < kParts; i++) {
-        const uint32_t bits = float_to_bits(biggest[i]);
-        exponent[i] = int(bits >> 23);
-        mantissa[i] = bits_to_float((bits & 0x7fffff) | 0x3f800000);
-        top = imax(top, exponent[i]);
-        most = most > biggest[i] ? most : biggest[i];
+inline __attribute__((always_inline)) BlockScale block_scale(const Floats8& biggest) {
+    BlockScale out{0.0f, {0}};
+    const Ints8 bits = Ints8(biggest), exponent = bits >> 23;
+    const Floats8 mantissa = Floats8((bits & 0x7fffff) | 0x3f800000);  // in [1, 2)
+    const int top = most_of(exponent);
+    if (top < 27) return out;  // below 2^-100, which is nothing
+    if (top > 253) {           // about to overflow
+        for (int i = 0; i < kParts; i++) out.whole = out.whole > biggest[i] ? out.whole : biggest[i];
+        return out;
     }
-    if (top < 27) return {0.0f, {0}};   // below 2^-100, which is nothing
-    if (top > 253) return {most, {0}};  // about to overflow
-    float cost[kParts] = {0};
-    for (int i = 0; i < kParts; i++) {
-        const float square = power_of_2(-2 * imin(top - exponent[i], kDeepest)), of_twice = 4.0f * square;
-        for (int c = 0; c < kParts; c++) cost[c] += mantissa[i] > mantissa[c] ? of_twice : square;
+    Ints8 below = top - exponent;
+    limit(below, kDeepest);
+    const Floats8 square = Floats8((127 - 2 * below) << 23), of_twice = 4.0f * square;
+    Floats8 cost{};
+#pragma GCC unroll 8
+    for (int i = 0; i < kParts; i++) cost += mantissa[i] > mantissa ? of_twice[i] + Floats8{} : square[i] + Floats8{};
+    cost *= mantissa * mantissa;
+    float best = mantissa[0], least = cost[0];
+    for (int c = 1; c < kParts; c++) {
+        best = cost[c] < least ? mantissa[c] : best;
+        least = cost[c] < least ? cost[c] : least;
     }
-    int best = 0;
-    for (int c = 0; c < kParts; c++) {
-        cost[c] *= mantissa[c] * mantissa[c];
-        if (cost[c] < cost[best]) best = c;
-    }
-    int whole = top;
-    for (int i = 0; i < kParts; i++)
-        if (exponent[i] == top && mantissa[i] > mantissa[best]) whole = top + 1;
-    BlockScale out{power_of_2(whole - 127) * mantissa[best], {0}};
-    for (int i = 0; i < kParts; i++)
-        out.below[i] = imin(whole - exponent[i] - (mantissa[i] > mantissa[best] ? 1 : 0), kDeepest);
+    const Ints8 above = exponent - Ints8(mantissa > best);  // one more where the maximum has a larger mantissa
+    const int whole = most_of(above);
+    out.whole = power_of_2(whole - 127) * best;
+    below = whole - above;
+    limit(below, kDeepest);
+    std::memcpy(out.below, &below, sizeof below);
     return out;
 }
 

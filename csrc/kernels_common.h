@@ -194,10 +194,15 @@ inline void quantize_row(Activations& a, int t, int rest_row, int first, int las
     const size_t rest_pair = FINE ? a.at(rest_row, first, 2) - pair_at : 0;
     const size_t rest_whole = FINE ? a.at(rest_row, first, kParts) - whole_at : 0;
     for (int g = first; g < last; g += parts, whole_at += next) {
-        float biggest[kParts] = {0};
-        for (int i = 0; i < parts; i++)
-            biggest[i] = reduce_max(vmax(vabs(vload(x + kGroup * i)), vabs(vload(x + kGroup * i + 16))));
-        const BlockScale block = BLOCKS ? block_scale(biggest) : BlockScale{biggest[0], {0}};
+        const auto biggest = [&](int i) {
+            return reduce_max(vmax(vabs(vload(x + kGroup * i)), vabs(vload(x + kGroup * i + 16))));
+        };
+        BlockScale block;
+        if constexpr (BLOCKS)
+            block = block_scale(Floats8{biggest(0), biggest(1), biggest(2), biggest(3),  //
+                                        biggest(4), biggest(5), biggest(6), biggest(7)});
+        else
+            block = {biggest(0), {0}};
         const float whole = block.whole / 127.0f, inverse = block.whole > 0x1p-100f ? 127.0f / block.whole : 0.0f;
         if constexpr (BLOCKS) {
             a.whole[whole_at] = whole;
