@@ -130,11 +130,13 @@ class CostCurve:
                 self._doubt(abs(error), abs(error) / 2.0)
                 gain, spread = self._gain(low, t)
         state, part = self._state, error / spread
+        g0, g1, g2, g3, g4, g5 = gain  # (A comprehension for each row would be a call for each.)
         for i, g in enumerate(gain):
-            state[i] += g * part
             if g:
-                row, share = cov[i], g / spread
-                cov[i] = [c - share * other for c, other in zip(row, gain, strict=True)]
+                state[i] += g * part
+                r0, r1, r2, r3, r4, r5 = cov[i]
+                h = g / spread
+                cov[i] = [r0 - h * g0, r1 - h * g1, r2 - h * g2, r3 - h * g3, r4 - h * g4, r5 - h * g5]
         self._tabulate()
         return jumped
 

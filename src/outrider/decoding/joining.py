@@ -11,6 +11,8 @@ BESIDE = 1.8  # times as long a pass may take when prompt tokens of new requests
 ALONE = 0.25  # seconds that a pass of prompt tokens alone may take
 LEAST_ALONE, MOST_BESIDE = 32, 256  # prompt tokens of a pass: fewer, and the weights are read for too few
 SMOOTH = 0.05  # of a new value in a running mean
+AT_ONCE = 4  # passes that are learned from together: for one alone, what it takes is in no cache
+NEWS = 1.25  # times as long, or as short, as was thought: a pass that is learned from at once
 
 
 class Joining:
@@ -21,8 +23,8 @@ class Joining:
     for all who do.) Tokens far into a prompt see more keys than the curve knows of, so passes may take longer
     than that; what they take beyond it is a debt, and while it is high, passes go without prompt tokens.
 
-    target: what a pass costs. Learns from passes without prompt tokens: it would take a long prompt for a
-            slower machine.
+    target: what a pass costs. Learns from passes without prompt tokens (it would take a long prompt for a
+            slower machine), a few together, or at once where one took another time than was thought.
     """
 
     def __init__(self, target: CostModel) -> None:
@@ -30,6 +32,7 @@ class Joining:
         self.width = 1  # sequences that decode in the pass
         self.context = 0  # tokens of their texts, the mean
         self._records: list[StepRecord] = []  # of the pass so far
+        self._passes: list[tuple[int, int, float]] = []  # yet to be learned from: context, tokens, seconds
         self._drafts = 0.0  # nodes verified for a sequence in a pass, a running mean
         self._share = 0.0  # seconds that prompts may add to a pass
         self._debt = 0.0  # seconds by which they have added more
@@ -66,6 +69,16 @@ class Joining:
         if step.width > own:
             self._debt += seconds - self._target.at(self.context).seconds(own)
         else:
-            self._target.observe(self.context, own, seconds)
+            self._learn(own, seconds)
         self._debt = max(0.0, self._debt - self._share)
         return self._records
+
+    def _learn(self, tokens: int, seconds: float) -> None:
+        """A pass over so many tokens of texts took so many seconds."""
+        passes = self._passes
+        passes.append((self.context, tokens, seconds))
+        thought = self._target.at(self.context).seconds(tokens)
+        if len(passes) >= AT_ONCE or not thought < NEWS * seconds < NEWS * NEWS * thought:
+            for context, n, took in passes:
+                self._target.observe(context, n, took)
+            passes.clear()

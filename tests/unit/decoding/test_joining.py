@@ -81,3 +81,29 @@ def test_a_long_prompt_teaches_nothing_about_drafts() -> None:
     for dearer in (3.0, 10.0):
         assert set(passes(controller, dearer, 200)[1]) == {0, *usual}
     assert [costs.at(100).seconds(n) for n in range(1, 17)] == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.parametrize(("times", "passes_until"), [(1.1, 4), (1.4, 1), (0.9, 4), (0.7, 1)])
+def test_passes_are_learned_from_together_but_at_once_where_they_are_news(
+    times: float, passes_until: int
+) -> None:
+    costs = CostModel(CURVE)
+    joining, before = Joining(costs), costs.at(100).seconds(1)
+    for done in range(1, 9):
+        joining.begin([100])
+        took = times * before
+        assert joining.record(StepRecord("none", 0, 0, 1, 0.0, took, 0.0, width=1))
+        learned = costs.at(100).seconds(1) != before
+        assert learned == (done >= passes_until)
+
+
+def test_what_is_learned_together_is_what_each_pass_teaches() -> None:
+    together, one_by_one = CostModel(CURVE), CostModel(CURVE)
+    joining = Joining(together)
+    for drafted in (0, 3, 7, 0, 1, 15, 2, 0):
+        took = 1.1 * CostModel(CURVE).at(100).seconds(1 + drafted)
+        joining.begin([100])
+        joining.record(StepRecord("suffix", drafted, 0, 1, 0.0, took, 0.0, width=1 + drafted))
+        one_by_one.observe(100, 1 + drafted, took)
+    for n in range(1, 33):
+        assert together.at(100).seconds(n) == pytest.approx(one_by_one.at(100).seconds(n))
