@@ -216,10 +216,6 @@ class AutoController:
         self._looked = max(1, len(asks))
         base = self._base + sum([ask.ahead for ask in asks])
         choices = [Choice() for _ in asks]
-        if self.drawing is None and not any(ask.lookup and ask.lookup.tokens for ask in asks):
-            for ask in asks:  # as below, but most steps of a small model are such, and this takes time too
-                self._rest(self._states[ask.request_id], 0.0, drawing=False)
-            return choices
         offers: list[tuple[float, int, int]] = []
         for a, ask in enumerate(asks):
             state = self._states[ask.request_id]
@@ -240,7 +236,7 @@ class AutoController:
         more = (seconds(base + count) - seconds(base)) / max(1, count)
         for ask, choice in zip(asks, choices, strict=True):
             gain = choice.looked / rate - more * len(choice.nodes)
-            self._rest(self._states[ask.request_id], gain, drawing=choice.draft > 0)
+            self._rest(self._states[ask.request_id], gain, choice.draft > 0)
         return choices
 
     @property
@@ -300,7 +296,7 @@ class AutoController:
     def observe(self, request_id: str, accepted: Sequence[int]) -> None:
         """The nodes that were kept of the tree that `finish` gave, from the anchor on."""
         state = self._states.get(request_id)
-        if state is None or not state.nodes:
+        if state is None:
             return
         kept = {-1, *accepted}
         for i, node in enumerate(state.nodes):
@@ -363,7 +359,7 @@ class AutoController:
                     state.model_waited, state.model_wait = 0, min(LAST_WAIT, 2 * state.model_wait)
                 return
 
-    def _rest(self, state: _State, gain: float, *, drawing: bool) -> None:
+    def _rest(self, state: _State, gain: float, drawing: bool) -> None:
         """After some steps that looking up was not worth, `gain` seconds of them saved, leave it out for a
         while. (What it takes is a request's own; what it saves of a pass is less, the more share it.)"""
         state.gain += GAIN_SMOOTH * (gain - state.gain)

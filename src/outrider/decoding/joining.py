@@ -78,7 +78,7 @@ class Joining:
         passes = self._passes
         passes.append((self.context, tokens, seconds))
         thought = self._target.at(self.context).seconds(tokens)
-        if len(passes) >= AT_ONCE or not thought < NEWS * seconds < NEWS * NEWS * thought:
+        if len(passes) >= AT_ONCE or not thought / NEWS < seconds < thought * NEWS:
             for context, n, took in passes:
                 self._target.observe(context, n, took)
             passes.clear()
