@@ -21,10 +21,11 @@ from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
 
 FIRST_WAIT, LAST_WAIT = 8, 64  # steps between probes of a drafter that is off; doubles
-IDLE_STEPS = 4  # steps in a row that looking up was not worth, before it is left out now and then
 LONGEST_SLEEP, DEAREST_SLEEP = 4, 16  # steps without looking up; the second where it is dear
 TOO_DEAR = 0.003  # of a plain step: looking up in vain is worth sleeping for above this
-GAIN_SMOOTH = 0.2  # of a new value in the running mean of what looking up saves
+HOPED_GAIN = 0.1  # of a plain step, that looking up is expected to save before anything is known
+GAIN_WEIGHT = 8.0  # steps of a text that what looking up saves in all texts counts for
+TEXT_MEMORY, TEXTS_MEMORY = 0.95, 0.98  # what is left of that, per step, in the text and in all of them
 SHARE = 0.01  # of the time that looking up in vain may take, before sleeps become longer
 DEAREST_READING = 14.0  # plain steps that a draft model may take to read a prompt
 UNSURE = 0.10  # deviation of log(T(n) / T(1)) at which a plain step is worth its price
@@ -38,7 +39,7 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *("found", "gain", "idle", "left", "length", "nodes", "probe", "probes", "sleep", "unread"),
+        *("found", "gained", "idle", "left", "length", "looks", "nodes", "probe", "probes", "sleep", "unread"),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
 
@@ -50,8 +51,9 @@ class _State:
         self.length = 0  # of the last lookup's match
         self.found = 0  # steps in which a lookup found something
         self.unread = 0  # tokens that the draft model would have had to be fed in the last step
-        self.gain = 0.0  # seconds that its lookups save in a step, their verification paid: a running mean
-        self.idle = 0  # steps in a row that looking up was not worth
+        self.gained = 0.0  # seconds that its lookups saved, their verification paid; older ones count less
+        self.looks = 0.0  # steps that those are of, likewise
+        self.idle = 0  # looks in a row after which looking up was not worth it
         self.sleep = 0  # steps left without looking up
         self.lookup_waited = self.model_waited = 0  # steps since the drafter was last tried
         self.lookup_wait = self.model_wait = FIRST_WAIT  # steps until it may be probed
@@ -99,6 +101,7 @@ class AutoController:
         self._rate = 1.0 / self._plain  # tokens per second that time is worth
         self._overhead = 0.0  # seconds of a step beside passes and sampling
         self._looking = 0.0  # seconds of looking up and planning, in one step for one request
+        self._gain = HOPED_GAIN * self._plain  # seconds that looking up saves in a step of any text
         self._looked = 1  # requests that it was done for in this step
         self._worth = self._paid = 1.0  # plain seconds of what steps emit, and their own; fading
 
@@ -360,18 +363,23 @@ class AutoController:
                 return
 
     def _rest(self, state: _State, gain: float, drawing: bool) -> None:
-        """After some steps that looking up was not worth, `gain` seconds of them saved, leave it out for a
-        while. (What it takes is a request's own; what it saves of a pass is less, the more share it.)"""
-        state.gain += GAIN_SMOOTH * (gain - state.gain)
-        if drawing or state.gain > self._looking:
+        """Looking up saved `gain` seconds of this step. Where that is less than it takes in the mean, leave
+        it out for a while. (What it takes is a request's own; what it saves of a pass is less, the more share
+        it.) A text counts as one like those before until it shows: a long copy makes up for dozens of vain
+        looks, and most texts begin without one."""
+        self._gain += (1.0 - TEXTS_MEMORY) * (gain - self._gain)
+        state.gained = TEXT_MEMORY * state.gained + gain
+        state.looks = TEXT_MEMORY * state.looks + 1.0
+        hoped = (state.gained + GAIN_WEIGHT * self._gain) / (state.looks + GAIN_WEIGHT)
+        if drawing or hoped > self._looking:
             state.idle = 0
             return
         state.idle += 1
         # Its share of the time, if all others look up as well.
         share = self._looking * self._joining.width / self._plain
-        if state.idle >= IDLE_STEPS and share > TOO_DEAR:
+        if share > TOO_DEAR:
             longest = min(DEAREST_SLEEP, max(LONGEST_SLEEP, round(share / SHARE)))
-            state.sleep = min(longest, 1 << min(10, state.idle - IDLE_STEPS))
+            state.sleep = min(longest, 1 << min(10, state.idle - 1))
 
     def _cut(
         self,

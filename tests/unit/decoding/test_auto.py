@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.decoding.auto import DEAREST_SLEEP, FIRST_WAIT, IDLE_STEPS, LONGEST_SLEEP, AutoController
+from outrider.decoding.auto import DEAREST_SLEEP, FIRST_WAIT, LONGEST_SLEEP, AutoController
 from outrider.decoding.catching_up import CatchingUp
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
@@ -296,7 +296,7 @@ def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
             (choice,) = controller.plan([ask(lookup=Lookup())])
             controller.finish([ask()], [choice], [None])
         record(controller, [], 0)
-    assert all(budgets[:IDLE_STEPS])
+    assert all(budgets[:4])
     assert budgets.count(0) > 30
     longest = max(len(run) for run in "".join("z" if not b else " " for b in budgets).split())
     assert longest == LONGEST_SLEEP
@@ -329,6 +329,32 @@ def test_lookups_that_save_less_than_they_take_are_slept_over_too() -> None:
     assert looks(0.00002, 0.3) > 100, "cheap"
     assert looks(0.004, 0.3) < 60, "two fifths of a pass, for a third of a token"
     assert looks(0.004, 1.0) > 100, "a whole one"
+
+
+def test_a_text_counts_as_one_like_those_before_until_it_shows() -> None:
+    """Most texts begin without a copy: in one where others copied, vain looks go on, and elsewhere not."""
+    controller = make(model=False)
+
+    def looks(name: str, steps: int, lookup: Lookup) -> int:
+        """Looks until the first sleep."""
+        for at in range(steps):
+            (budget,) = controller.choose([Room(name, 16, 100)])
+            if not budget:
+                return at
+            asked = ask(name, lookup)
+            (choice,) = controller.plan([asked])
+            (tree,) = controller.finish([asked], [choice], [None])
+            controller.looked(0.002)
+            record(controller, tree, len(tree), name)
+        return steps
+
+    assert looks("a copy", 100, chain(range(8), 0.9)) == 100
+    behind_a_copy = looks("after it", 100, Lookup())
+    assert 20 < behind_a_copy < 100, "but not for good"
+    for name in ("vain", "vain too"):
+        for _ in range(100):
+            looks(name, 1, Lookup())
+    assert looks("after those", 100, Lookup()) < 4
 
 
 def test_a_wide_step_sleeps_longer_over_what_all_its_requests_look_up_in_vain() -> None:
