@@ -39,7 +39,19 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *("found", "gained", "idle", "left", "length", "looks", "nodes", "probe", "probes", "sleep", "unread"),
+        *(
+            "found",
+            "gained",
+            "idle",
+            "left",
+            "length",
+            "looks",
+            "nodes",
+            "probe",
+            "probes",
+            "sleep",
+            "unread",
+        ),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
 

@@ -8,10 +8,10 @@ expects the same source to be replaced in the same way again, as when a name is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
-from outrider.drafters.grams import MAX_MATCH, Match
+from outrider.drafters._lookup import MAX_MATCH, Matches
 
 LEAST = 12  # tokens of agreement that make a copy: what new text repeats is seldom as long
 GAP = 8  # tokens of the text that may differ in a row
@@ -47,9 +47,7 @@ class Copying:
         """How many of the text's last tokens are as in the source; 0 without one."""
         return self._read_to - self._began if self._at >= 0 and self._gap < 0 else 0
 
-    def follow(
-        self, tokens: list[int], matches: Sequence[Match], stop_ids: Collection[int] = ()
-    ) -> Copy | None:
+    def follow(self, tokens: list[int], matches: Matches, stop_ids: Collection[int] = ()) -> Copy | None:
         """Take in the text's new tokens; `matches` are places in it that agree with its end. A source ends
         with one of `stop_ids`, as a prompt's messages do: who goes on there has copied all of it."""
         end = len(tokens)
@@ -76,15 +74,13 @@ class Copying:
         expected = tokens[self._against(i)]
         return expected in stop_ids and tokens[i] != expected
 
-    def _choose(self, matches: Sequence[Match]) -> None:
+    def _choose(self, matches: Matches) -> None:
         """Leave this source for one that agrees with more of the text."""
-        if not matches:
-            return
-        best = max(matches, key=lambda match: match.length)
-        lost = self._at < 0 or self._sure < best.length
-        if best.length >= LEAST and lost and (self._gap >= 0 or best.start != self._at):
-            self._at, self._gap, self._sure = best.start, -1, float(best.length)
-            self._began = self._read_to - best.length
+        start, length = matches.longest()
+        lost = self._at < 0 or self._sure < length
+        if length >= LEAST and lost and (self._gap >= 0 or start != self._at):
+            self._at, self._gap, self._sure = start, -1, float(length)
+            self._began = self._read_to - length
 
     def _read(self, tokens: list[int], i: int) -> None:
         """The text goes on with token i."""

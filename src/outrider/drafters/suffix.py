@@ -3,7 +3,8 @@
 The method of SuffixDecoding (Oliaro et al. 2024): the longest match in the request's own text, and in
 recent outputs of this process when they may be shared; children weighted by how often and after how long a
 match they followed; the likeliest paths first. In the place of suffix trees, `GramIndex`; and beyond them
-`Copying`, for copies with changes, which exact matches lose.
+`Copying`, for copies with changes, which exact matches lose. A lookup runs right after a pass, which leaves
+nothing in the caches, so what touches much is C++.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
@@ -20,8 +20,8 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
+from outrider.drafters._lookup import MAX_MATCH, GramIndex, Matches, SuffixTree
 from outrider.drafters.copying import Copying
-from outrider.drafters.grams import MAX_MATCH, GramIndex, Match
 from outrider.errors import ConfigError
 
 Namespace: TypeAlias = Callable[[Request], str | None]
@@ -31,15 +31,6 @@ FEW_PLACES = 4  # places whose continuations are worth a look for every token th
 BARRIER = -1  # parts the outputs in a shared text; no token, so that nothing matches across it
 TAIL = 8  # of a prompt's last tokens, which are kept with a shared output: what an answer begins behind
 MAX_BYTES = 64 * 1024 * 1024
-
-_SHARED_LEAST = 2  # tokens of agreement that make a place in others' outputs
-_STRANGER = 6  # tokens of agreement that count for nothing there: a text repeats itself rather than others
-_TRUST = 1.5  # tokens of agreement that make a lone place even odds to go on agreeing
-
-
-# A place to continue from: (tokens, index of the next one, where the text ends, period of the loop that it
-# goes on with from there or 0 to stop, length of the match, weight).
-_Place: TypeAlias = tuple[list[int], int, int, int, int, float]
 
 
 class OutputPool:
@@ -75,7 +66,7 @@ class OutputPool:
         before = 0 if index is None else index.nbytes
         if index is None:
             index = self._texts[namespace] = GramIndex([])
-        index.tokens += [*kept, BARRIER]
+        index.tokens.extend([*kept, BARRIER])
         index.update()
         self.nbytes += index.nbytes - before
         self._outputs.append((namespace, len(kept) + 1))
@@ -141,11 +132,13 @@ class SuffixDrafter:
                 raise ConfigError(f"suffix_decoding_{name} must be from {least:g} to {most:g}, not {value!r}")
         self.needs = frozenset({"tree_attention"}) if tree else frozenset[str]()
         self.pool = OutputPool(suffix_decoding_max_cached_requests, max_bytes)
-        self._tree = tree
         self._namespace = namespace
-        self._depth = suffix_decoding_max_tree_depth
-        self._factor = suffix_decoding_max_spec_factor
-        self._least = suffix_decoding_min_token_prob
+        self._tree = SuffixTree(
+            suffix_decoding_max_tree_depth,
+            suffix_decoding_max_spec_factor,
+            suffix_decoding_min_token_prob,
+            tree,
+        )
         self._texts: dict[str, _Text] = {}
 
     @property
@@ -185,20 +178,12 @@ class SuffixDrafter:
         index.update()
         ahead = job.context.path  # looked up, but not the text's own yet
         if ahead:
-            tokens = [*tokens, *ahead]
+            tokens = [*tokens[-MAX_MATCH:], *ahead]
         matches = index.find(tokens, MAX_PLACES)
-        places: list[_Place] = []
-        if not ahead and (copy := text.copying.follow(tokens, matches, text.stop_ids)) is not None:
-            places = [(copy.path, 0, len(copy.path), 0, copy.sure, float(copy.sure * copy.sure))]
-            matches = [match for match in matches if match.start != copy.start]
-        places += _places(index, matches, own=True)
-        if text.namespace is not None and (shared := self.pool.get(text.namespace)) is not None:
-            places += _places(shared, shared.find(tokens, MAX_PLACES), own=False)
-            places.sort(key=lambda place: -place[4])
-            del places[MAX_PLACES:]
-        found = self._grow(places, budget, text.stop_ids) if places else Lookup()
-        found.copied = 0 if ahead else text.copying.copied
-        return found
+        copy = None if ahead else text.copying.follow(tokens, matches, text.stop_ids)
+        others, theirs = self._shared(text, tokens, MAX_PLACES)
+        found = self._tree.grow(index, matches, others, theirs, copy, budget, MAX_PLACES, text.stop_ids)
+        return Lookup(*found, copied=0 if ahead else text.copying.copied)
 
     def follow(self, request_id: str, context: TokenContext, most: int) -> tuple[list[int], list[float]]:
         """(tokens, the chance of each given those before) of the likeliest path behind a draft of a text that
@@ -207,88 +192,13 @@ class SuffixDrafter:
         if text.index is None:
             return [], []
         end = [*context.tokens[-MAX_MATCH:], *context.path]
-        places = _places(text.index, text.index.find(end, FEW_PLACES), own=True)
-        if text.namespace is not None and (shared := self.pool.get(text.namespace)) is not None:
-            places += _places(shared, shared.find(end, FEW_PLACES), own=False)
-        tokens: list[int] = []
-        chances: list[float] = []
-        while places and len(tokens) < most:
-            found = self._children(places, len(tokens))
-            if not found:
-                break
-            token, chance, places = max(found, key=lambda child: child[1])
-            tokens.append(token)
-            chances.append(chance)
-            if token in text.stop_ids:
-                break
-        return tokens, chances
+        others, theirs = self._shared(text, end, FEW_PLACES)
+        return self._tree.row(
+            text.index, text.index.find(end, FEW_PLACES), others, theirs, most, text.stop_ids
+        )
 
-    def _grow(self, places: list[_Place], budget: int, stop_ids: Collection[int]) -> Lookup:
-        """Best first: the likeliest open node joins the tree, and its children become open."""
-        out = Lookup(length=max(place[4] for place in places))
-        # (-path, order of opening, parent, depth, token, chance, places that go on through the node)
-        open_nodes: list[tuple[float, int, int, int, int, float, list[_Place]]] = []
-        parent, depth, path, order = -1, 0, 1.0, 0
-        token = BARRIER
-        while True:
-            if depth < self._depth and token not in stop_ids:
-                for token, chance, following in self._children(places, depth):
-                    if path * chance >= self._least:
-                        order += 1
-                        heappush(open_nodes, (-path * chance, order, parent, depth, token, chance, following))
-            if not open_nodes or len(out.tokens) >= budget:
-                return out
-            negative, _, above, depth, token, chance, places = heappop(open_nodes)
-            if not self._tree:
-                open_nodes.clear()
-            parent, depth, path = len(out.tokens), depth + 1, -negative
-            out.tokens.append(token)
-            out.parents.append(above)
-            out.confidence.append(chance)
-            out.paths.append(path)
-
-    def _children(self, places: list[_Place], depth: int) -> list[tuple[int, float, list[_Place]]]:
-        """(token, its chance, the places that go on with it) of what follows `depth` tokens on."""
-        factor = self._factor
-        groups: dict[int, list[_Place]] = {}
-        total = 0.0
-        for place in places:
-            tokens, at, end, period, length, weight = place
-            if depth >= length * factor:
-                continue
-            step = at + depth
-            if step >= end:
-                if not period:
-                    continue
-                step = at + depth % period
-            token = tokens[step]
-            if token < 0:
-                continue
-            total += weight
-            if token in groups:
-                groups[token].append(place)
-            else:
-                groups[token] = [place]
-        found = []
-        for token, following in groups.items():
-            if len(following) == 1:
-                longest, weight = following[0][4], following[0][5]
-            else:
-                longest, weight = 0, 0.0
-                for place in following:
-                    weight += place[5]
-                    longest = max(longest, place[4])
-            agreed = min(longest + depth, MAX_MATCH) * len(following)
-            found.append((token, weight / total * agreed / (agreed + _TRUST), following))
-        return found
-
-
-def _places(index: GramIndex, matches: Sequence[Match], *, own: bool) -> list[_Place]:
-    """Where to continue from. In its own text a place goes on into its own continuation, as a loop."""
-    end = len(index.tokens)
-    least, stranger = (1, 0) if own else (_SHARED_LEAST, _STRANGER)
-    return [
-        (index.tokens, at, end, end - at if own else 0, max(1, length - stranger), float(length * length))
-        for start, length in matches
-        if length >= least and (at := start - index.base) < end
-    ]
+    def _shared(self, text: _Text, end: list[int], most: int) -> tuple[GramIndex | None, Matches | None]:
+        """(the outputs that the text may look up in, places in them), where there are any."""
+        if text.namespace is None or (others := self.pool.get(text.namespace)) is None:
+            return None, None
+        return others, others.find(end, most)

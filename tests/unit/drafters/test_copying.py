@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.drafters._lookup import MAX_MATCH, GramIndex
 from outrider.drafters.copying import LEAST, Copy, Copying
-from outrider.drafters.grams import MAX_MATCH, GramIndex
 
 SOURCE = list(range(100, 160))
 
@@ -50,7 +50,7 @@ def test_a_copy_goes_on() -> None:
 def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing() -> None:
     writer = Writer()
     copy = writer.write(*SOURCE[:16], 7)
-    assert writer.index.find(writer.text, 12) == []
+    assert not len(writer.index.find(writer.text, 12))
     assert copy is not None
     assert copy.path[:3] == SOURCE[17:20]
     assert copy.sure == 8, "half as sure"

@@ -15,7 +15,7 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampler import Sampler
 from outrider.decoding.types import Verdict
 from outrider.decoding.verify import check_draft
-from outrider.drafters.grams import CHAIN, MAX_MATCH, SIZES, GramIndex, Match
+from outrider.drafters._lookup import CHAIN, MAX_MATCH, SIZES, GramIndex
 from outrider.drafters.suffix import BARRIER, FEW_PLACES, TAIL, SuffixDrafter
 from outrider.errors import ConfigError
 
@@ -32,9 +32,9 @@ def look(drafter: SuffixDrafter, context: TokenContext, budget: int = 8, name: s
     return drafter.look(ProposeJob(name, context, budget, SAMPLER), budget)
 
 
-def reference(indexed: list[int], text: list[int], most: int) -> list[Match]:
+def reference(indexed: list[int], text: list[int], most: int) -> list[tuple[int, int]]:
     """`GramIndex.find`, by looking at every place."""
-    found: dict[int, Match] = {}
+    found: dict[int, tuple[int, int]] = {}
     for size in reversed(SIZES):
         places = [
             at
@@ -45,7 +45,7 @@ def reference(indexed: list[int], text: list[int], most: int) -> list[Match]:
             length = size
             while length < min(MAX_MATCH, at, len(text)) and indexed[at - length - 1] == text[-length - 1]:
                 length += 1
-            found.setdefault(at, Match(at, length))
+            found.setdefault(at, (at, length))
     return list(found.values())[:most]
 
 
@@ -56,14 +56,18 @@ def test_matches_are_those_of_a_search_everywhere(text: list[int], cuts: list[in
     for cut in [*cuts, len(text)]:  # in parts, with a search after each
         tokens += text[len(tokens) : len(tokens) + cut]
         index.update()
-        assert index.find(tokens, most) == reference(tokens, tokens, most)
+        found, wanted = index.find(tokens, most), reference(tokens, tokens, most)
+        assert found.list() == wanted
+        assert len(found) == len(wanted)
+        assert found.longest() == max(wanted, key=lambda match: match[1], default=(-1, 0))
 
 
 @given(texts, texts)
 def test_another_text_can_be_searched(indexed: list[int], text: list[int]) -> None:
     index = GramIndex(indexed)
     index.update()
-    assert index.find(text, 12) == reference(indexed, text, 12)
+    assert index.find(text, 12).list() == reference(indexed, text, 12)
+    assert index.find(text[-MAX_MATCH:], 12).list() == index.find(text, 12).list()
 
 
 @given(texts, texts, st.data())
@@ -72,21 +76,34 @@ def test_what_is_forgotten_is_not_found(first: list[int], second: list[int], dat
     index = GramIndex(list(first))
     index.update()
     index.forget(count)
-    index.tokens += second
+    index.tokens.extend(second)
     index.update()
-    for match in index.find(second, 100):
-        at = match.start - index.base
-        assert 0 <= at < len(index.tokens)
+    for start, length in index.find(second, 100).list():
+        assert 0 <= start - index.base < len(index.tokens)
         whole = [*first, *second]
-        assert whole[match.start - match.length : match.start] == second[len(second) - match.length :]
+        assert whole[start - length : start] == second[len(second) - length :]
     kept = [*first[count:], *second]
-    found = {m.start - count for m in index.find(second, 100)}
-    assert {m.start for m in reference(kept, second, 100)} <= found | {
-        m.start for m in reference(kept, second, 100) if m.start + count < len(first) + SIZES[-1]
+    found = {start - count for start, _ in index.find(second, 100).list()}
+    assert {start for start, _ in reference(kept, second, 100)} <= found | {
+        start for start, _ in reference(kept, second, 100) if start + count < len(first) + SIZES[-1]
     }
     index.forget(len(index.tokens))
-    assert index.find(second, 100) == []
-    assert all(not latest for latest in index._latest)
+    assert index.find(second, 100).list() == []
+    assert index.entries == 0
+
+
+def test_what_is_no_token_is_refused() -> None:
+    tokens = [1, 2, 3]
+    index = GramIndex(tokens)
+    index.update()
+    tokens.append(2**40)
+    with pytest.raises(ValueError, match="range"):
+        index.update()
+    tokens[:] = [1]
+    with pytest.raises(ValueError, match="taken out"):
+        index.update()
+    with pytest.raises(TypeError):
+        index.find(["a"], 1)  # type: ignore[list-item]
 
 
 def brute_tree(
@@ -163,7 +180,7 @@ def test_what_follows_a_draft_is_what_would_follow_such_a_text(
     assert len(tokens) == len(chances) <= most
     assert all(0.0 < chance < 1.0 for chance in chances)
     end = [*text, *path]
-    longest = max((m.length for m in reference(text, end, FEW_PLACES)), default=0)
+    longest = max((length for _, length in reference(text, end, FEW_PLACES)), default=0)
     if not longest:
         assert tokens == []
     else:
