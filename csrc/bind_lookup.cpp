@@ -118,6 +118,8 @@ nb::tuple row(const outrider::SuffixTree& tree, const ListIndex& text, const Mat
 }  // namespace
 
 NB_MODULE(_lookup, m) {
+    // A drafter may well be alive when the process ends, in a thread that is cut off: nothing to tell a user of.
+    nb::set_leak_warnings(false);
     m.attr("SIZES") = nb::cast(std::vector<int>(outrider::kSizes.begin(), outrider::kSizes.end()));
     m.attr("MAX_MATCH") = outrider::kMaxMatch;
     m.attr("CHAIN") = outrider::kChain;

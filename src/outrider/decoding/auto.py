@@ -16,7 +16,7 @@ from outrider.decoding.costs import WIDEST, CostModel
 from outrider.decoding.drawing import Drawing, Prices
 from outrider.decoding.estimate import Acceptance
 from outrider.decoding.joining import Joining
-from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Lookup, Node, best_count, chosen, subtree
+from outrider.decoding.plan import Ask, Choice, Drawn, Fed, Lookup, Node, chosen, subtree
 from outrider.decoding.report import Report
 from outrider.decoding.types import StepRecord
 
@@ -39,19 +39,8 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *(
-            "found",
-            "gained",
-            "idle",
-            "left",
-            "length",
-            "looks",
-            "nodes",
-            "probe",
-            "probes",
-            "sleep",
-            "unread",
-        ),
+        *("found", "gained", "idle", "left", "length", "looks"),
+        *("nodes", "probe", "probes", "sleep", "unread"),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
 
@@ -238,10 +227,12 @@ class AutoController:
             if ask.lookup is not None and ask.lookup.tokens:
                 state.found += 1
                 self._greet(ask.request_id, ask.lookup)
-                choices[a].chances, choices[a].paths = self._calibrated(ask, ask.lookup)
+                choices[a].chances, choices[a].paths = self.by_lookup.chances(
+                    ask.request_id, ask.lookup.parents, ask.lookup.confidence, ask.room
+                )
                 offers += [(-path, a, i) for i, path in enumerate(choices[a].paths)]
         offers.sort()
-        count, value = best_count([-offer[0] for offer in offers], base, rate, seconds)
+        count, value = self._curve.best_count([-offer[0] for offer in offers], base, rate)
         for _, a, i in sorted(offers[:count], key=lambda offer: offer[1:]):
             choices[a].nodes.append(i)
         if self.drawing is not None:
@@ -328,20 +319,6 @@ class AutoController:
             state.lookup_wait = state.model_wait = FIRST_WAIT
         state.length = lookup.length
 
-    def _calibrated(self, ask: Ask, lookup: Lookup) -> tuple[list[float], list[float]]:
-        """(chance of each node given its parent, chance of its path)."""
-        chances: list[float] = []
-        paths: list[float] = []
-        depths: list[int] = []
-        chance_of, request_id = self.by_lookup.chance, ask.request_id
-        for parent, confidence, _ in zip(lookup.parents, lookup.confidence, range(ask.room), strict=False):
-            depth, above = (depths[parent] + 1, paths[parent]) if parent >= 0 else (1, 1.0)
-            chance = chance_of(request_id, depth, confidence)
-            chances.append(chance)
-            paths.append(above * chance)
-            depths.append(depth)
-        return chances, paths
-
     def _probe(self, asks: Sequence[Ask], choices: list[Choice], base: int, value: float) -> None:
         """Spend some of the allowance on finding out: what a plain pass costs now, or how a drafter that is
         off would do."""
@@ -418,7 +395,7 @@ class AutoController:
             (-node.path, t, i) for t, tree in enumerate(trees) if not fixed[t] for i, node in enumerate(tree)
         )
         gains = [0.0] * len(trees)  # of second choices
-        count, _ = best_count([-path for path, _, _ in order], base, self._rate, self._curve.seconds)
+        count, _ = self._curve.best_count([-path for path, _, _ in order], base, self._rate)
         seconds = self._curve.seconds
         for n, (path, t, i) in enumerate(order[:count], start=base):
             if trees[t][i].beside:

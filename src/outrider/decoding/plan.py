@@ -7,7 +7,7 @@ accepted tokens is the sum over the nodes that are verified (OPT-Tree, Wang et a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -129,26 +129,6 @@ class Node:
     drawn: int = 0
     model: float | None = None
     beside: int = 0
-
-
-def best_count(
-    chances: Sequence[float], base: int, rate: float, seconds: Callable[[int], float]
-) -> tuple[int, float]:
-    """How many of the nodes to verify, and what that is worth in tokens over verifying none.
-
-    chances: path probabilities, descending.
-    base:    tokens in the pass anyway.
-    rate:    tokens per second that time is worth.
-    seconds: of a pass over n tokens.
-    """
-    least = seconds(base)
-    count, best, gained = 0, 0.0, 0.0
-    for n, chance in enumerate(chances, start=1):
-        gained += chance
-        value = gained - rate * (seconds(base + n) - least)
-        if value > best:
-            count, best = n, value
-    return count, best
 
 
 def agreed(a: float, b: float) -> float:

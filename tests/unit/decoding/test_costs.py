@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import timeit
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -131,6 +131,31 @@ def test_a_sum_of_passes_moves_the_level_only() -> None:
         curve.observe_total(0.02 * curve.seconds(1) / 0.007, 0.03)
     assert curve.seconds(1) == pytest.approx(0.0105, rel=0.05)
     assert curve.seconds(8) / curve.seconds(1) == pytest.approx(10 / 7, rel=1e-6)
+
+
+@given(
+    st.lists(st.floats(0.01, 0.99), max_size=12).map(lambda c: sorted(c, reverse=True)),
+    st.floats(0.1, 50.0),
+    st.lists(st.floats(0.0, 0.1), min_size=20, max_size=20),
+    st.integers(1, 5),
+)
+def test_best_count_is_the_best_of_all_counts(
+    paths: list[float], rate: float, steps: list[float], base: int
+) -> None:
+    curve = CostCurve(dict(enumerate(accumulate(steps))))
+    times = [curve.seconds(n) for n in range(20)]
+    count, value = curve.best_count(paths, base, rate)
+    values = [sum(paths[:n]) - rate * (times[base + n] - times[base]) for n in range(len(paths) + 1)]
+    assert value == pytest.approx(max(values))
+    assert values[count] == pytest.approx(value)
+
+
+def test_times_without_a_ratio_are_an_error() -> None:
+    curve = CostCurve(MEASURED)
+    with pytest.raises(OverflowError):
+        [curve.observe_total(1e-100, 1e100) for _ in range(20)]
+    with pytest.raises(ValueError, match="math domain error"):
+        CostCurve({1: 1e300}).observe(1, 1e-300)
 
 
 def test_buckets_double() -> None:

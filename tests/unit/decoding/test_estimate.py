@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -147,8 +150,10 @@ def test_a_chance_is_a_probability_and_success_never_lowers_it(
             assert after <= min(MOST, before * 1.1)
     for request in "ab":
         acceptance.forget(request)
-    for requests in (acceptance._by_confidence, acceptance._by_depth):
-        assert requests._sums == {} == requests._odds
+        for _, depth, confidence, _ in tries:
+            chance = acceptance.chance(request, depth, confidence)
+            assert chance == acceptance.chance("new", depth, confidence), "nothing is left of it"
+            assert acceptance.chance(request, depth) == acceptance.chance("new", depth)
 
 
 def test_what_is_expected_otherwise_counts_until_it_shows() -> None:
@@ -164,3 +169,81 @@ def test_what_is_expected_otherwise_counts_until_it_shows() -> None:
     assert acceptance.chance("r", 1) < usual
     acceptance.forget("r")
     assert acceptance.chance("r", 1) > acceptance.chance("s", 1)
+
+
+@given(
+    tries=st.lists(st.tuples(st.integers(1, 9), st.floats(0.0, 1.0), st.booleans()), max_size=30),
+    tree=st.lists(st.tuples(st.integers(0, 20), st.floats(0.0, 1.0)), max_size=14),
+    most=st.integers(0, 16),
+)
+def test_the_chances_of_a_tree_are_those_of_its_nodes(
+    tries: list[tuple[int, float, bool]], tree: list[tuple[int, float]], most: int
+) -> None:
+    acceptance = Acceptance(0.3)
+    for depth, confidence, accepted in tries:
+        acceptance.learn("r", depth, confidence, accepted)
+    parents = [which % (i + 1) - 1 for i, (which, _) in enumerate(tree)]
+    chances, paths = acceptance.chances("r", parents, [confidence for _, confidence in tree], most)
+    assert len(chances) == len(paths) == min(most, len(tree))
+    depths: list[int] = []
+    for i, (chance, path) in enumerate(zip(chances, paths, strict=True)):
+        parent = parents[i]
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        assert chance == acceptance.chance("r", depths[i], tree[i][1])
+        assert path == (paths[parent] if parent >= 0 else 1.0) * chance
+
+
+@pytest.mark.parametrize(
+    "parents", [[0], [-1, 1], [-1, 0, 5], [-2], [-1, -(2**80)], [-1, 2**80], [-1, 0, 1, 4]]
+)
+def test_a_parent_must_come_before_its_children(parents: list[int]) -> None:
+    acceptance = Acceptance()
+    with pytest.raises(ValueError, match="a parent comes before its children"):
+        acceptance.chances("r", parents, [0.5] * len(parents), 16)
+    with pytest.raises(ValueError, match="each node has a parent and a confidence"):
+        acceptance.chances("r", parents, [], 16)
+    with pytest.raises(ValueError, match="a depth is 1 or more"):
+        acceptance.chance("r", 0, 0.5)
+    assert acceptance.chances("r", parents, [0.5] * len(parents), 0) == ([], [])
+
+
+def test_what_the_prior_raises_is_passed_on_and_changes_nothing() -> None:
+    def refuse(request_id: str) -> float:
+        raise LookupError(request_id)
+
+    acceptance = Acceptance(0.7, prior=refuse)
+    for call in (
+        lambda: acceptance.chance("r", 1),
+        lambda: acceptance.learn("r", 1, 0.5, True),
+        lambda: acceptance.suppose("r", 1, 0.5),
+    ):
+        with pytest.raises(LookupError, match="r"):
+            call()
+    assert acceptance.evidence == 0.0
+    assert acceptance.chance("r", 1, 0.5) == Acceptance(0.7).chance("r", 1, 0.5)
+
+
+def test_a_prior_that_knows_whose_it_is_can_be_collected() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.acceptance = Acceptance(0.7, prior=self.odds)
+
+        def odds(self, request_id: str) -> float:
+            return 1.0
+
+    owner = weakref.ref(Owner())
+    gc.collect()
+    assert owner() is None
+
+
+def test_any_string_names_a_request() -> None:
+    acceptance = Acceptance()
+    names = ["", "r", "r\0", "é", "\ud800", "\ud801", "r" * 1000]
+    for name in names:
+        before = acceptance.chance("new", 1, 0.5)
+        for _ in range(8):
+            acceptance.learn(name, 1, 0.5, False)
+            acceptance.learn("other", 1, 0.5, True)
+        assert acceptance.chance(name, 1, 0.5) < before
+        acceptance.forget(name)
+        assert acceptance.chance(name, 1, 0.5) == acceptance.chance("new", 1, 0.5)

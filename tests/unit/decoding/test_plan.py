@@ -12,7 +12,6 @@ from outrider.decoding.plan import (
     Lookup,
     Node,
     agreed,
-    best_count,
     chosen,
     contested,
     merge,
@@ -41,22 +40,6 @@ def trees(draw: st.DrawFn) -> tuple[Lookup, list[float]]:
         out.confidence.append(draw(chances))
     size = len(out.tokens)
     return out, draw(st.lists(chances, min_size=size, max_size=size))
-
-
-@given(
-    st.lists(chances, max_size=12).map(lambda c: sorted(c, reverse=True)),
-    st.floats(0.1, 50.0),
-    st.lists(st.floats(0.0, 0.1), min_size=20, max_size=20),
-    st.integers(1, 5),
-)
-def test_best_count_is_the_best_of_all_counts(
-    paths: list[float], rate: float, steps: list[float], base: int
-) -> None:
-    times = list(itertools.accumulate(steps))
-    count, value = best_count(paths, base, rate, lambda n: times[n])
-    values = [sum(paths[:n]) - rate * (times[base + n] - times[base]) for n in range(len(paths) + 1)]
-    assert value == pytest.approx(max(values))
-    assert values[count] == pytest.approx(value)
 
 
 @given(chances, chances)
