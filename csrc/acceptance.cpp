@@ -12,7 +12,6 @@ constexpr double kBinWeight = 4.0;      // tokens that a bin's own centre counts
 constexpr double kCellWeight = 8.0;     // tokens that a bin counts for in each of its stages
 constexpr double kAnew = 0.9;           // what is left of what other texts taught, when a new one begins
 constexpr double kRequestWeight = 8.0;  // tokens, of each outcome, that "as in other requests" counts for
-constexpr double kRequestMemory = 0.95;
 constexpr double kSuspicion = 3.0;  // how fast a confidence that foretells nothing loses its weight
 constexpr double kFaith = 0.3;      // how much of that, in squared errors, it is forgiven
 
@@ -43,9 +42,9 @@ void Requests::learn(std::string_view id, double expected, double got) {
     auto found = sums_.find(id);
     if (found == sums_.end()) found = sums_.emplace(id, Sums()).first;
     Sums& sums = found->second;
-    sums.got = kRequestMemory * sums.got + got;
-    sums.hoped = kRequestMemory * sums.hoped + expected;
-    sums.tried = kRequestMemory * sums.tried + 1.0;
+    sums.got = memory_ * sums.got + got;
+    sums.hoped = memory_ * sums.hoped + expected;
+    sums.tried = memory_ * sums.tried + 1.0;
     constexpr double k = kRequestWeight;
     sums.odds = (sums.got + k) * (sums.tried - sums.hoped + k) / ((sums.tried - sums.got + k) * (sums.hoped + k));
 }
@@ -65,8 +64,10 @@ void Acceptance::Count::fade() {
     tried *= kAnew;
 }
 
-Acceptance::Acceptance(double start, double weight) : start(start), weight_(weight) {
+Acceptance::Acceptance(double start, double weight, double memory)
+    : start(start), weight_(weight), by_confidence_(memory), by_depth_(memory) {
     if (!(weight > 0.0)) throw std::invalid_argument("weight must be above 0");
+    if (!(memory >= 0.0 && memory < 1.0)) throw std::invalid_argument("memory must be from 0 to below 1");
     weigh();
 }
 
@@ -109,6 +110,26 @@ void Acceptance::learn(std::string_view id, int64_t depth, std::optional<double>
         by_confidence_.learn(id, in_cell(bin, stage), got);
     }
     suppose(id, depth, got, prior);
+}
+
+void Acceptance::learn_tree(std::string_view id, const std::vector<int64_t>& tokens, const std::vector<int64_t>& parents,
+                            const std::vector<double>& confidence, const std::vector<int64_t>& emitted,
+                            std::optional<double> prior) {
+    const size_t count = tokens.size();
+    if (parents.size() != count || confidence.size() != count)
+        throw std::invalid_argument("each node has a token, a parent and a confidence");
+    for (size_t i = 0; i < count; i++)
+        if (parents[i] < -1 || parents[i] >= int64_t(i)) throw std::invalid_argument("a parent comes before its children");
+    std::vector<size_t> depths(count);  // of those in the text; 0 for others
+    for (size_t i = 0; i < count; i++) {
+        const int64_t parent = parents[i];
+        if (parent >= 0 && depths[parent] == 0) continue;
+        const size_t depth = parent < 0 ? 1 : depths[parent] + 1;
+        if (depth > emitted.size()) continue;
+        const bool right = tokens[i] == emitted[depth - 1];
+        if (right) depths[i] = depth;
+        learn(id, int64_t(depth), confidence[i], right, prior);
+    }
 }
 
 void Acceptance::suppose(std::string_view id, int64_t depth, double chance, std::optional<double> prior) {

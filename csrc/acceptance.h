@@ -19,6 +19,7 @@ constexpr int kStages = 5;
 constexpr double kMostChance = 0.995;
 constexpr double kStartWeight = 2.0;    // tokens that the start value counts for, where there is no confidence
 constexpr double kSharedMemory = 0.99;  // what is left of a count, of all requests, after one more token
+constexpr double kRequestMemory = 0.95;  // the same, of a request's counts
 
 // Which group of draft depths (1 = child of the anchor): 1, 2, 3 and 4, 5 to 8, further.
 int stage_of(int64_t depth);
@@ -26,6 +27,7 @@ int stage_of(int64_t depth);
 // How each request compares with all of them: a factor on the odds of a chance.
 class Requests {
   public:
+    explicit Requests(double memory) : memory_(memory) {}
     // None where nothing is known of the request.
     std::optional<double> odds(std::string_view id) const;
     void learn(std::string_view id, double expected, double got);
@@ -36,6 +38,7 @@ class Requests {
         double got = 0.0, hoped = 0.0, tried = 0.0;  // decayed
         double odds = 1.0;
     };
+    double memory_;
     std::map<std::string, Sums, std::less<>> sums_;
 };
 
@@ -43,7 +46,7 @@ class Requests {
 // request as where the drafter has been tried; it counts where there is no confidence.
 class Acceptance {
   public:
-    Acceptance(double start, double weight);
+    Acceptance(double start, double weight, double memory);
 
     // Of a node, given that its parent was accepted; 0 < chance <= kMostChance.
     double chance(std::string_view id, int64_t depth, std::optional<double> confidence,
@@ -59,6 +62,11 @@ class Acceptance {
     // got: whether the node was accepted, 1 or 0.
     void learn(std::string_view id, int64_t depth, std::optional<double> confidence, double got,
                std::optional<double> prior);
+    // A tree was offered, `tokens` with their parents, and the text went on with `emitted`: what that says of every node
+    // whose parent is in the text, verified or not.
+    void learn_tree(std::string_view id, const std::vector<int64_t>& tokens, const std::vector<int64_t>& parents,
+                    const std::vector<double>& confidence, const std::vector<int64_t>& emitted,
+                    std::optional<double> prior);
     // It was not tried, and would have been accepted with this chance.
     void suppose(std::string_view id, int64_t depth, double chance, std::optional<double> prior);
     void begin();  // a new text

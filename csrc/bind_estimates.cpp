@@ -98,8 +98,8 @@ class Id {
 struct Acceptance : outrider::Acceptance {
     nb::object prior;
 
-    Acceptance(double start, double weight, nb::object prior)
-        : outrider::Acceptance(start, weight), prior(std::move(prior)) {}
+    Acceptance(double start, double weight, nb::object prior, double memory)
+        : outrider::Acceptance(start, weight, memory), prior(std::move(prior)) {}
 
     std::optional<double> expected(const nb::str& id) const {
         if (!prior.is_valid() || prior.is_none()) return std::nullopt;
@@ -122,6 +122,13 @@ nb::tuple chances(const Acceptance& self, const nb::str& id, nb::handle parents,
 void learn(Acceptance& self, const nb::str& id, int64_t depth, Confidence confidence, double accepted) {
     const std::optional<double> prior = self.expected(id);
     self.learn(Id(id), depth, confidence, accepted, prior);
+}
+
+void learn_tree(Acceptance& self, const nb::str& id, nb::handle tokens, nb::handle parents, nb::handle confidence,
+                int64_t most, nb::handle emitted) {
+    const std::optional<double> prior = self.expected(id);
+    self.learn_tree(Id(id), items(tokens, integer, most), items(parents, integer, most), items(confidence, number, most),
+                    items(emitted, integer, std::numeric_limits<int64_t>::max()), prior);
 }
 
 void suppose(Acceptance& self, const nb::str& id, int64_t depth, double chance) {
@@ -169,11 +176,12 @@ void bind_acceptance(nb::module_& m) {
     m.attr("SHARED_MEMORY") = outrider::kSharedMemory;
     m.def("stage_of", &outrider::stage_of, "depth"_a);
     nb::class_<Acceptance>(m, "Acceptance", nb::is_final(), nb::type_slots(kCollected))
-        .def(nb::init<double, double, nb::object>(), "start"_a = 0.7, "weight"_a = outrider::kStartWeight,
-             "prior"_a = nb::none())
+        .def(nb::init<double, double, nb::object, double>(), "start"_a = 0.7, "weight"_a = outrider::kStartWeight,
+             "prior"_a = nb::none(), "memory"_a = outrider::kRequestMemory)
         .def("chance", &chance, "request_id"_a, "depth"_a, "confidence"_a = nb::none())
         .def("chances", &chances, "request_id"_a, "parents"_a, "confidence"_a, "most"_a)
         .def("learn", &learn, "request_id"_a, "depth"_a, "confidence"_a.none(), "accepted"_a)
+        .def("learn_tree", &learn_tree, "request_id"_a, "tokens"_a, "parents"_a, "confidence"_a, "most"_a, "emitted"_a)
         .def("suppose", &suppose, "request_id"_a, "depth"_a, "chance"_a)
         .def("begin", [](Acceptance& self) { self.begin(); })
         .def("forget", [](Acceptance& self, const nb::str& id) { self.forget(Id(id)); }, "request_id"_a)

@@ -65,13 +65,18 @@ class Acceptance:
     drafter's own confidence knows of that already.
 
     Chances are of a node given that its parent was accepted. A confidence of None means that the drafter
-    does not say, or has not drafted yet: then the depth alone tells. Depths count from 1.
+    does not say, or has not drafted yet: then the depth alone tells. Depths count from 1. `memory`, 0 .. 1,
+    is what is left of a request's counts after one more token.
     """
 
     start: float
 
     def __init__(
-        self, start: float = 0.7, weight: float = 2.0, prior: Callable[[str], float] | None = None
+        self,
+        start: float = 0.7,
+        weight: float = 2.0,
+        prior: Callable[[str], float] | None = None,
+        memory: float = 0.95,
     ) -> None: ...
     def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
         """The chance of acceptance of a node at `depth`, 0 < chance <= MOST."""
@@ -87,6 +92,19 @@ class Acceptance:
 
     def learn(self, request_id: str, depth: int, confidence: float | None, accepted: bool) -> None:
         """A node was tried: its parent was accepted, and it was or was not."""
+
+    def learn_tree(
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        confidence: Sequence[float],
+        most: int,
+        emitted: Sequence[int],
+    ) -> None:
+        """The first `most` nodes of a tree were offered, in topological order, and the text went on with the
+        tokens `emitted`: learn from every node whose parent is in the text, verified or not. Raises
+        ValueError for a parent that does not come before its child."""
 
     def suppose(self, request_id: str, depth: int, chance: float) -> None:
         """A node was drafted but not tried; by its confidence it would have been accepted with `chance`."""

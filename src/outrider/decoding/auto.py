@@ -30,6 +30,7 @@ SHARE = 0.01  # of the time that looking up in vain may take, before sleeps beco
 DEAREST_READING = 14.0  # plain steps that a draft model may take to read a prompt
 UNSURE = 0.10  # deviation of log(T(n) / T(1)) at which a plain step is worth its price
 LOOKUP_START = 0.3  # what is expected of a lookup before anything is known
+LOOKUP_MEMORY = 0.97  # of how a text compares with others, per token: a step teaches of several
 FADE = 0.7  # of the evidence for the rate, per step: texts change character within a few
 NEW_TEXT = 12  # a match this long, after one of a third, is a change of character
 SMOOTH = 0.05  # of a new value in a running mean
@@ -39,13 +40,14 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *("found", "gained", "idle", "left", "length", "looks"),
+        *("found", "gained", "idle", "left", "length", "looks", "offered"),
         *("nodes", "probe", "probes", "sleep", "unread"),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []  # as drafted in this step
+        self.offered: Ask | None = None  # what a lookup has found in this step
         self.left = 0  # tokens that may still be drafted until the output ends
         self.probe = 0.0  # seconds taken from the allowance for this step
         self.probes = 0  # of the draft model so far
@@ -89,7 +91,7 @@ class AutoController:
             None if model is None else Drawing(model, longest=longest, confident=confident, tree=tree)
         )
         self._joining = Joining(self.target)
-        self.by_lookup = Acceptance(LOOKUP_START)
+        self.by_lookup = Acceptance(LOOKUP_START, memory=LOOKUP_MEMORY)
         self.allowance = Allowance()
         self.report = Report()
         self.names = names
@@ -134,7 +136,7 @@ class AutoController:
                 state = self._states[room.request_id] = _State()
                 if self.drawing is not None:
                     self.drawing.begin()
-            state.nodes = []
+            state.nodes, state.offered = [], None
             state.left = room.tokens
             state.lookup_waited += 1
             state.model_waited += 1
@@ -162,10 +164,8 @@ class AutoController:
         plain = (self._plain + self._prompts) / self._joining.width
         self.report.add(request_id, step, step.emitted * (plain + sampling))
         self.allowance.pass_time(step.draft_seconds + step.verify_seconds + step.other_seconds)
-        if batch := self._joining.record(step):
-            seconds = sum([record.verify_seconds for record in batch])
-            other = sum([record.other_seconds - record.sampling_seconds for record in batch])
-            self._overhead += SMOOTH * (min(other, seconds) - self._overhead)
+        if (done := self._joining.record(step)) is not None:
+            self._overhead += SMOOTH * (min(done) - self._overhead)
 
     def explain(self, request_id: str) -> str:
         """Which drafter ran how often, why, and what it gave."""
@@ -226,6 +226,7 @@ class AutoController:
             state.unread = ask.behind or 0
             if ask.lookup is not None and ask.lookup.tokens:
                 state.found += 1
+                state.offered = ask
                 self._greet(ask.request_id, ask.lookup)
                 choices[a].chances, choices[a].paths = self.by_lookup.chances(
                     ask.request_id, ask.lookup.parents, ask.lookup.confidence, ask.room
@@ -299,17 +300,19 @@ class AutoController:
             self.report.expect(ask.request_id, 1.0 + sum([node.path for node in tree]))
         return trees
 
-    def observe(self, request_id: str, accepted: Sequence[int]) -> None:
-        """The nodes that were kept of the tree that `finish` gave, from the anchor on."""
+    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+        """The nodes that were kept of the tree that `finish` gave, from the anchor on, and the tokens that
+        the text went on with. They tell of all that a lookup has offered: what is not verified for its small
+        chance would else have that for good."""
         state = self._states.get(request_id)
         if state is None:
             return
-        kept = {-1, *accepted}
-        for i, node in enumerate(state.nodes):
-            if node.by_lookup and node.parent in kept:
-                self.by_lookup.learn(request_id, node.depth, node.lookup, i in kept)
+        if (asked := state.offered) is not None and (found := asked.lookup) is not None:
+            self.by_lookup.learn_tree(
+                request_id, found.tokens, found.parents, found.confidence, asked.room, emitted
+            )
         if self.drawing is not None:
-            self.drawing.tried(request_id, state.nodes, kept)
+            self.drawing.tried(request_id, state.nodes, {-1, *accepted})
 
     def _greet(self, request_id: str, lookup: Lookup) -> None:
         """A long match after short ones: the text has changed character, and old misses count no more."""

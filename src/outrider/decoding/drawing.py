@@ -298,7 +298,7 @@ class Drawing:
         each = zip(drawn.tokens, drawn.confidence, reckoner.chances, strict=True)
         for rank, (token, confidence, chance) in enumerate(each, start=1):
             path, depth = (nodes[at].path, nodes[at].depth) if at >= 0 else (1.0, 0)
-            nodes.append(Node(token, at, depth + 1, path * chance, False, None, rank, confidence))
+            nodes.append(Node(token, at, depth + 1, path * chance, False, rank, confidence))
             at = len(nodes) - 1
         return nodes
 

@@ -57,21 +57,27 @@ class Joining:
             count += 1
         return count
 
-    def record(self, step: StepRecord) -> Sequence[StepRecord]:
-        """What one of the sequences did. Returns what all of them did once that is known, and learns then."""
-        self._records.append(step)
-        if len(self._records) < self.width:
-            return ()
-        seconds = sum([record.verify_seconds for record in self._records])
-        drafted = sum([record.drafted for record in self._records])
+    def record(self, step: StepRecord) -> tuple[float, float] | None:
+        """What one of the sequences did. Once that is known of all of them, learns from it and returns the
+        seconds of their pass, and those beside it without sampling."""
+        records = self._records
+        records.append(step)
+        if len(records) < self.width:
+            return None
+        seconds, beside, drafted = 0.0, 0.0, 0
+        for record in records:
+            seconds += record.verify_seconds
+            beside += record.other_seconds - record.sampling_seconds
+            drafted += record.drafted
         self._drafts += SMOOTH * (drafted / self.width - self._drafts)
         own = self.width + drafted
         if step.width > own:
             self._debt += seconds - self._target.at(self.context).seconds(own)
         else:
             self._learn(own, seconds)
-        self._debt = max(0.0, self._debt - self._share)
-        return self._records
+        if self._debt:
+            self._debt = max(0.0, self._debt - self._share)
+        return seconds, beside
 
     def _learn(self, tokens: int, seconds: float) -> None:
         """A pass over so many tokens of texts took so many seconds."""

@@ -113,11 +113,11 @@ class Node:
 
     depth: 1 = child of the anchor.
     path:  chance of the whole path.
-    by_lookup, lookup: whether the lookup drafter proposed it, and with what confidence.
-    drawn, model:      the same of the draft model; `drawn` is 1 for the first of a row that it drew, 0 for
-                       none.
-    beside:            of its siblings, how many the draft model drew before it; `model` is then given that
-                       those are wrong.
+    by_lookup: whether the lookup drafter proposed it.
+    drawn, model: whether the draft model did, and with what confidence; `drawn` is 1 for the first of a row
+           that it drew, 0 for none.
+    beside: of its siblings, how many the draft model drew before it; `model` is then given that those are
+           wrong.
     """
 
     token: int
@@ -125,7 +125,6 @@ class Node:
     depth: int
     path: float
     by_lookup: bool = False
-    lookup: float | None = None
     drawn: int = 0
     model: float | None = None
     beside: int = 0
@@ -165,7 +164,7 @@ def merge(
             depth = nodes[above].depth + 1 if above >= 0 else 1
             children[above, token] = len(nodes)
             place.append(len(nodes))
-            node = Node(token, above, depth, chances[i], by_lookup=True, lookup=lookup.confidence[i])
+            node = Node(token, above, depth, chances[i], by_lookup=True)
             nodes.append(node)
     start = place[after] if after >= 0 else -1
     spots: list[int] = []  # the tree's node for each of the drawn ones
@@ -220,7 +219,7 @@ def chosen(lookup: Lookup | None, choice: Choice) -> list[Node]:
         parent = number[lookup.parents[i]]
         depth = 1 if parent < 0 else out[parent].depth + 1
         number[i] = len(out)
-        out.append(Node(lookup.tokens[i], parent, depth, choice.paths[i], True, lookup.confidence[i]))
+        out.append(Node(lookup.tokens[i], parent, depth, choice.paths[i], by_lookup=True))
     return out
 
 

@@ -45,7 +45,7 @@ class Policy(Protocol):
         fed: Sequence[Fed],
     ) -> list[list[Node]]: ...
 
-    def observe(self, request_id: str, accepted: Sequence[int]) -> None: ...
+    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None: ...
 
     def record(self, request_id: str, step: StepRecord) -> None: ...
 
@@ -244,7 +244,7 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
     for seq in live:
         tree = trees.get(seq.name, [])
         path = seq.accepted(tree)
-        policy.observe(seq.name, path)
+        policy.observe(seq.name, path, seq.trace.truth[seq.at : seq.at + len(path) + 1])
         seq.advance(len(path) + 1)
         out.tokens += len(path) + 1
         share = drafting / len(asked) if seq.name in trees else 0.0
@@ -301,7 +301,7 @@ class FixedPolicy:
                 trees.append(merge(None, [], drawn, [1.0] * len(drawn.tokens)))
         return trees
 
-    def observe(self, request_id: str, accepted: Sequence[int]) -> None:
+    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
         pass
 
     def record(self, request_id: str, step: StepRecord) -> None:

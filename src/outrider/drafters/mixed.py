@@ -84,7 +84,9 @@ class MixedDrafter:
         ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
         path = verdict.path
         if len(path) >= ahead >= 0 and path[:ahead] == tuple(range(ahead)):
-            self.controller.observe(request_id, [node - ahead for node in path[ahead:]])
+            tokens, kept = draft.tokens.tolist(), path[ahead:]
+            emitted = [*[tokens[node] for node in kept], verdict.next_token]
+            self.controller.observe(request_id, [node - ahead for node in kept], emitted)
 
     def end(self, request_id: str) -> None:
         self._proposed.pop(request_id, None)
@@ -163,8 +165,9 @@ def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:
     """The tree as a draft. `stated` is the draft model's own, whose chain ends the tree."""
     if not tree:
         return Draft.empty(MIXED)
-    looked, drawn = any(node.by_lookup for node in tree), any(node.drawn for node in tree)
-    source = MIXED if looked and drawn else DraftModelDrafter.name if drawn else SuffixDrafter.name
+    looked, ranks = [node.by_lookup for node in tree], [node.drawn for node in tree]
+    drawn = any(ranks)
+    source = MIXED if drawn and any(looked) else DraftModelDrafter.name if drawn else SuffixDrafter.name
     probs = None
     if stated is not None and stated.probs is not None:
         probs = (*[None] * (len(tree) - len(stated)), *stated.probs)

@@ -51,7 +51,10 @@ def taught(controller: AutoController, chance: float, tokens: int = 40) -> AutoC
 def record(
     controller: AutoController, tree: Sequence[Node], accepted: int, name: str = "0", seconds: float = 0.0
 ) -> None:
-    controller.observe(name, range(accepted))
+    emitted = [node.token for node in tree[:accepted]]
+    if accepted < len(tree) or not tree:  # else the text may go on as a lookup says further on
+        emitted.append(-5)
+    controller.observe(name, range(accepted), emitted)
     size = len(tree)
     verify = seconds or controller.target.at(100).seconds(1 + size)
     source = "suffix" if size else "none"
@@ -285,6 +288,36 @@ def test_a_success_brings_it_back_and_a_long_match_too() -> None:
     assert step(controller, ask(lookup=chain(range(8), 0.95, length=20)))[1], "the text has changed character"
 
 
+def test_what_is_not_verified_for_its_small_chance_is_learned_from_too() -> None:
+    """The text tells whether a lookup would have been right. Else its chance would stay small for good."""
+
+    class TriesOnly(AutoController):
+        """The twin: learns from what was verified."""
+
+        def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+            super().observe(request_id, accepted, emitted if self._states[request_id].nodes else ())
+
+    def drafts_again(controller: AutoController) -> int | None:
+        """Steps until a lookup that becomes right after many misses is verified again."""
+        controller.allowance.take(controller.allowance.seconds)  # nothing to probe with
+        for right in (False, True):
+            for at in range(100):
+                controller.choose(rooms())
+                asked = ask(lookup=chain([1], 0.4))
+                (choice,) = controller.plan([asked])
+                (tree,) = controller.finish([asked], [choice], [None])
+                if right and tree:
+                    return at
+                controller.observe("0", [], [1, 2] if right else [2])
+                controller.report.expect("0", 1.0)
+        return None
+
+    again = drafts_again(make(model=False))
+    assert again is not None
+    assert again < 30
+    assert drafts_again(TriesOnly(CostModel(TARGET))) is None
+
+
 def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
     controller = make(model=False)
     budgets = []
@@ -452,7 +485,7 @@ def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
     learned = controller.by_lookup.mean
     controller.release("0")
     controller.release("0")
-    controller.observe("0", [])
+    controller.observe("0", [], [1])
     record(controller, [], 0)
     assert controller._states == {}
     assert controller.by_lookup.mean == learned

@@ -193,6 +193,30 @@ def test_the_chances_of_a_tree_are_those_of_its_nodes(
         assert path == (paths[parent] if parent >= 0 else 1.0) * chance
 
 
+@given(
+    tree=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.floats(0.0, 1.0)), max_size=14),
+    emitted=st.lists(st.integers(0, 3), max_size=5),
+    most=st.integers(0, 16),
+)
+def test_the_text_tells_of_every_node_whose_parent_is_in_it(
+    tree: list[tuple[int, int, float]], emitted: list[int], most: int
+) -> None:
+    parents = [which % (i + 1) - 1 for i, (which, _, _) in enumerate(tree)]
+    tokens, confidence = [token for _, token, _ in tree], [c for _, _, c in tree]
+    whole, single = Acceptance(0.3), Acceptance(0.3)
+    whole.learn_tree("r", tokens, parents, confidence, most, emitted)
+    paths: list[list[int]] = []
+    for parent, token, c in list(zip(parents, tokens, confidence, strict=True))[:most]:
+        above = paths[parent] if parent >= 0 else []
+        paths.append([*above, token])
+        if len(above) < len(emitted) and above == emitted[: len(above)]:
+            single.learn("r", len(above) + 1, c, token == emitted[len(above)])
+    assert whole.evidence == single.evidence
+    for c in CENTRES:
+        for depth in (1, 2, 3, 5, 9):
+            assert whole.chance("r", depth, c) == single.chance("r", depth, c)
+
+
 @pytest.mark.parametrize(
     "parents", [[0], [-1, 1], [-1, 0, 5], [-2], [-1, -(2**80)], [-1, 2**80], [-1, 0, 1, 4]]
 )
@@ -202,6 +226,11 @@ def test_a_parent_must_come_before_its_children(parents: list[int]) -> None:
         acceptance.chances("r", parents, [0.5] * len(parents), 16)
     with pytest.raises(ValueError, match="each node has a parent and a confidence"):
         acceptance.chances("r", parents, [], 16)
+    with pytest.raises(ValueError, match="a parent comes before its children"):
+        acceptance.learn_tree("r", [1] * len(parents), parents, [0.5] * len(parents), 16, [1])
+    with pytest.raises(ValueError, match="each node has a token, a parent and a confidence"):
+        acceptance.learn_tree("r", [], parents, [0.5] * len(parents), 16, [1])
+    assert acceptance.evidence == 0.0
     with pytest.raises(ValueError, match="a depth is 1 or more"):
         acceptance.chance("r", 0, 0.5)
     assert acceptance.chances("r", parents, [0.5] * len(parents), 0) == ([], [])

@@ -94,7 +94,7 @@ def test_agreement_raises_and_rivalry_lowers() -> None:
     assert both[0].path > 0.7
     assert both[1].path < 0.4
     assert both[2].path == pytest.approx(both[0].path * 0.6)
-    assert [(node.lookup, node.model) for node in both] == [(0.5, 0.7), (0.4, None), (None, 0.6)]
+    assert [(node.by_lookup, node.model) for node in both] == [(True, 0.7), (True, None), (False, 0.6)]
 
 
 def test_a_part_of_a_tree() -> None:

@@ -380,15 +380,16 @@ class FreeTime(AutoController):
 class Deaf(AutoController):
     """Does not learn from what is accepted."""
 
-    def observe(self, request_id: str, accepted: Sequence[int]) -> None:
+    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
         pass
 
 
 class Blindfold(AutoController):
     """Counts every node as accepted."""
 
-    def observe(self, request_id: str, accepted: Sequence[int]) -> None:
-        super().observe(request_id, range(len(self._states[request_id].nodes)))
+    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+        nodes = self._states[request_id].nodes
+        super().observe(request_id, range(len(nodes)), [node.token for node in nodes])
 
 
 @pytest.mark.parametrize("twin", [FreeTime, Deaf, Blindfold])

@@ -161,11 +161,11 @@ def test_distributions_are_stated_for_the_whole_chain() -> None:
 
 
 def test_what_was_accepted_reaches_the_controller() -> None:
-    seen: list[tuple[int, ...]] = []
+    seen: list[tuple[tuple[int, ...], list[int]]] = []
 
     class Listens(AutoController):
-        def observe(self, request_id: str, accepted: Sequence[int]) -> None:
-            seen.append(tuple(accepted))
+        def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+            seen.append((tuple(accepted), list(emitted)))
 
     controller = Listens(CostModel(COSTS), None)
     drafter = MixedDrafter(controller, SuffixDrafter(), None)
@@ -175,7 +175,7 @@ def test_what_was_accepted_reaches_the_controller() -> None:
     assert int(found.tokens[0]) == 14
     whole = found.after((12, 13), "constraint")
     drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"))
-    assert seen == [(0, 1)], "a constraint's own tokens are not the drafters'"
+    assert seen == [((0, 1), [*found.tokens[:2], 9])], "a constraint's own tokens are not the drafters'"
     drafter.propose([job(context.along([12, 13]), 6)])
     drafter.observe("r", whole, Verdict((0,), 9, "recovered"))
     assert len(seen) == 1, "behind a token that was refused nothing was tried"
