@@ -30,7 +30,9 @@ constexpr int kPanel = 16;   // rows
 constexpr int kGroup = 32;   // columns that share a scale (16 in Q6_K)
 constexpr int kBlock = 256;  // columns of a K-quant superblock
 constexpr int kParts = kBlock / kGroup;
-constexpr int kBundle = 8;   // tokens, at most, whose activations lie together
+// Tokens, at most, whose activations lie together, and of many: ten in a tile cost less than eight and two, but no less
+// for each than eight, of which sums and weights leave registers free.
+constexpr int kBundle = 10, kUsualBundle = 8;
 
 // ggml's types, and Q3_0, which is no file's: like Q4_0 with three bits, for draft models (quantize.h).
 enum class Kind : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0 };
@@ -108,7 +110,8 @@ struct Activations {
     void shape(int tokens_, int columns_) {  // in bundles of nearly equal size
         tokens = tokens_;
         columns = columns_;
-        const int count = tokens > kBundle ? (tokens + kBundle - 1) / kBundle : 1;
+        const int most = tokens <= 2 * kBundle ? kBundle : kUsualBundle;
+        const int count = (tokens + most - 1) / most;
         pitch = tokens > 1 ? (tokens + count - 1) / count : 1;
     }
     int groups() const { return columns / kGroup; }
