@@ -166,7 +166,20 @@ void bind_cost_curve(nb::module_& m) {
         .def("age", &CostCurve::age, "steps"_a)
         .def("best_count", [](const CostCurve& self, nb::handle chances, int64_t base, double rate) {
             return self.best_count(items(chances, number, std::numeric_limits<int64_t>::max()), base, rate);
-        }, "chances"_a, "base"_a, "rate"_a);
+        }, "chances"_a, "base"_a, "rate"_a)
+        .def("best_nodes", [](const CostCurve& self, nb::handle paths, int64_t base, double rate) {
+            constexpr int64_t all = std::numeric_limits<int64_t>::max();
+            std::vector<std::vector<double>> trees;
+            for (const nb::handle tree : nb::cast<nb::sequence>(paths)) trees.push_back(items(tree, number, all));
+            const auto best = self.best_nodes(trees, base, rate);
+            nb::list of;
+            for (const auto& nodes : best.of) {
+                nb::list mine;
+                for (const int64_t node : nodes) mine.append(node);
+                of.append(mine);
+            }
+            return nb::make_tuple(of, best.count, best.value);
+        }, "paths"_a, "base"_a, "rate"_a);
 }
 
 void bind_acceptance(nb::module_& m) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <tuple>
 
 #include "libm.h"
 
@@ -121,6 +122,28 @@ std::pair<int64_t, double> CostCurve::best_count(const std::vector<double>& chan
         if (value > best) count = n, best = value;
     }
     return {count, best};
+}
+
+CostCurve::Nodes CostCurve::best_nodes(const std::vector<std::vector<double>>& paths, int64_t base,
+                                       double rate) const {
+    struct Offer {
+        double path;
+        size_t tree;
+        int64_t node;
+    };
+    std::vector<Offer> offers;
+    for (size_t tree = 0; tree < paths.size(); tree++)
+        for (size_t node = 0; node < paths[tree].size(); node++) offers.push_back({paths[tree][node], tree, int64_t(node)});
+    const auto likelier = [](const Offer& a, const Offer& b) { return a.path > b.path; };
+    std::stable_sort(offers.begin(), offers.end(), likelier);
+    std::vector<double> chances;
+    for (const Offer& offer : offers) chances.push_back(offer.path);
+    Nodes out;
+    std::tie(out.count, out.value) = best_count(chances, base, rate);
+    out.of.resize(paths.size());
+    for (int64_t i = 0; i < out.count; i++) out.of[offers[size_t(i)].tree].push_back(offers[size_t(i)].node);
+    for (auto& nodes : out.of) std::sort(nodes.begin(), nodes.end());
+    return out;
 }
 
 // Be less sure, by these standard deviations of the level and of the shape from node to node.

@@ -42,6 +42,14 @@ class CostCurve {
     // How many of these nodes to verify beside `base` tokens, and what that is worth in tokens.
     std::pair<int64_t, double> best_count(const std::vector<double>& chances, int64_t base, double rate) const;
 
+    // The same of several trees together, by the chances of their nodes' paths: the nodes to verify of each, ascending.
+    struct Nodes {
+        std::vector<std::vector<int64_t>> of;
+        int64_t count = 0;
+        double value = 0.0;
+    };
+    Nodes best_nodes(const std::vector<std::vector<double>>& paths, int64_t base, double rate) const;
+
   private:
     using Row = std::array<double, kNodes>;
 

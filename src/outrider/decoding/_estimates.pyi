@@ -45,6 +45,13 @@ class CostCurve:
         rate:    tokens per second that time is worth.
         """
 
+    def best_nodes(
+        self, paths: Sequence[Sequence[float]], base: int, rate: float
+    ) -> tuple[list[list[int]], int, float]:
+        """(the nodes to verify of each tree, ascending; how many; what they are worth in tokens over
+        verifying none), by the chances of the nodes' paths, which never rise from a parent to its child. Of
+        equal ones the first. `base` and `rate` as for `best_count`."""
+
 EDGES: Final[tuple[float, ...]]
 """Of confidence, between bins."""
 CENTRES: Final[tuple[float, ...]]

@@ -40,7 +40,7 @@ class _State:
     """One request."""
 
     __slots__ = (
-        *("found", "gained", "idle", "left", "length", "looks", "offered"),
+        *("expected", "found", "gained", "idle", "left", "length", "looks", "offered"),
         *("nodes", "probe", "probes", "sleep", "unread"),
         *("lookup_wait", "lookup_waited", "model_wait", "model_waited"),
     )
@@ -48,6 +48,7 @@ class _State:
     def __init__(self) -> None:
         self.nodes: list[Node] = []  # as drafted in this step
         self.offered: Ask | None = None  # what a lookup has found in this step
+        self.expected = 1.0  # tokens that the step will emit
         self.left = 0  # tokens that may still be drafted until the output ends
         self.probe = 0.0  # seconds taken from the allowance for this step
         self.probes = 0  # of the draft model so far
@@ -136,7 +137,7 @@ class AutoController:
                 state = self._states[room.request_id] = _State()
                 if self.drawing is not None:
                     self.drawing.begin()
-            state.nodes, state.offered = [], None
+            state.nodes, state.offered, state.expected = [], None, 1.0
             state.left = room.tokens
             state.lookup_waited += 1
             state.model_waited += 1
@@ -162,7 +163,8 @@ class AutoController:
             self.drawing.certainty.learn(request_id, step.certain)
         sampling = step.sampling_seconds / (step.accepted + 1)
         plain = (self._plain + self._prompts) / self._joining.width
-        self.report.add(request_id, step, step.emitted * (plain + sampling))
+        expected = 1.0 if state is None else state.expected
+        self.report.add(request_id, step, step.emitted * (plain + sampling), expected)
         self.allowance.pass_time(step.draft_seconds + step.verify_seconds + step.other_seconds)
         if (done := self._joining.record(step)) is not None:
             self._overhead += SMOOTH * (min(done) - self._overhead)
@@ -220,22 +222,19 @@ class AutoController:
         self._looked = max(1, len(asks))
         base = self._base + sum([ask.ahead for ask in asks])
         choices = [Choice() for _ in asks]
-        offers: list[tuple[float, int, int]] = []
-        for a, ask in enumerate(asks):
+        for ask, choice in zip(asks, choices, strict=True):
             state = self._states[ask.request_id]
             state.unread = ask.behind or 0
             if ask.lookup is not None and ask.lookup.tokens:
                 state.found += 1
                 state.offered = ask
                 self._greet(ask.request_id, ask.lookup)
-                choices[a].chances, choices[a].paths = self.by_lookup.chances(
+                choice.chances, choice.paths = self.by_lookup.chances(
                     ask.request_id, ask.lookup.parents, ask.lookup.confidence, ask.room
                 )
-                offers += [(-path, a, i) for i, path in enumerate(choices[a].paths)]
-        offers.sort()
-        count, value = self._curve.best_count([-offer[0] for offer in offers], base, rate)
-        for _, a, i in sorted(offers[:count], key=lambda offer: offer[1:]):
-            choices[a].nodes.append(i)
+        best, count, value = self._curve.best_nodes([choice.paths for choice in choices], base, rate)
+        for choice, nodes in zip(choices, best, strict=True):
+            choice.nodes = nodes
         if self.drawing is not None:
             left = {ask.request_id: self._states[ask.request_id].left for ask in asks}
             value = self.drawing.plan(asks, choices, base, value, Prices(seconds, rate, left))
@@ -280,7 +279,7 @@ class AutoController:
     ) -> list[list[Node]]:
         """The trees to verify, after the draft model has drawn `drafts` in `seconds` and these passes."""
         drawing = 0.0
-        if self.drawing is None or not any(drawn is not None for drawn in drafts):
+        if self.drawing is None or drafts.count(None) == len(drafts):
             trees = [chosen(ask.lookup, choice) for ask, choice in zip(asks, choices, strict=True)]
         else:
             context = self._joining.context
@@ -292,12 +291,15 @@ class AutoController:
             trees = self._cut(self.drawing, asks, trees, drafts)
         base = self._base + sum([ask.ahead for ask in asks])
         size = sum([len(tree) for tree in trees])
-        if not any(self._states[ask.request_id].probe for ask in asks):
-            expected = self._joining.width + sum([node.path for tree in trees for node in tree])
-            self._settle_rate(expected, drawing + self._curve.seconds(base + size))
+        probing, expected = False, float(self._joining.width)
         for ask, tree in zip(asks, trees, strict=True):
-            self._states[ask.request_id].nodes = tree
-            self.report.expect(ask.request_id, 1.0 + sum([node.path for node in tree]))
+            state, tokens = self._states[ask.request_id], sum([node.path for node in tree])
+            state.nodes = tree
+            state.expected = 1.0 + tokens
+            probing = probing or state.probe > 0.0
+            expected += tokens
+        if not probing:
+            self._settle_rate(expected, drawing + self._curve.seconds(base + size))
         return trees
 
     def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:

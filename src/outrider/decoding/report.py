@@ -79,15 +79,9 @@ class Report:
     def __init__(self) -> None:
         self.ended = Account()
         self._accounts: dict[str, Account] = {}
-        self._expected: dict[str, float] = {}
 
-    def expect(self, request_id: str, tokens: float) -> None:
-        """The request's next step is expected to emit so many tokens; 1 if this is not called."""
-        self._expected[request_id] = tokens
-
-    def add(self, request_id: str, step: StepRecord, plain_seconds: float) -> None:
-        """A step, and what plain decoding would have taken for its tokens."""
-        expected = self._expected.pop(request_id, 1.0)
+    def add(self, request_id: str, step: StepRecord, plain_seconds: float, expected: float) -> None:
+        """A step, what plain decoding would have taken for its tokens, and how many were expected."""
         account = self._accounts.get(request_id)
         if account is None:
             account = self._accounts[request_id] = Account()
@@ -97,7 +91,6 @@ class Report:
         account = self._accounts.pop(request_id, None)
         if account is not None:
             self.ended.merge(account)
-        self._expected.pop(request_id, None)
 
     def of(self, request_id: str) -> Account:
         return self._accounts.get(request_id, Account())

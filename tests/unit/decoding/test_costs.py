@@ -180,3 +180,22 @@ def test_a_step_is_cheap() -> None:
     """Ten times what it takes here, to be steady on a busy machine."""
     curve = CostCurve(MEASURED)
     assert min(timeit.repeat(lambda: curve.observe(5, 0.0085), number=100, repeat=20)) / 100 < 2e-4
+
+
+@given(
+    st.lists(st.lists(st.floats(0.01, 0.99), max_size=6), max_size=4),
+    st.integers(1, 8),
+    st.floats(1.0, 300.0),
+)
+def test_the_best_nodes_of_several_trees_are_the_likeliest_of_all(
+    trees: list[list[float]], base: int, rate: float
+) -> None:
+    curve = CostCurve(MEASURED)
+    offers = sorted(
+        (-path, tree, node) for tree, paths in enumerate(trees) for node, path in enumerate(paths)
+    )
+    count, value = curve.best_count([-path for path, _, _ in offers], base, rate)
+    wanted: list[list[int]] = [[] for _ in trees]
+    for _, tree, node in sorted(offers[:count], key=lambda offer: offer[1:]):
+        wanted[tree].append(node)
+    assert curve.best_nodes(trees, base, rate) == (wanted, count, value)
