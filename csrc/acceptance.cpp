@@ -1,9 +1,8 @@
 #include "acceptance.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
-
-#include "libm.h"
 
 namespace outrider {
 namespace {
@@ -17,6 +16,13 @@ constexpr double kFaith = 0.3;      // how much of that, in squared errors, it i
 
 size_t bin_of(double confidence) {
     return size_t(std::upper_bound(kEdges.begin(), kEdges.end(), confidence) - kEdges.begin());
+}
+
+double squared(double x) { return x * x; }
+
+void check_tree(const std::vector<int64_t>& parents) {
+    for (size_t i = 0; i < parents.size(); i++)
+        if (parents[i] < -1 || parents[i] >= int64_t(i)) throw std::invalid_argument("a parent comes before its children");
 }
 
 double at_most(double chance) { return chance < kMostChance ? chance : kMostChance; }
@@ -82,12 +88,12 @@ Acceptance::Tree Acceptance::chances(std::string_view id, const std::vector<int6
                                      const std::vector<double>& confidence) const {
     const size_t count = parents.size();
     if (confidence.size() != count) throw std::invalid_argument("each node has a parent and a confidence");
+    check_tree(parents);
     const std::optional<double> odds = by_confidence_.odds(id);
     Tree out{std::vector<double>(count), std::vector<double>(count)};
     std::vector<int64_t> depths(count);
     for (size_t i = 0; i < count; i++) {
         const int64_t parent = parents[i];
-        if (parent < -1 || parent >= int64_t(i)) throw std::invalid_argument("a parent comes before its children");
         depths[i] = parent < 0 ? 1 : depths[parent] + 1;
         out.chances[i] = times(in_cell(bin_of(confidence[i]), stage_of(depths[i])), odds);
         out.paths[i] = (parent < 0 ? 1.0 : out.paths[parent]) * out.chances[i];
@@ -118,8 +124,7 @@ void Acceptance::learn_tree(std::string_view id, const std::vector<int64_t>& tok
     const size_t count = tokens.size();
     if (parents.size() != count || confidence.size() != count)
         throw std::invalid_argument("each node has a token, a parent and a confidence");
-    for (size_t i = 0; i < count; i++)
-        if (parents[i] < -1 || parents[i] >= int64_t(i)) throw std::invalid_argument("a parent comes before its children");
+    check_tree(parents);
     std::vector<size_t> depths(count);  // of those in the text; 0 for others
     for (size_t i = 0; i < count; i++) {
         const int64_t parent = parents[i];

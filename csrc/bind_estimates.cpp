@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <limits>
@@ -44,22 +45,9 @@ std::vector<T> items(nb::handle values, T (*read)(nb::handle), int64_t most) {
     return out;
 }
 
-nb::object list_of(const std::vector<double>& values) {
-    nb::object out = nb::steal(PyList_New(Py_ssize_t(values.size())));
-    if (!out.is_valid()) nb::raise_python_error();
-    for (size_t i = 0; i < values.size(); i++) {
-        PyObject* const value = PyFloat_FromDouble(values[i]);
-        if (!value) nb::raise_python_error();
-        PyList_SET_ITEM(out.ptr(), Py_ssize_t(i), value);
-    }
-    return out;
-}
-
 template <class Values>
 nb::tuple tuple_of(const Values& values) {
-    nb::list out;
-    for (const double value : values) out.append(value);
-    return nb::tuple(out);
+    return nb::tuple(nb::cast(std::vector<double>(values.begin(), values.end())));
 }
 
 outrider::CostCurve::Measured measured_of(nb::handle measured) {
@@ -116,7 +104,7 @@ double chance(const Acceptance& self, const nb::str& id, int64_t depth, Confiden
 
 nb::tuple chances(const Acceptance& self, const nb::str& id, nb::handle parents, nb::handle confidence, int64_t most) {
     const auto tree = self.chances(Id(id), items(parents, integer, most), items(confidence, number, most));
-    return nb::make_tuple(list_of(tree.chances), list_of(tree.paths));
+    return nb::make_tuple(tree.chances, tree.paths);
 }
 
 void learn(Acceptance& self, const nb::str& id, int64_t depth, Confidence confidence, double accepted) {
@@ -172,13 +160,7 @@ void bind_cost_curve(nb::module_& m) {
             std::vector<std::vector<double>> trees;
             for (const nb::handle tree : nb::cast<nb::sequence>(paths)) trees.push_back(items(tree, number, all));
             const auto best = self.best_nodes(trees, base, rate);
-            nb::list of;
-            for (const auto& nodes : best.of) {
-                nb::list mine;
-                for (const int64_t node : nodes) mine.append(node);
-                of.append(mine);
-            }
-            return nb::make_tuple(of, best.count, best.value);
+            return nb::make_tuple(best.of, best.count, best.value);
         }, "paths"_a, "base"_a, "rate"_a);
 }
 

@@ -4,9 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <stdexcept>
 #include <tuple>
-
-#include "libm.h"
 
 namespace outrider {
 namespace {
@@ -42,6 +41,19 @@ std::array<Position, kWidest + 1> positions() {
 const std::array<Position, kWidest + 1> kPositions = positions();
 
 const Position& position(int64_t n) { return kPositions[std::clamp<int64_t>(n, 0, kWidest)]; }
+
+// These answer what has no number with an exception, as Python's `math` does.
+double checked_exp(double x) {
+    const double value = std::exp(x);
+    if (std::isinf(value) && std::isfinite(x)) throw std::overflow_error("math range error");
+    return value;
+}
+
+double log_ratio(double a, double b) {
+    const double ratio = a / b;
+    if (b == 0.0 || ratio <= 0.0) throw std::domain_error("math domain error");
+    return std::log(ratio);
+}
 
 bool usable(double seconds) { return 0.0 < seconds && seconds < INFINITY; }
 
@@ -148,8 +160,8 @@ CostCurve::Nodes CostCurve::best_nodes(const std::vector<std::vector<double>>& p
 
 // Be less sure, by these standard deviations of the level and of the shape from node to node.
 void CostCurve::doubt_more(double level, double step) {
-    const double variance = squared(step);
-    cov_[0][0] += squared(level);
+    const double variance = step * step;
+    cov_[0][0] += level * level;
     for (int i = 1; i < kNodes; i++)
         for (int j = 1; j < kNodes; j++) cov_[i][j] += std::min(i, j) * variance;
 }

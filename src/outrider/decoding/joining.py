@@ -75,8 +75,7 @@ class Joining:
             self._debt += seconds - self._target.at(self.context).seconds(own)
         else:
             self._learn(own, seconds)
-        if self._debt:
-            self._debt = max(0.0, self._debt - self._share)
+        self._debt = max(0.0, self._debt - self._share)
         return seconds, beside
 
     def _learn(self, tokens: int, seconds: float) -> None:

@@ -83,7 +83,7 @@ class MixedDrafter:
     def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
         ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
         path = verdict.path
-        if ahead == 0 or (len(path) >= ahead > 0 and path[:ahead] == tuple(range(ahead))):
+        if len(path) >= ahead >= 0 and path[:ahead] == tuple(range(ahead)):
             tokens, kept = draft.tokens.tolist(), path[ahead:]
             emitted = [*[tokens[node] for node in kept], verdict.next_token]
             self.controller.observe(request_id, [node - ahead for node in kept], emitted)
