@@ -45,14 +45,17 @@ from outrider.speculative import AutoConfig, SpeculativeConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
 # Milliseconds of a pass over n tokens, at a context of 256: of the 1.5B, and of the 0.5B as it drafts, in
-# three bits and with a quarter of its vocabulary, or, from 12 tokens on, reads what it missed. (Two cores of
-# a Zen 4 that read 35 GB/s.)
+# three bits and with a quarter of its vocabulary, or, from 9 tokens on, reads what it missed. (Two cores of
+# a Zen 5; tiles of ten tokens make the step behind 10, 16 and 20.)
 COSTS = {
-    "target": {1: 31, 2: 31, 3: 31.5, 4: 33, 5: 34.5, 6: 37.5, 8: 46.5, 12: 67, 16: 85, 24: 128, 32: 170},
-    "draft": {1: 5.6, 2: 5.9, 3: 6.3, 4: 7.0, 5: 7.9, 6: 9.1, 8: 11.6, 12: 15.5, 16: 19.7, 24: 29, 32: 38.5},
+    "target": dict(enumerate((18.9, 19.1, 19.6, 20.0, 21.0, 22.7, 25.1, 27.0, 29.6, 31.3), start=1))
+    | {11: 37.3, 12: 39.4, 13: 40.5, 14: 42.7, 15: 45.0, 16: 47.3, 17: 53.9, 18: 56.0, 19: 58.9, 20: 62.5}
+    | {21: 65.6, 24: 72.7, 28: 85.1, 32: 94.4},
+    "draft": dict(enumerate((3.85, 3.95, 4.15, 4.3, 4.5, 4.9, 5.4, 5.9, 6.3, 6.8), start=1))
+    | {11: 7.9, 12: 8.4, 16: 10.5, 20: 12.8, 24: 15.5, 28: 17.7, 32: 19.9},
 }
 RIVAL = 0.04  # of the likeliest token's probability: too little for min_p, so that noise draws none
-MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)  # what a calibration would tell of them
+MEASURED = (1, 2, 3, 4, 6, 8, 10, 11, 12, 16, 17, 20)  # what a calibration would tell of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,10 @@ double log_ratio(double a, double b) {
 bool usable(double seconds) { return 0.0 < seconds && seconds < INFINITY; }
 
 // Seconds for n = 1 .. kWidest, never falling, straight between what was measured, and beyond it along the line of
-// its upper half.
+// its upper half. A pass over more tokens takes no less, and other load only adds to what one takes: so what a wider
+// one took is the most that a narrower one can take.
 std::array<double, kWidest> filled(CostCurve::Measured points) {
-    for (size_t i = 1; i < points.size(); i++) points[i].second = std::max(points[i].second, points[i - 1].second);
+    for (size_t i = points.size() - 1; i; i--) points[i - 1].second = std::min(points[i - 1].second, points[i].second);
     const auto [last_n, last_s] = points.back();
     double slope = kGuessedSlope * last_s / last_n;
     if (points.size() > 1) {

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-DEAR = 6.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
+DEAR = 5.0  # tokens that catching up costs: this waits for all of its price, half of it for half of that
 LONGEST_WAIT = 2.5  # times its price that it waits for at most
-DEAR_NEW, LONGEST_NEW = 8.0, 1.5  # the same while nothing is known: reading also shows what drawing is worth
+DEAR_NEW, LONGEST_NEW = 6.5, 1.5  # the same while nothing is known: reading also shows what drawing is worth
 PAID_WEIGHT = 6.0  # tokens of catching up that paid, which count before anything is known
 PAID_MEMORY = 0.8  # of what is known of that, after one more text
 

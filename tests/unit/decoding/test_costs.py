@@ -31,6 +31,14 @@ def test_a_measured_curve_goes_through_its_points() -> None:
     assert curve.seconds(500) == pytest.approx(0.018 + 484 * 0.001)
 
 
+def test_what_took_longer_than_a_wider_pass_was_slowed_down() -> None:
+    disturbed = CostCurve({**MEASURED, 2: 0.0105, 4: 0.03})
+    assert disturbed.seconds(1) == pytest.approx(MEASURED[1])
+    assert disturbed.seconds(2) == disturbed.seconds(3) == pytest.approx(MEASURED[3])
+    assert disturbed.seconds(4) == disturbed.seconds(6) == pytest.approx(MEASURED[6])
+    assert disturbed.seconds(8) == pytest.approx(MEASURED[8])
+
+
 @pytest.mark.parametrize("measured", [None, {}, {1: math.nan, 0: 1.0, 2: -1.0, 4: math.inf}])
 def test_nothing_usable_measured_is_a_guess(measured: dict[int, float] | None) -> None:
     curve = CostCurve(measured)

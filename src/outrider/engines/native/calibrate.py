@@ -30,11 +30,12 @@ from outrider.models.download import cache_root, read_json, write_json
 
 logger = logging.getLogger("outrider")
 
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+# A pass costs much more for one token more where kernels need another tile (up to 10 tokens each).
+WIDTHS = (1, 2, 3, 4, 6, 8, 10, 11, 12, 16, 17, 20)
 DRAWN = 8  # tokens of a pass that a draft model wants the logits of, at most; wider ones read what it missed
 CONTEXT = 32  # tokens before those that are measured
 ROUNDS = 12  # at most; the least time of a width counts
-SECONDS = 0.7  # for one model, about
+SECONDS = 1.0  # for one model, about
 UNSTEADY = 1.4  # times as long as the best pass over one token took; the next one took more
 PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
 FOLDER = "cost-curves"
