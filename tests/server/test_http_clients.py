@@ -200,18 +200,18 @@ def process(roomy_file: Path) -> Iterator[Any]:
             child.stderr.close()
 
 
-def busy(url: str) -> None:
-    """Leave a long request with a server, in a thread."""
+def busy(url: str, answers: list[str]) -> list[threading.Thread]:
+    """Leave two long requests with a server, one of them streamed, each in a thread that notes its answer."""
 
-    def ask() -> None:
-        try:
-            httpx.post(url + "/v1/completions", json=LONG, timeout=60)
-        except httpx.TransportError:
-            return
+    def ask(stream: bool) -> None:
+        answers.append(httpx.post(url + "/v1/completions", json={**LONG, "stream": stream}, timeout=60).text)
 
-    threading.Thread(target=ask, daemon=True).start()
-    while httpx.get(url + "/load").json()["server_load"] == 0:
+    threads = [threading.Thread(target=ask, args=(stream,), daemon=True) for stream in (False, True)]
+    for thread in threads:
+        thread.start()
+    while httpx.get(url + "/load").json()["server_load"] < 2:
         time.sleep(0.02)
+    return threads
 
 
 def test_one_signal_ends_in_order(process: Any) -> None:
@@ -224,12 +224,17 @@ def test_one_signal_ends_in_order(process: Any) -> None:
 
 def test_a_second_signal_ends_at_once(process: Any) -> None:
     child, url = process("--shutdown-timeout", "60")
-    busy(url)
+    answers: list[str] = []
+    waiting = busy(url, answers)
     child.send_signal(signal.SIGTERM)
     time.sleep(0.5)
-    assert child.poll() is None, "it waits for the request"
+    assert child.poll() is None, "it waits for the requests"
     child.send_signal(signal.SIGTERM)
-    child.wait(4)
+    assert child.wait(4) == 0
+    for thread in waiting:
+        thread.join(5)
+    assert [answer.count("server_stopping") for answer in answers] == [1, 1], answers
+    assert "Traceback" not in child.stderr.read()
 
 
 def test_places_where_nobody_can_listen(slow: Running) -> None:

@@ -28,7 +28,7 @@ from outrider.server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-FORCE_SECONDS = 2.0  # that a forced end may take
+FORCE_SECONDS = 2.0  # that an end at once may take; then the process is ended whatever it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Listening:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with an engine: the first signal lets requests end, the second ends at once.
+    """uvicorn's server, with an engine: the first signal lets requests end, the second ends them.
 
     Raises ConfigError when a certificate or a key cannot be used.
     """
@@ -61,6 +61,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, engine: ServerEngine, settings: Settings, at: Listening) -> None:
         self._engine, self._at = engine, at
         self._drain: asyncio.Task[None] | None = None
+        self._at_once = False
         config = uvicorn.Config(
             app,
             host=at.host,
@@ -107,17 +108,21 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nothing new, let what runs end within the time, then end it."""
-        self._drain = asyncio.ensure_future(self._engine.drain(self._at.shutdown_seconds))
+        seconds = 0.0 if self._at_once else self._at.shutdown_seconds
+        self._drain = asyncio.ensure_future(self._engine.drain(seconds))
         await super().shutdown(sockets)
-        if not self.force_exit:
+        with contextlib.suppress(asyncio.CancelledError):
             await self._drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal stops in order, a second one at once."""
+        """The first signal stops in order; a second one tells those who still wait that it ends now. (uvicorn
+        would leave them without an answer, and the log with a traceback for each.)"""
         if not self.should_exit:
             self.should_exit = True
             return
-        self.force_exit = True
+        self._at_once = True
+        if self._drain is not None:
+            self._drain.get_loop().call_soon_threadsafe(self._drain.cancel)
         timer = threading.Timer(FORCE_SECONDS, os._exit, (128 + sig,))
         timer.daemon = True
         timer.start()
