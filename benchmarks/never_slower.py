@@ -240,6 +240,13 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
+def at_least_one(text: str) -> int:
+    """Of an option that says how many there are to be, one at least."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def check_names(parser: argparse.ArgumentParser, args: argparse.Namespace, **known: Sequence[str]) -> None:
     """End with one line when an option has a name that is not among those known for it."""
     for option, usable in known.items():
@@ -255,10 +262,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sets", type=names, default=there, help=f"of {', '.join(there)}")
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
     parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
-    parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("-n", type=int, default=256, help="most tokens of a run")
-    parser.add_argument("--sweep", type=int, default=1, help="prompts on which the fixed settings are tried")
+    parser.add_argument("--limit", type=at_least_one, default=6, help="prompts of a workload")
+    parser.add_argument("--runs", type=at_least_one, default=2)
+    parser.add_argument("-n", type=at_least_one, default=256, help="most tokens of a run")
+    parser.add_argument("--sweep", type=at_least_one, default=1, help="prompts to try fixed settings on")
     parser.add_argument("--fixed", type=names, default=[], help="the sweep's settings (default: all)")
     parser.add_argument("--finalists", type=int, default=1, help="the best of them, measured in full")
     parser.add_argument("--again", type=int, default=1, help="repetitions of a cell while the probe moves")

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from never_slower import AS_THE_BEST, PLAIN, check_names, fixed_settings, names
+from never_slower import AS_THE_BEST, PLAIN, at_least_one, check_names, fixed_settings, names
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
 from outrider.bench.runner import prompt_of
@@ -285,9 +285,11 @@ def table(rows: Mapping[tuple[str, str], Mapping[str, float]], methods: Sequence
 def add_text_options(parser: argparse.ArgumentParser) -> None:
     """What says which texts, but for the workloads."""
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
-    parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
-    parser.add_argument("--seeds", type=int, default=1, help="texts of a prompt, above temperature 0")
-    parser.add_argument("-n", type=int, default=256, help="most tokens of a text")
+    parser.add_argument("--limit", type=at_least_one, default=6, help="prompts of a workload")
+    parser.add_argument(
+        "--seeds", type=at_least_one, default=1, help="texts of a prompt where they are drawn"
+    )
+    parser.add_argument("-n", type=at_least_one, default=256, help="most tokens of a text")
     parser.add_argument("--behind", type=int, default=0, help="other prompts in front of each")
     parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
 

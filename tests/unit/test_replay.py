@@ -106,3 +106,14 @@ def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
         place.write_text(json.dumps(unusable), "utf-8")
         with pytest.raises(OutriderError, match=r"none\.gguf"):  # which would have to write them
             replay.texts_of(place, str(tmp_path / "none.gguf"), args)
+
+
+@pytest.mark.parametrize("option", ["--limit", "--seeds", "-n"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5"])
+def test_there_is_something_to_replay(
+    replay: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["replay.py", f"{option}={value}" if option != "-n" else f"-n{value}"])
+    with pytest.raises(SystemExit):
+        replay.arguments()
+    assert capsys.readouterr().err.endswith(f"{option}: {value!r} is not a whole number of at least 1\n")
