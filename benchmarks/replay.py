@@ -38,6 +38,7 @@ from outrider.config import EngineConfig
 from outrider.decoding.costs import CostCurve, CostModel
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
+from outrider.engines.native import calibrate
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
 from outrider.pipeline import build_all, load_native, native_rows
@@ -55,7 +56,6 @@ COSTS = {
     | {11: 7.9, 12: 8.4, 16: 10.5, 20: 12.8, 24: 15.5, 28: 17.7, 32: 19.9},
 }
 RIVAL = 0.04  # of the likeliest token's probability: too little for min_p, so that noise draws none
-MEASURED = (1, 2, 3, 4, 6, 8, 10, 11, 12, 16, 17, 20)  # what a calibration would tell of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Stage:
 
         def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
             assert isinstance(model, Replay | Timed)
-            return CostModel({n: model.costs.seconds(n) for n in MEASURED}, 32)
+            return CostModel({n: model.costs.seconds(n) for n in calibrate.WIDTHS}, calibrate.CONTEXT)
 
         config = EngineConfig(target, max_num_seqs=1)
         pipelines = build_all(config, list(choices.values()), load, costs=costs, clock=self._clock)
