@@ -20,16 +20,16 @@ from outrider.bench import report, workloads
 from outrider.bench.runner import measure
 from outrider.cli.bench import settings
 from outrider.cli.demo import MODEL, present_pair
-from outrider.config import EngineConfig
-from outrider.decoding.params import SamplingParams
-from outrider.pipeline import build_all
-from outrider.speculative import (
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import (
     AutoConfig,
     DraftModelConfig,
     NoneConfig,
     SpeculativeConfig,
     SuffixConfig,
 )
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.pipeline import build_all
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

@@ -34,15 +34,15 @@ from outrider.bench.cost_curve import aligned
 from outrider.bench.runner import prompt_of
 from outrider.bench.workloads import APART, drawn
 from outrider.cli.demo import present_pair
-from outrider.config import EngineConfig
-from outrider.decoding.costs import CostCurve, CostModel
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import AutoConfig, SpeculativeConfig
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
 from outrider.engines.native import calibrate
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
 from outrider.pipeline import build_all, load_native, native_rows
-from outrider.speculative import AutoConfig, SpeculativeConfig
+from outrider.policy.cost_model import CostCurve, CostModel
 
 RESULTS = Path(__file__).resolve().parent / "results"
 # Milliseconds of a pass over n tokens, at a context of 256: of the 1.5B, and of the 0.5B as it drafts, in

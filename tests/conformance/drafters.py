@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Distribution, Draft, Verdict
+from outrider.decoding.verifiers.distributions import Chance
 from outrider.engines.base import ForwardItem, LanguageModel
 from tests.support.enumeration import Siblings
 

@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from outrider.decoding.auto import AutoController
-from outrider.decoding.chance import siblings
-from outrider.decoding.constraint import Mask
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import FixedController
-from outrider.decoding.costs import CostModel
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
-from outrider.decoding.verify import CoupledVerifier, Verifier
+from outrider.decoding.sampling.constraint import Mask
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
+from outrider.decoding.verifiers.distributions import siblings
+from outrider.drafters.auto import MixedDrafter
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.mixed import MixedDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.base import StepEngine
+from outrider.policy.auto import AutoController
+from outrider.policy.cost_model import CostModel
+from outrider.policy.fixed import FixedController
 from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter, TreeDrafter
 from tests.conformance.engines import Models
 

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from outrider.decoding.drawing import Drawing
-from outrider.decoding.plan import Node
 from outrider.decoding.request import Request
-from outrider.drafters.mixed import MixedDrafter
+from outrider.drafters.auto import MixedDrafter
+from outrider.policy.draft_model import Drawing
+from outrider.policy.tree import Node
 from tests.conformance.engines import ENGINES, Models
 from tests.conformance.harness import (
     DRAFTERS,

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from outrider.cli.main import main, parser
-from outrider.config import parse_engine
-from outrider.models.catalog import CATALOG
-from outrider.models.download import cache_root
-from outrider.models.pypi import catalog_path
+from outrider.config.engine import parse_engine
+from outrider.models.sources.catalog import CATALOG
+from outrider.models.sources.download import cache_root
+from outrider.models.sources.pypi import catalog_path
 from outrider.pipeline import build
 from outrider.server import run
 from tests.server.http_support import running

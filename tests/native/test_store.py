@@ -26,10 +26,11 @@ from outrider.engines.native import store as store_module
 from outrider.engines.native.loading import entries, matrices
 from outrider.engines.native.store import PAGE, Store, store_of
 from outrider.errors import ConfigError
-from outrider.models import download, mapped
+from outrider.models.formats import mapped
 from outrider.models.open import open_model
 from outrider.models.quantization import quantized
 from outrider.models.source import ModelSource
+from outrider.models.sources import download
 from tests.native.support import run, same_bits
 from tests.support.models import Dims, tiny_gguf, tiny_hf
 

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.decoding.events import Event, TokenEvent
 from outrider.decoding.request import Request
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
 from outrider.errors import ConfigError, InsufficientMemoryError, PromptError
 from outrider.pipeline import Pipeline
-from outrider.server.capacity import before_loading
-from outrider.server.engine import Draining, EngineFailed, Full, ServerEngine, Stream
+from outrider.server.engine.async_engine import Draining, EngineFailed, Full, ServerEngine, Stream
+from outrider.server.engine.capacity import before_loading
 from tests.server.engine_support import (
     SECONDS,
     alone,
@@ -34,6 +33,7 @@ from tests.server.engine_support import (
     toy_pipeline,
 )
 from tests.support.models import Dims, tiny_gguf
+from tests.support.toy_model import ToyModel
 
 
 class Gated(ToyModel):

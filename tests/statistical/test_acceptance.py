@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, TargetScores
-from outrider.decoding.verify import VERIFIERS
+from outrider.decoding.verifiers.base import VERIFIERS
+from outrider.decoding.verifiers.distributions import Chance
 from tests.statistical.texts import DRAFTERS, sample
 
 Floats = npt.NDArray[np.float64]

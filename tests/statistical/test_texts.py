@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.decoding.chance import Chance
-from outrider.decoding.rng import ACCEPT, DRAFT
-from outrider.decoding.verify import VERIFIERS
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.sampling.rng import ACCEPT, DRAFT
+from outrider.decoding.verifiers.base import VERIFIERS
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import Chance
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.drafters import draft_model
 from outrider.verify.gtest import detectable
 from tests.conformance.test_broken_twins import AcceptsOneTooMany

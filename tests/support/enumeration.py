@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.chance import Chance, siblings
 from outrider.decoding.context import TokenContext
-from outrider.decoding.sampler import Outlook
+from outrider.decoding.sampling.sampler import Outlook
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import Chance, siblings
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Path: TypeAlias = tuple[int, ...]

@@ -20,11 +20,11 @@ from outrider.bench import workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
 from outrider.cli.parser import Parser, Subparsers, integer, number
+from outrider.config.speculative import VERIFICATIONS, AutoConfig, NoneConfig, SpeculativeConfig
 from outrider.engines.base import LanguageModel
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline, build_all
-from outrider.speculative import VERIFICATIONS, AutoConfig, NoneConfig, SpeculativeConfig
 from outrider.verify import bits, distribution, enumeration, identity, servers
 from outrider.verify.claims import Claim, Tell, document
 from outrider.verify.endpoint import Endpoint

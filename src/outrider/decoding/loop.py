@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Controller, Room
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
-from outrider.decoding.logprobs import TokenLogprobs, token_logprobs
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import RowSampler, Sampler, certainty
+from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
+from outrider.decoding.sampling.sampler import RowSampler, Sampler, certainty
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
-from outrider.decoding.verify import Verifier, check_draft
+from outrider.decoding.verifiers.base import Verifier, check_draft
 from outrider.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from outrider.decoding.constraint import Constraint
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Guide
+from outrider.decoding.controller import Guide
+from outrider.decoding.sampling.constraint import Constraint
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from outrider.decoding.context import TokenContext
-    from outrider.decoding.sampler import Sampler
+    from outrider.decoding.sampling.sampler import Sampler
 
 Foretell: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
 

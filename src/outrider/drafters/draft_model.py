@@ -8,18 +8,18 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.plan import Fed
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.decoding.verifiers.distributions import Chance
 from outrider.drafters.confidence import RunnersUp, confidence
-from outrider.drafters.draft_turn import Stream, Turn
-from outrider.drafters.likely import LikelyTokens, frequent, together
-from outrider.drafters.reading import HEAD, TAIL, Reading
+from outrider.drafters.draft_context import HEAD, TAIL, Reading
+from outrider.drafters.draft_sequence import Stream, Turn
+from outrider.drafters.vocab_subset import LikelyTokens, frequent, together
 from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
 from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
+from outrider.policy.tree import Fed
 
 Draws: TypeAlias = Literal["shared", "own", "greedy"]
 

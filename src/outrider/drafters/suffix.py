@@ -17,12 +17,12 @@ from typing import TypeAlias
 import numpy as np
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters._lookup import MAX_MATCH, GramIndex, Matches, SuffixTree
-from outrider.drafters.copying import Copying
+from outrider.drafters.copy_tracker import Copying
 from outrider.errors import ConfigError
+from outrider.policy.tree import Lookup
 
 Namespace: TypeAlias = Callable[[Request], str | None]
 

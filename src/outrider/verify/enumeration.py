@@ -16,14 +16,14 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores
-from outrider.decoding.verify import Verifier
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.base import Verifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import Chance
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.verify.claims import Claim, Tell
 
 VOCAB = 3

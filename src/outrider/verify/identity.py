@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.decoding.params import SamplingParams
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft
 from outrider.engines.base import StepEngine
 from outrider.errors import ConfigError

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.decoding.controller import FixedController, Room
+from outrider.decoding.controller import Room
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.types import StepRecord
 from outrider.errors import ConfigError
+from outrider.policy.fixed import FixedController
 
 KEYS = [
     "decode_tokens_per_s",

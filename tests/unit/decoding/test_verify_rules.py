@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.decoding import verify_block, verify_rejection
-from outrider.decoding.chance import Chance, excess, ratio, residual, siblings
 from outrider.decoding.context import TokenContext
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers import block as verify_block
+from outrider.decoding.verifiers import rejection as verify_rejection
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import Chance, excess, ratio, residual, siblings
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from tests.support.enumeration import (
     Branches,
     Floats,

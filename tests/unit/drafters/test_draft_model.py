@@ -8,20 +8,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Guide, passes, refed
+from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.decoding.verifiers.distributions import Chance
 from outrider.drafters.confidence import RunnersUp
+from outrider.drafters.draft_context import HEAD, TAIL, Reading
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.draft_turn import Turn
-from outrider.drafters.reading import HEAD, TAIL, Reading
+from outrider.drafters.draft_sequence import Turn
 from outrider.engines.base import Cache, ForwardItem
-from outrider.engines.toy import ToyCache, ToyModel
 from outrider.errors import ModelError
+from outrider.policy.tree import passes, refed
+from tests.support.toy_model import ToyCache, ToyModel
 
 VOCAB = 32
 

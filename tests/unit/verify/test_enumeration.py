@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.decoding import verify_block, verify_rejection
-from outrider.decoding.chance import Chance
 from outrider.decoding.types import Distribution
+from outrider.decoding.verifiers import block as verify_block
+from outrider.decoding.verifiers import rejection as verify_rejection
+from outrider.decoding.verifiers.distributions import Chance
 from outrider.verify import enumeration
 from outrider.verify.enumeration import RULES, Script, ScriptedChance, Table, every_way
 

@@ -10,8 +10,8 @@ import pytest
 from outrider.decoding.types import Draft, FloatArray, Verdict
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
 from outrider.verify.remember import Remembering
+from tests.support.toy_model import ToyModel
 
 
 class Counting(ToyModel):

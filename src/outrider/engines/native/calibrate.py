@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 import outrider
-from outrider.decoding.costs import CostModel
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
 from outrider.engines.native import _core
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
-from outrider.models.download import cache_root, read_json, write_json
+from outrider.models.sources.download import cache_root, read_json, write_json
+from outrider.policy.cost_model import CostModel
 
 logger = logging.getLogger("outrider")
 

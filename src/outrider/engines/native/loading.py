@@ -11,7 +11,7 @@ import numpy.typing as npt
 from outrider.engines.native import _core
 from outrider.engines.native.store import Entry, Store
 from outrider.errors import UnsupportedModelError
-from outrider.models.mapped import release
+from outrider.models.formats.mapped import release
 from outrider.models.quantization import EMBEDDING, OUTPUT, loaded_type, type_bytes
 from outrider.models.source import ModelSource, Tensor
 

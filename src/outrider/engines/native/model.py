@@ -17,7 +17,7 @@ from outrider.engines.native.store import store_of
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.source import ModelSource
 
-PANEL = 16  # rows of a weight matrix that lie together (csrc/layout.h)
+PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/layout.h)
 
 
 class NativeCache:

@@ -31,7 +31,9 @@ from filelock import FileLock, Timeout
 
 from outrider.engines.native import _core
 from outrider.errors import ConfigError, ModelNotFoundError, OutriderError
-from outrider.models.download import (
+from outrider.models.formats.mapped import map_file
+from outrider.models.source import ModelSource
+from outrider.models.sources.download import (
     DISK_MARGIN,
     cache_root,
     human,
@@ -40,8 +42,6 @@ from outrider.models.download import (
     sha256_file,
     write_json,
 )
-from outrider.models.mapped import map_file
-from outrider.models.source import ModelSource
 
 logger = logging.getLogger("outrider")
 

@@ -1,0 +1,124 @@
+"""decoding/catching_up.py: when a draft model is fed what it missed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.policy.draft_prefill import DEAR, LONGEST_NEW, LONGEST_WAIT, CatchingUp
+
+WAIT = 12  # steps that promise a token each before a price of 8 is paid: 64 / DEAR with the last one
+
+
+def steps_until_worth(
+    catching_up: CatchingUp, price: float, *, promise: float = 1.0, new: bool = False, text: str = "a"
+) -> int:
+    """Steps in which it waits; then the price is paid."""
+    for steps in range(1000):
+        catching_up.begin_step()
+        if catching_up.is_worth([text], price, promise, new=new):
+            catching_up.pay(price)
+            catching_up.end_step([text], 1)
+            return steps
+        catching_up.end_step([text], 1)
+    return 1000
+
+
+def write(catching_up: CatchingUp, steps: int, promise: float, text: str = "a", covered: int = 0) -> None:
+    """A text goes on that is caught up."""
+    for _ in range(steps):
+        catching_up.begin_step()
+        assert catching_up.is_worth([text], 0.0, promise, new=False)
+        catching_up.end_step([text], 1)
+        catching_up.covered(text, covered)
+    catching_up.forget(text)
+
+
+def wait(catching_up: CatchingUp, steps: int, price: float, text: str = "a", covered: int = 0) -> None:
+    """A text goes on that is not caught up yet."""
+    for _ in range(steps):
+        catching_up.begin_step()
+        assert not catching_up.is_worth([text], price, 1.0, new=False)
+        catching_up.end_step([text], 1)
+        catching_up.covered(text, covered)
+
+
+def test_it_waits_for_the_price() -> None:
+    assert steps_until_worth(CatchingUp(), DEAR) == DEAR - 1, "the step's own promise counts"
+    assert steps_until_worth(CatchingUp(), DEAR / 2) == 1, "half of half the price"
+    assert steps_until_worth(CatchingUp(), 100.0) == 100 * LONGEST_WAIT - 1
+    assert steps_until_worth(CatchingUp(), 100.0, new=True) == 100 * LONGEST_NEW - 1
+    assert steps_until_worth(CatchingUp(), 0.0) == 0
+
+
+def test_it_waits_longer_where_catching_up_has_not_paid() -> None:
+    waits = []
+    for text in range(6):
+        catching_up = CatchingUp()
+        for before in range(text):
+            steps_until_worth(catching_up, 8.0, text=str(before))
+            write(catching_up, 10, 0.0, str(before))
+        waits.append(steps_until_worth(catching_up, 8.0))
+    assert waits == sorted(waits)
+    assert waits[0] == WAIT
+    assert waits[-1] == 8 * LONGEST_WAIT - 1, "but not for ever"
+
+
+def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> None:
+    catching_up = CatchingUp()
+    for text in "abcdefgh":
+        assert steps_until_worth(catching_up, 8.0, text=text) == WAIT
+        write(catching_up, 8, 1.0, text)
+    for text in "xy":
+        steps_until_worth(catching_up, 8.0, text=text)
+        write(catching_up, 4, 0.0, text)
+    worse = steps_until_worth(catching_up, 8.0, text="z")
+    assert worse > WAIT
+    write(catching_up, 100, 1.0, "z")
+    assert WAIT < steps_until_worth(catching_up, 8.0) < worse
+
+
+def test_what_lookups_would_have_found_soon_pays_for_nothing() -> None:
+    waits = []
+    for covered in (0, 1, 2, 3, 9):
+        catching_up = CatchingUp()
+        for text in "abcdef":
+            steps_until_worth(catching_up, 8.0, text=text)
+            write(catching_up, 4, 3.0, text, covered)
+        waits.append(steps_until_worth(catching_up, 8.0))
+    assert waits[0] == waits[1] == WAIT, "the price is made up for"
+    assert waits[1] < waits[2] < waits[3] == waits[4], "but what a step lacks takes nothing from others"
+
+
+def test_what_is_covered_counts_in_texts_that_were_caught_up() -> None:
+    catching_up = CatchingUp()
+    wait(catching_up, 8, 8.0, covered=5)
+    assert steps_until_worth(catching_up, 8.0) == WAIT - 8, "what was promised stays promised"
+
+
+def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
+    catching_up = CatchingUp()
+    wait(catching_up, 5, 50.0, "b")
+    catching_up.forget("b")
+    assert steps_until_worth(catching_up, 8.0) == WAIT
+
+
+@given(
+    texts=st.lists(
+        st.tuples(st.floats(0.0, 1e4), st.floats(0.0, 1e3), st.integers(0, 5), st.integers(1, 4)), max_size=20
+    ),
+    price=st.floats(0.0, 1e4),
+)
+def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]], price: float) -> None:
+    catching_up = CatchingUp()
+    for number, (paid, promise, steps, among) in enumerate(texts):
+        for _ in range(steps):
+            catching_up.begin_step()
+            if catching_up.is_worth([str(number)], paid, promise, new=False):
+                catching_up.pay(paid)
+            catching_up.end_step([str(number)], among)
+        catching_up.forget(str(number))
+    catching_up.begin_step()
+    assert catching_up.is_worth(["a"], price, LONGEST_WAIT * price, new=False)
+    least = 0.99 * price * min(LONGEST_WAIT, price / DEAR)
+    assert least == 0.0 or not catching_up.is_worth(["a"], price, least - 1e-9, new=False)
