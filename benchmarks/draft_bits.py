@@ -30,7 +30,7 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import IntArray
-from outrider.drafters.vocab_subset import LikelyTokens, frequent
+from outrider.drafters.vocab_subset import VocabSubset, frequent
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
@@ -59,11 +59,11 @@ def blocks_of(model: NativeModel, ids: Sequence[int]) -> IntArray | None:
     always = frequent(model)
     if always is None:
         return None
-    return np.flatnonzero(LikelyTokens(model, always, ids).blocks).astype(np.int32)
+    return np.flatnonzero(VocabSubset(model, always, ids).blocks).astype(np.int32)
 
 
 def forward(model: NativeModel, item: ForwardItem, blocks: IntArray | None) -> np.ndarray:
-    (rows,) = model.forward([item]) if blocks is None else model.forward_within([item], blocks)
+    (rows,) = model.forward([item]) if blocks is None else model.forward_subset([item], blocks)
     return rows
 
 

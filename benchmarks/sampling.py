@@ -32,7 +32,7 @@ from outrider.decoding.sampling.sampler import RowSampler, Sampler
 from outrider.decoding.types import Draft, FloatArray, TargetScores
 from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import Chance
+from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeCache, NativeModel
@@ -51,14 +51,14 @@ SETTINGS: dict[str, SamplingParams] = {
 }
 
 
-class Agrees(Chance):
+class Agrees(StepRandomness):
     """Accepts whatever it is asked about."""
 
     def accepts(self, probability: float, node: int) -> bool:
         return True
 
 
-class Refuses(Chance):
+class Refuses(StepRandomness):
     """Accepts nothing."""
 
     def accepts(self, probability: float, node: int) -> bool:

@@ -16,7 +16,7 @@ from outrider.decoding.sampling.constraint import Mask
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
 from outrider.decoding.verifiers.distributions import siblings
-from outrider.drafters.auto import MixedDrafter
+from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NgramDrafter
@@ -141,7 +141,7 @@ def run(
         engine,
         drafter,
         verifier or CoupledVerifier(),
-        drafter.controller if isinstance(drafter, MixedDrafter) else FixedController(length),
+        drafter.controller if isinstance(drafter, AutoDrafter) else FixedController(length),
         clock=tick(),
         max_num_seqs=max_num_seqs,
         prefill_chunk=prefill_chunk,
@@ -192,7 +192,7 @@ def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
     return made[name]()
 
 
-def mixed(model: DraftModelDrafter) -> MixedDrafter:
+def mixed(model: DraftModelDrafter) -> AutoDrafter:
     """Under a controller that believes in costs which make drafting worth its while."""
     controller = AutoController(CostModel({1: 1e-2, 16: 1.1e-2}), CostModel({1: 1e-4, 16: 2e-4}))
-    return MixedDrafter(controller, SuffixDrafter(), model, clock=tick())
+    return AutoDrafter(controller, SuffixDrafter(), model, clock=tick())

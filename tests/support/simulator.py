@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
-from outrider.decoding.controller import Room
+from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.policy.tree import (
-    Ask,
-    Choice,
-    Drawn,
-    Fed,
+    DraftPass,
+    DraftPlan,
+    DraftQuery,
     Lookup,
+    ModelDraft,
     Node,
     merge,
     passes,
@@ -32,17 +32,17 @@ from outrider.policy.tree import (
 class Policy(Protocol):
     """What is simulated: `AutoController`, or a fixed setting."""
 
-    def choose(self, batch: Sequence[Room]) -> list[int]: ...
+    def choose(self, batch: Sequence[DraftLimits]) -> list[int]: ...
 
-    def plan(self, asks: Sequence[Ask]) -> list[Choice]: ...
+    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]: ...
 
     def finish(
         self,
-        asks: Sequence[Ask],
-        choices: Sequence[Choice],
-        drafts: Sequence[Drawn | None],
+        asks: Sequence[DraftQuery],
+        choices: Sequence[DraftPlan],
+        drafts: Sequence[ModelDraft | None],
         seconds: float,
-        fed: Sequence[Fed],
+        fed: Sequence[DraftPass],
     ) -> list[list[Node]]: ...
 
     def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None: ...
@@ -114,14 +114,14 @@ class _Sequence:
     def left(self) -> int:
         return len(self.trace.truth) - self.at
 
-    def ask(self, room: int) -> Ask:
+    def ask(self, room: int) -> DraftQuery:
         trace, size = self.trace, self.trace.prompt + self.at
         lookup = None if trace.lookups is None else trace.lookups[self.at]
-        return Ask(self.name, room, size, lookup, None if trace.model is None else size - self.checked)
+        return DraftQuery(self.name, room, size, lookup, None if trace.model is None else size - self.checked)
 
-    def draw(self, ask: Ask, choice: Choice) -> Drawn:
+    def draw(self, ask: DraftQuery, choice: DraftPlan) -> ModelDraft:
         """What the draft model draws: behind something wrong, tokens that are wrong too."""
-        trace, out = self.trace, Drawn([], [])
+        trace, out = self.trace, ModelDraft([], [])
         ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
         guide = None if trace.confidence is None else choice.guide
         room = choice.draft if guide is None else ask.room
@@ -157,7 +157,7 @@ class _Sequence:
         assert tokens is not None
         return tokens[at], None if confidence is None else confidence[at]
 
-    def _hold(self, ahead: Sequence[int], drawn: Drawn) -> None:
+    def _hold(self, ahead: Sequence[int], drawn: ModelDraft) -> None:
         """The draft model's cache behind the text holds what is ahead, and the paths fed in the last pass."""
         self.held = [(i - 1, token) for i, token in enumerate(ahead)]
         levels = passes(drawn.parents)
@@ -215,7 +215,7 @@ def simulate(policy: Policy, traces: Iterable[Trace], world: World, *, width: in
 
 
 def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome) -> None:
-    rooms = [Room(seq.name, seq.left - 1, seq.trace.prompt + seq.at) for seq in live]
+    rooms = [DraftLimits(seq.name, seq.left - 1, seq.trace.prompt + seq.at) for seq in live]
     budgets = policy.choose(rooms)
     asked = [(seq, seq.ask(budget)) for seq, budget in zip(live, budgets, strict=True) if budget > 0]
     trees: dict[str, list[Node]] = {}
@@ -269,15 +269,15 @@ class FixedPolicy:
     def __init__(self, nodes: int = 0, draft: int = 0, *, beside: bool = False) -> None:
         self.nodes, self.draft, self.beside = nodes, draft, beside
 
-    def choose(self, batch: Sequence[Room]) -> list[int]:
+    def choose(self, batch: Sequence[DraftLimits]) -> list[int]:
         most = max(self.nodes, self.draft * (1 + self.beside))
         return [min(room.tokens, most) for room in batch]
 
-    def plan(self, asks: Sequence[Ask]) -> list[Choice]:
+    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
         choices = []
         for ask in asks:
             offered = len(ask.lookup.tokens) if ask.lookup is not None else 0
-            choice = Choice(nodes=list(range(min(offered, self.nodes, ask.room))))
+            choice = DraftPlan(nodes=list(range(min(offered, self.nodes, ask.room))))
             if not choice.nodes and ask.behind is not None:
                 choice.draft = min(self.draft, ask.room)
                 choice.guide = _Comb(choice.draft) if self.beside else None
@@ -286,16 +286,16 @@ class FixedPolicy:
 
     def finish(
         self,
-        asks: Sequence[Ask],
-        choices: Sequence[Choice],
-        drafts: Sequence[Drawn | None],
+        asks: Sequence[DraftQuery],
+        choices: Sequence[DraftPlan],
+        drafts: Sequence[ModelDraft | None],
         seconds: float,
-        fed: Sequence[Fed],
+        fed: Sequence[DraftPass],
     ) -> list[list[Node]]:
         trees = []
         for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
             if drawn is None:
-                whole = merge(ask.lookup, [1.0] * len(choice.nodes), Drawn([], []), [])
+                whole = merge(ask.lookup, [1.0] * len(choice.nodes), ModelDraft([], []), [])
                 trees.append(subtree(whole, choice.nodes))
             else:
                 trees.append(merge(None, [], drawn, [1.0] * len(drawn.tokens)))

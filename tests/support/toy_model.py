@@ -147,7 +147,7 @@ class ToyModel:
             self._check(item)
         return [self._run(item) for item in items]
 
-    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+    def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
         if len(blocks) and (
             blocks[0] < 0 or blocks[-1] * self.block_size >= self.vocab_size or (np.diff(blocks) < 1).any()
         ):

@@ -10,7 +10,7 @@ from outrider.decoding.types import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DraftLimits:
     """What a request could use: at most `tokens` drafted ones before max_tokens or the context's end.
 
     context:     tokens of its text.
@@ -38,7 +38,7 @@ class Controller(Protocol):
         so many sequences decode; 0 to let them wait for another one. Without such sequences: how many a pass
         may have that is theirs alone, at least 1; whoever arrives or leaves has to wait for it."""
 
-    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+    def choose(self, batch: Sequence[DraftLimits], prompt_tokens: int = 0) -> list[int]:
         """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
         `prompt_tokens` of other requests share the pass."""
 

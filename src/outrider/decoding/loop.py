@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import Controller, Room
+from outrider.decoding.controller import Controller, DraftLimits
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.request import ProposeJob, Request
@@ -47,9 +47,9 @@ class _Sequence:
     def request_id(self) -> str:
         return self.request.request_id
 
-    def room(self) -> Room:
+    def room(self) -> DraftLimits:
         """What it could use of the next step."""
-        return Room(
+        return DraftLimits(
             self.request_id,
             max(0, self.emitter.remaining - 1),
             len(self.context.tokens),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outrider.decoding.context import TokenContext
     from outrider.decoding.sampling.sampler import Sampler
 
-Foretell: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
+Lookahead: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
 
 
 class Detokenizer(Protocol):
@@ -89,7 +89,7 @@ class ProposeJob:
     budget: int
     sampler: Sampler
     guide: Guide | None = None
-    foretell: Foretell | None = None
+    foretell: Lookahead | None = None
     drafters: frozenset[str] | None = None
 
     def allows(self, drafter: str) -> bool:

@@ -17,11 +17,11 @@ from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.lookahead import Foretelling, Rest
+from outrider.drafters.lookahead import DraftLookahead, LastDraft
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
 from outrider.policy.auto import AutoController
-from outrider.policy.tree import Ask, Choice, Drawn, Fed, Node, path_to
+from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node, path_to
 
 # Tokens of a text that the draft model reads in one step before it draws: about as long as a pass of the
 # target takes; and where no other text waits.
@@ -29,7 +29,7 @@ PATIENCE, PATIENCE_ALONE = 32, 256
 MIXED = "mixed"  # the source of a draft that both drafters have a part in
 
 
-class MixedDrafter:
+class AutoDrafter:
     """A lookup drafter and a draft model as `controller` chooses; either may be None, not both.
 
     clock: seconds; what drawing takes is measured for the controller, the output never depends on it.
@@ -52,7 +52,7 @@ class MixedDrafter:
         self.controller, self._lookup, self._model = controller, lookup, model
         self._clock = clock
         self._proposed: dict[str, int] = {}  # nodes that were proposed, of each request
-        self._rests: dict[str, Rest] = {}  # the last draft of the draft model, of each request
+        self._rests: dict[str, LastDraft] = {}  # the last draft of the draft model, of each request
 
     @property
     def needs(self) -> frozenset[str]:
@@ -68,9 +68,9 @@ class MixedDrafter:
         asks = [self._ask(job) for job in jobs]
         choices = self.controller.plan(asks)
         planned = drawn = self._clock()
-        drafts: list[Drawn | None] = [None] * len(jobs)
+        drafts: list[ModelDraft | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
-        fed: Sequence[Fed] = ()
+        fed: Sequence[DraftPass] = ()
         if self._model is not None and any(choice.draft for choice in choices):
             drafts, stated = self._draw(self._model, jobs, asks, choices)
             drawn, fed = self._clock(), self._model.fed
@@ -96,32 +96,32 @@ class MixedDrafter:
             if drafter is not None:
                 drafter.end(request_id)
 
-    def _ask(self, job: ProposeJob) -> Ask:
+    def _ask(self, job: ProposeJob) -> DraftQuery:
         context = job.context
         lookup, behind = None, None
         if self._lookup is not None and job.allows(self._lookup.name):
             lookup = self._lookup.look(job, job.budget)
         if self._model is not None and job.allows(self._model.name):
             behind = self._model.behind(job, lookup.copied if lookup is not None else 0, self.controller.dear)
-        return Ask(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))
+        return DraftQuery(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))
 
     def _draw(
         self,
         model: DraftModelDrafter,
         jobs: Sequence[ProposeJob],
-        asks: Sequence[Ask],
-        choices: Sequence[Choice],
-    ) -> tuple[list[Drawn | None], list[Draft | None]]:
+        asks: Sequence[DraftQuery],
+        choices: Sequence[DraftPlan],
+    ) -> tuple[list[ModelDraft | None], list[Draft | None]]:
         """What the draft model draws for those that it is chosen for; the drafts that state distributions."""
-        found: list[Drawn | None] = [None] * len(jobs)
+        found: list[ModelDraft | None] = [None] * len(jobs)
         stated: list[Draft | None] = [None] * len(jobs)
-        guides: dict[int, _Noting] = {}
-        tellers: list[Foretelling | None] = []
+        guides: dict[int, RecordingGuide] = {}
+        tellers: list[DraftLookahead | None] = []
         sharers = sum([choice.draft > 0 for choice in choices])
         asked: list[ProposeJob] = []
         for i, (job, ask, choice) in enumerate(zip(jobs, asks, choices, strict=True)):
             if choice.draft:
-                guides[i] = _Noting(choice.guide)
+                guides[i] = RecordingGuide(choice.guide)
                 ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
                 room = choice.draft
                 if choice.guide is not None:
@@ -130,7 +130,7 @@ class MixedDrafter:
                 teller = None
                 if self._lookup is not None and job.allows(self._lookup.name):
                     rest = self._rests.get(job.request_id)
-                    teller = Foretelling(
+                    teller = DraftLookahead(
                         self.controller, self._lookup, ask, context, choice.after, rest=rest, sharers=sharers
                     )
                 tellers.append(teller)
@@ -142,12 +142,12 @@ class MixedDrafter:
                 self.controller.covered(jobs[i].request_id, teller.covered(rest.tokens))
             if len(draft):
                 alone = draft.probs is not None
-                found[i] = Drawn(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())
+                found[i] = ModelDraft(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())
                 stated[i] = draft if alone else None
         return found, stated
 
 
-class _Noting:
+class RecordingGuide:
     """The choice's own guide, or a chain, keeping what it is told."""
 
     def __init__(self, guide: Guide | None) -> None:

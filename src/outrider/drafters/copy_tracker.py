@@ -30,7 +30,7 @@ class Copy(NamedTuple):
     sure: int
 
 
-class Copying:
+class CopyTracker:
     """Follows one text, which only grows."""
 
     def __init__(self) -> None:

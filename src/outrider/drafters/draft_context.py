@@ -18,7 +18,7 @@ TAIL = 48  # of its last ones
 KEPT = 32  # of the text's last tokens, which are read even where they are copied
 
 
-class Reading:
+class DraftContext:
     """One text, which only grows.
 
     tokens: what is to be read of it, in order; it only grows too, but for the part that was not read yet.

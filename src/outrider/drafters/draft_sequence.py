@@ -9,18 +9,18 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Guide
-from outrider.decoding.request import Foretell
+from outrider.decoding.request import Lookahead
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft
-from outrider.decoding.verifiers.distributions import Chance
-from outrider.drafters.draft_context import Reading
-from outrider.drafters.vocab_subset import LikelyTokens
+from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.drafters.draft_context import DraftContext
+from outrider.drafters.vocab_subset import VocabSubset
 from outrider.engines.base import Cache
 from outrider.policy.tree import refed
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class DraftSequence:
     """One request in the draft model.
 
     reading: what it reads of the request's text.
@@ -31,9 +31,9 @@ class Stream:
     """
 
     cache: Cache
-    reading: Reading
+    reading: DraftContext
     sampler: Sampler
-    likely: LikelyTokens | None
+    likely: VocabSubset | None
     checked: int = 0
     guessed: list[int] = field(default_factory=list)
     above: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Stream:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class DraftTree:
     """One job of one propose call: what has been drawn (and from what), and what is to be fed next.
 
     limit:       ids from here on the model does not know.
@@ -92,15 +92,15 @@ class Turn:
     foretold:    fed behind the frontier's only node, one after the other.
     """
 
-    stream: Stream
+    stream: DraftSequence
     limit: int
     contexts: list[TokenContext]
     budget: int
     feed: list[int]
     above: list[int]
-    chance: Chance
+    chance: StepRandomness
     guide: Guide | None
-    foretell: Foretell | None
+    foretell: Lookahead | None
     frontier: list[int] = field(default_factory=lambda: [-1])
     rows: list[int] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)

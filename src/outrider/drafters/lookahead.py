@@ -14,7 +14,7 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.types import Draft
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy.auto import AutoController
-from outrider.policy.tree import Ask
+from outrider.policy.tree import DraftQuery
 
 MOST = 7  # tokens that are foretold at a time
 OF_A_REST = 0.3  # confidence in the rest of a draft, for a calibration to correct
@@ -23,7 +23,7 @@ SHIFTS = (0, 1, -1, 2, -2)  # tokens by which the text may have fallen behind a 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rest:
+class LastDraft:
     """A draft's likeliest row: its tokens, and the index that the first would have in the text."""
 
     start: int
@@ -44,7 +44,7 @@ class Rest:
         return self.tokens[at : at + MOST] if at > 0 else []
 
 
-class Foretelling:
+class DraftLookahead:
     """What lookups expect the draft model to draw for one request.
 
     That is what `ask.lookup` has behind the node `after`, and where the draft leaves its tree, a lookup anew;
@@ -57,11 +57,11 @@ class Foretelling:
         self,
         controller: AutoController,
         drafter: SuffixDrafter,
-        ask: Ask,
+        ask: DraftQuery,
         start: TokenContext,
         after: int = -1,
         *,
-        rest: Rest | None,
+        rest: LastDraft | None,
         sharers: int,
     ) -> None:
         self._controller, self._drafter, self._ask = controller, drafter, ask
@@ -98,7 +98,7 @@ class Foretelling:
             chances.append(lookup.confidence[node])
         return tokens, chances
 
-    def learn(self, draft: Draft) -> Rest:
+    def learn(self, draft: Draft) -> LastDraft:
         """Tell the controller how often the model drew what was foretold, as far as it drew. Returns the
         draft's likeliest row."""
         drawn = draft.tokens.tolist()
@@ -119,7 +119,7 @@ class Foretelling:
         while at >= 0:
             row.append(drawn[at])
             at = first.get(at, -1)
-        return Rest(self._start.position, row)
+        return LastDraft(self._start.position, row)
 
     def covered(self, row: list[int]) -> int:
         """How many tokens of a draft's row a lookup would have drafted on its own, had the text come as far

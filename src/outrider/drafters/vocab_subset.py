@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.types import IntArray
-from outrider.engines.base import BlockModel, LanguageModel
+from outrider.engines.base import LanguageModel, VocabSubsetModel
 
 SHARE = 4  # one in so many ids is frequent
 LEAST = 24_576  # but no fewer than these: smaller vocabularies spend less on their output matrix
@@ -25,7 +25,7 @@ Blocks = npt.NDArray[np.bool_]
 def frequent(model: LanguageModel) -> IntArray | None:
     """The blocks of the ids that every draft may need, ascending; None for a model that cannot leave any out,
     or has too few."""
-    if not isinstance(model, BlockModel):
+    if not isinstance(model, VocabSubsetModel):
         return None
     count = -(-max(LEAST, model.vocab_size // SHARE) // model.block_size)
     if count * model.block_size >= model.vocab_size:
@@ -33,10 +33,10 @@ def frequent(model: LanguageModel) -> IntArray | None:
     return np.arange(count, dtype=np.int32)
 
 
-class LikelyTokens:
+class VocabSubset:
     """The blocks that one request needs, as bool[blocks]: the frequent ones and those of its own tokens."""
 
-    def __init__(self, model: BlockModel, always: IntArray, ids: Collection[int]) -> None:
+    def __init__(self, model: VocabSubsetModel, always: IntArray, ids: Collection[int]) -> None:
         self._size, self._vocab_size = model.block_size, model.vocab_size
         self.blocks: Blocks = np.zeros(-(-model.vocab_size // model.block_size), bool)
         self.blocks[always] = True
@@ -48,7 +48,7 @@ class LikelyTokens:
             self.blocks[token // self._size] = True
 
 
-def together(parts: Collection[LikelyTokens]) -> IntArray:
+def together(parts: Collection[VocabSubset]) -> IntArray:
     """The blocks of a pass for several requests, ascending."""
     first, *others = (part.blocks for part in parts)
     for other in others:

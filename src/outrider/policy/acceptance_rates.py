@@ -5,7 +5,7 @@ Zadrozny and Elkan 2001, with Beta posteriors), all requests together; a bin of 
 at its word as far as confidence has foretold better than the mean. How much better or worse a drafter does in
 one request than expected is a factor on the odds, learned from its latest tokens.
 
-It runs in every step, after a pass has emptied the processor's caches, so it is in C++ (csrc/policy/acceptance.h).
+It runs in every step, after a pass has emptied the processor's caches, so it is in C++ (csrc/policy/).
 """
 
 from __future__ import annotations

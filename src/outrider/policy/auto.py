@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.decoding.controller import Room
+from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.policy.acceptance_rates import Acceptance
 from outrider.policy.cost_model import WIDEST, CostModel
-from outrider.policy.draft_model import Drawing, Prices
-from outrider.policy.exploration import Allowance
-from outrider.policy.mixed_batches import Joining
+from outrider.policy.draft_model import DraftModelPlanner, Prices
+from outrider.policy.exploration import ExplorationBudget
+from outrider.policy.mixed_batches import MixedBatchPolicy
 from outrider.policy.report import Report
-from outrider.policy.tree import Ask, Choice, Drawn, Fed, Lookup, Node, chosen, subtree
+from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, Lookup, ModelDraft, Node, chosen, subtree
 
 FIRST_WAIT, LAST_WAIT = 8, 64  # steps between probes of a drafter that is off; doubles
 LONGEST_SLEEP, DEAREST_SLEEP = 4, 16  # steps without looking up; the second where it is dear
@@ -47,7 +47,7 @@ class _State:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []  # as drafted in this step
-        self.offered: Ask | None = None  # what a lookup has found in this step
+        self.offered: DraftQuery | None = None  # what a lookup has found in this step
         self.expected = 1.0  # tokens that the step will emit
         self.left = 0  # tokens that may still be drafted until the output ends
         self.probe = 0.0  # seconds taken from the allowance for this step
@@ -64,7 +64,7 @@ class _State:
 
 
 class AutoController:
-    """Chooses drafter and tree for each request of each step; a `MixedDrafter` carries it out.
+    """Chooses drafter and tree for each request of each step; a `AutoDrafter` carries it out.
 
     target:    what a pass of the target costs; None starts from a guess.
     model:     what a pass of the draft model costs, or None without one.
@@ -89,11 +89,13 @@ class AutoController:
     ) -> None:
         self.target = CostModel() if target is None else target
         self.drawing = (
-            None if model is None else Drawing(model, longest=longest, confident=confident, tree=tree)
+            None
+            if model is None
+            else DraftModelPlanner(model, longest=longest, confident=confident, tree=tree)
         )
-        self._joining = Joining(self.target)
+        self._joining = MixedBatchPolicy(self.target)
         self.by_lookup = Acceptance(LOOKUP_START, memory=LOOKUP_MEMORY)
-        self.allowance = Allowance()
+        self.allowance = ExplorationBudget()
         self.report = Report()
         self.names = names
         self._most = most
@@ -114,7 +116,7 @@ class AutoController:
     def beside(self, sequences: int, joining: int = 0) -> int:
         return self._joining.count(sequences, joining)
 
-    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+    def choose(self, batch: Sequence[DraftLimits], prompt_tokens: int = 0) -> list[int]:
         """Most nodes for each request; 0 where not even looking up is worth its time."""
         self._joining.begin([room.context for room in batch])
         width, context = self._joining.width, self._joining.context
@@ -216,12 +218,12 @@ class AutoController:
         """How long looking up and planning took in this step, for all requests."""
         self._looking += SMOOTH * (seconds / self._looked - self._looking)
 
-    def plan(self, asks: Sequence[Ask]) -> list[Choice]:
+    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
         """What to draft for each request."""
         rate, seconds = self._rate, self._curve.seconds
         self._looked = max(1, len(asks))
         base = self._base + sum([ask.ahead for ask in asks])
-        choices = [Choice() for _ in asks]
+        choices = [DraftPlan() for _ in asks]
         for ask, choice in zip(asks, choices, strict=True):
             state = self._states[ask.request_id]
             state.unread = ask.behind or 0
@@ -256,7 +258,7 @@ class AutoController:
         return self.drawing is not None and self.drawing.draw(missed) > DEAREST_READING * self._plain
 
     def foretell(self, request_id: str, confidence: Sequence[float], sharers: int) -> int:
-        """See `Drawing.foretell`; 0 without a draft model."""
+        """See `DraftModelPlanner.foretell`; 0 without a draft model."""
         return 0 if self.drawing is None else self.drawing.foretell(request_id, confidence, sharers)
 
     def foretold(self, request_id: str, rank: int, confidence: float, drawn: bool) -> None:
@@ -265,17 +267,17 @@ class AutoController:
             self.drawing.foretold.learn(request_id, rank, confidence, drawn)
 
     def covered(self, request_id: str, tokens: int) -> None:
-        """See `CatchingUp.covered`."""
+        """See `DraftPrefillPolicy.covered`."""
         if self.drawing is not None:
             self.drawing.catching_up.covered(request_id, tokens)
 
     def finish(
         self,
-        asks: Sequence[Ask],
-        choices: Sequence[Choice],
-        drafts: Sequence[Drawn | None],
+        asks: Sequence[DraftQuery],
+        choices: Sequence[DraftPlan],
+        drafts: Sequence[ModelDraft | None],
         seconds: float = 0.0,
-        fed: Sequence[Fed] = (),
+        fed: Sequence[DraftPass] = (),
     ) -> list[list[Node]]:
         """The trees to verify, after the draft model has drawn `drafts` in `seconds` and these passes."""
         drawing = 0.0
@@ -324,7 +326,7 @@ class AutoController:
             state.lookup_wait = state.model_wait = FIRST_WAIT
         state.length = lookup.length
 
-    def _probe(self, asks: Sequence[Ask], choices: list[Choice], base: int, value: float) -> None:
+    def _probe(self, asks: Sequence[DraftQuery], choices: list[DraftPlan], base: int, value: float) -> None:
         """Spend some of the allowance on finding out: what a plain pass costs now, or how a drafter that is
         off would do."""
         seconds, allowance = self._curve.seconds, self.allowance
@@ -377,10 +379,10 @@ class AutoController:
 
     def _cut(
         self,
-        drawing: Drawing,
-        asks: Sequence[Ask],
+        drawing: DraftModelPlanner,
+        asks: Sequence[DraftQuery],
         trees: list[list[Node]],
-        drafts: Sequence[Drawn | None],
+        drafts: Sequence[ModelDraft | None],
     ) -> list[list[Node]]:
         """Keep the nodes that pay, whatever comes with stated distributions, and probes, which are paid for;
         what a lookup has beside a probe of the draft model is not."""

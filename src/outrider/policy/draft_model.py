@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from outrider.policy.acceptance_rates import Acceptance
 from outrider.policy.cost_model import CostModel
-from outrider.policy.draft_prefill import CatchingUp
-from outrider.policy.target_confidence import Certainty
-from outrider.policy.tree import Ask, Choice, Drawn, Fed, Node, chosen, merge
-from outrider.policy.tree_growth import Branching, Reckoner
+from outrider.policy.draft_prefill import DraftPrefillPolicy
+from outrider.policy.target_confidence import TargetConfidence
+from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node, chosen, merge
+from outrider.policy.tree_growth import PathProbabilities, TreeGrowth
 
 START = 0.8  # chance of its tokens before anything is known
 TRIED = 24.0  # tokens of evidence from which a draft model is no longer new
@@ -56,7 +56,7 @@ class _Pass:
     other: float
 
 
-class Drawing:
+class DraftModelPlanner:
     """Plans for a draft model.
 
     cost:      of its passes.
@@ -74,7 +74,7 @@ class Drawing:
         tree: bool = True,
     ) -> None:
         self.cost = cost
-        self.certainty = Certainty()  # of the target
+        self.certainty = TargetConfidence()  # of the target
         self.accepted = Acceptance(START, START_WEIGHT, self.certainty.odds)  # its first choices
         self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
         self.foretold = Acceptance(FORETOLD_START)  # what lookups expect it to draw
@@ -84,14 +84,19 @@ class Drawing:
         self._longest, self._confident, self._tree = longest, confident, tree
         self.draw = cost.at(0).seconds
         self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
-        self.catching_up = CatchingUp()
+        self.catching_up = DraftPrefillPolicy()
 
     def at(self, context: int) -> None:
         """A step begins, with texts of about this many tokens."""
         self.draw = self.cost.at(context).seconds
 
     def plan(
-        self, asks: Sequence[Ask], choices: Sequence[Choice], base: int, value: float, prices: Prices
+        self,
+        asks: Sequence[DraftQuery],
+        choices: Sequence[DraftPlan],
+        base: int,
+        value: float,
+        prices: Prices,
     ) -> float:
         """Let the model draw where that is worth more than `value`, the lookups' alone: in their place, or
         behind the likeliest path of one. Returns what it is worth, in tokens over plain decoding."""
@@ -101,9 +106,14 @@ class Drawing:
         return worth
 
     def _plan(
-        self, asks: Sequence[Ask], choices: Sequence[Choice], base: int, value: float, prices: Prices
+        self,
+        asks: Sequence[DraftQuery],
+        choices: Sequence[DraftPlan],
+        base: int,
+        value: float,
+        prices: Prices,
     ) -> float:
-        drawn: list[tuple[Ask, Choice]] = []  # who is better off with the draft model
+        drawn: list[tuple[DraftQuery, DraftPlan]] = []  # who is better off with the draft model
         step = _Pass([], base, base, 0, 0, 0.0)
         cold = self.accepted.evidence < FEW
         for ask, choice in zip(asks, choices, strict=True):
@@ -130,7 +140,9 @@ class Drawing:
                     choice.guide = self._guide(ask.request_id, base, 1.0, prices, sharers=len(drawn))
         return best
 
-    def _plan_behind(self, ask: Ask, choice: Choice, base: int, value: float, prices: Prices) -> float | None:
+    def _plan_behind(
+        self, ask: DraftQuery, choice: DraftPlan, base: int, value: float, prices: Prices
+    ) -> float | None:
         """Let the model go on behind a lookup's likeliest path, if that is worth more than `value`."""
         assert ask.behind is not None
         after, depth = _likeliest_leaf(ask, choice)
@@ -149,7 +161,7 @@ class Drawing:
         return worth
 
     def _best_length(
-        self, step: _Pass, asks: Sequence[Ask], value: float, prices: Prices
+        self, step: _Pass, asks: Sequence[DraftQuery], value: float, prices: Prices
     ) -> tuple[float, int]:
         """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does, or catching
         up is to wait."""
@@ -179,7 +191,7 @@ class Drawing:
             self.catching_up.pay(excess)
         return best, longest
 
-    def _hoped(self, ask: Ask, room: int) -> list[float]:
+    def _hoped(self, ask: DraftQuery, room: int) -> list[float]:
         """Accepted tokens that are expected of drawing 0, 1, 2, … tokens, before any is drawn."""
         chance, request_id = self.accepted.chance, ask.request_id
         path, total, sums = 1.0, 0.0, [0.0]
@@ -191,9 +203,9 @@ class Drawing:
 
     def _guide(
         self, request_id: str, base: int, path: float, prices: Prices, *, sharers: int = 1, longest: int = 0
-    ) -> Branching:
+    ) -> TreeGrowth:
         """Draw while the chance that the next tokens are accepted is worth their drawing and verifying."""
-        return Branching(
+        return TreeGrowth(
             self._reckoner(request_id),
             prices.seconds,
             self.draw,
@@ -206,8 +218,8 @@ class Drawing:
             tree=self._tree,
         )
 
-    def _reckoner(self, request_id: str) -> Reckoner:
-        return Reckoner(self.accepted, self.beside, request_id)
+    def _reckoner(self, request_id: str) -> PathProbabilities:
+        return PathProbabilities(self.accepted, self.beside, request_id)
 
     def tried(self, request_id: str, nodes: Sequence[Node], kept: Collection[int]) -> None:
         """Learn from a tree of which the nodes at `kept` were accepted (-1, the anchor, among them)."""
@@ -236,12 +248,12 @@ class Drawing:
 
     def learn(
         self,
-        asks: Sequence[Ask],
-        choices: Sequence[Choice],
-        drafts: Sequence[Drawn | None],
+        asks: Sequence[DraftQuery],
+        choices: Sequence[DraftPlan],
+        drafts: Sequence[ModelDraft | None],
         *,
         seconds: float,
-        fed: Sequence[Fed],
+        fed: Sequence[DraftPass],
         context: int,
     ) -> float:
         """Learn what drawing took, in these passes. Returns what it should take as a rule, without what had
@@ -273,7 +285,7 @@ class Drawing:
                 return i
         return len(confidence)
 
-    def _share(self, asks: Sequence[Ask]) -> float:
+    def _share(self, asks: Sequence[DraftQuery]) -> float:
         return sum([self._share_of(ask.request_id) for ask in asks]) / len(asks)
 
     def _share_of(self, request_id: str) -> float:
@@ -284,7 +296,7 @@ class Drawing:
         took, usual = self._took.get(request_id, (0.0, 0.0))
         return (took + weight * usually) / (usual + weight)
 
-    def grow(self, ask: Ask, choice: Choice, drawn: Drawn) -> list[Node]:
+    def grow(self, ask: DraftQuery, choice: DraftPlan, drawn: ModelDraft) -> list[Node]:
         """The tree of what was drawn and the lookup's nodes; without trees, or where distributions are
         stated, what was drawn alone, or behind the lookup's chosen nodes."""
         reckoner = self._reckoner(ask.request_id)
@@ -316,7 +328,7 @@ class Drawing:
                 return
 
 
-def _likeliest_leaf(ask: Ask, choice: Choice) -> tuple[int, int]:
+def _likeliest_leaf(ask: DraftQuery, choice: DraftPlan) -> tuple[int, int]:
     """(node, depth): where the likeliest path through a lookup's chosen nodes ends."""
     assert ask.lookup is not None
     at, depth = -1, 0
@@ -326,7 +338,7 @@ def _likeliest_leaf(ask: Ask, choice: Choice) -> tuple[int, int]:
     return at, depth
 
 
-def _depth(ask: Ask, node: int) -> int:
+def _depth(ask: DraftQuery, node: int) -> int:
     """How deep a lookup's node is; 1 = child of the anchor."""
     assert ask.lookup is not None
     depth = 0

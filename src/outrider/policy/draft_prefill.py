@@ -18,7 +18,7 @@ PAID_WEIGHT = 6.0  # tokens of catching up that paid, which count before anythin
 PAID_MEMORY = 0.8  # of what is known of that, after one more text
 
 
-class CatchingUp:
+class DraftPrefillPolicy:
     """What drawing promised and what catching up cost, in tokens that plain decoding would have written."""
 
     def __init__(self) -> None:

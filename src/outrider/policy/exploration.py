@@ -9,7 +9,7 @@ RESERVE = 0.04  # seconds that may be saved up
 DEAREST = WINDOW * (SHARE - REFILL)  # seconds of a single probe; spent ahead and paid back
 
 
-class Allowance:
+class ExplorationBudget:
     """Seconds for probes: at most SHARE of any WINDOW, and REFILL of the time in the long run.
 
     What is taken within a window is at most what was saved before it, plus the refill, plus what one probe

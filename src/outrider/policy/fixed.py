@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.decoding.controller import Room
+from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.errors import ConfigError
 from outrider.policy.cost_model import CostModel
-from outrider.policy.mixed_batches import Joining
+from outrider.policy.mixed_batches import MixedBatchPolicy
 
 
 class FixedController:
@@ -18,12 +18,12 @@ class FixedController:
         if num_speculative_tokens < 0:
             raise ConfigError(f"num_speculative_tokens must be at least 0, not {num_speculative_tokens}")
         self.num_speculative_tokens = num_speculative_tokens
-        self._joining = Joining(CostModel())
+        self._joining = MixedBatchPolicy(CostModel())
 
     def beside(self, sequences: int, joining: int = 0) -> int:
         return self._joining.count(sequences, joining)
 
-    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+    def choose(self, batch: Sequence[DraftLimits], prompt_tokens: int = 0) -> list[int]:
         self._joining.begin([room.context for room in batch])
         return [min(self.num_speculative_tokens, room.most) for room in batch]
 

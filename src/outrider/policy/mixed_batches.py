@@ -15,7 +15,7 @@ AT_ONCE = 4  # passes that are learned from together: for one alone, what it tak
 NEWS = 1.25  # times as long, or as short, as was thought: a pass that is learned from at once
 
 
-class Joining:
+class MixedBatchPolicy:
     """Shares passes between texts that decode and prompts that are read.
 
     A pass may take BESIDE times as long as it will when those that join decode too, with usual drafts; or

@@ -21,7 +21,7 @@ SLOPE = 0.6  # log-odds of a draft's token being right, for one of the target's 
 MOST = 0.99  # a share above this is taken for it: odds grow without end
 
 
-class Certainty:
+class TargetConfidence:
     """How certain the target is in each text, and how certain it was where the draft model has been tried."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from outrider.decoding.controller import Guide
 
 # Of a pass of a draft model: its tokens, and how many of them it had missed of texts since it last drew.
-Fed: TypeAlias = tuple[int, int]
+DraftPass: TypeAlias = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class Lookup:
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class DraftQuery:
     """What could be drafted for one request.
 
     room:    most nodes.
@@ -56,7 +56,7 @@ class Ask:
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
+class DraftPlan:
     """What is to be drafted for one request.
 
     nodes: of the lookup, ascending, to be verified if nothing else is drafted.
@@ -80,7 +80,7 @@ class Choice:
 
 
 @dataclass(slots=True, eq=False)
-class Drawn:
+class ModelDraft:
     """What a draft model drew: a tree of tokens, and its confidence in each (None where it does not say).
 
     stated:  they come with the distributions that they were drawn from, so none may be left out.
@@ -134,7 +134,7 @@ def contested(a: float, b: float) -> float:
 def merge(
     lookup: Lookup | None,
     chances: Sequence[float],
-    drawn: Drawn,
+    drawn: ModelDraft,
     drawn_chances: Sequence[float],
     after: int = -1,
 ) -> list[Node]:
@@ -199,7 +199,7 @@ def subtree(nodes: Sequence[Node], kept: Sequence[int]) -> list[Node]:
     return out
 
 
-def chosen(lookup: Lookup | None, choice: Choice) -> list[Node]:
+def chosen(lookup: Lookup | None, choice: DraftPlan) -> list[Node]:
     """The chosen part of a lookup's tree."""
     if lookup is None or not choice.nodes:
         return []

@@ -13,7 +13,7 @@ LESS = 0.75  # of the usual chance: a token behind a further branch
 NO_PARENT = -2
 
 
-class Reckoner:
+class PathProbabilities:
     """Chances of the nodes that a draft model draws for a request, told in the order in which they are drawn.
 
     A sibling's chance is reckoned given that the ones before it are wrong, so that together they never have
@@ -72,7 +72,7 @@ class Reckoner:
         return self._first.chance(self._request_id, self.ranks[node] + 1)
 
 
-class Branching:
+class TreeGrowth:
     """Implements `Guide`: draws on, and beside, while the chance of acceptance is worth the price.
 
     A token beside another costs no pass of the draft model, only its verification. All nodes that are drawn
@@ -90,7 +90,7 @@ class Branching:
 
     def __init__(
         self,
-        reckoner: Reckoner,
+        reckoner: PathProbabilities,
         seconds: Callable[[int], float],
         draw: Callable[[int], float],
         rate: float,

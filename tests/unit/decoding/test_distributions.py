@@ -13,7 +13,7 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import ACCEPT, DRAFT, NEXT, gumbel, uniforms
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution
-from outrider.decoding.verifiers.distributions import Chance, excess, pick, ratio, residual, siblings
+from outrider.decoding.verifiers.distributions import StepRandomness, excess, pick, ratio, residual, siblings
 from outrider.errors import ConfigError, ModelError
 from tests.unit.decoding.test_rng import one_block
 from tests.unit.decoding.test_sampler import cases, context_of
@@ -56,15 +56,15 @@ def test_uniforms_are_uniform_and_below_one() -> None:
 
 def test_each_draw_of_each_step_has_its_own_number() -> None:
     asked = [(purpose, number) for purpose in (DRAFT, ACCEPT, NEXT) for number in range(40)]
-    steps = [Chance(seed, position) for seed in (1, 2) for position in (5, 6)]
+    steps = [StepRandomness(seed, position) for seed in (1, 2) for position in (5, 6)]
     found = [step.uniform(*which) for step in steps for which in asked]
     assert len(set(found)) == len(found)
-    again = Chance(1, 5)
+    again = StepRandomness(1, 5)
     assert [again.uniform(*which) for which in asked] == found[:120]
 
 
 def test_chance_decides_by_its_numbers() -> None:
-    chance, even = Chance(7, 3), Distribution(np.arange(1000), np.full(1000, 0.001))
+    chance, even = StepRandomness(7, 3), Distribution(np.arange(1000), np.full(1000, 0.001))
     for node in range(40):
         assert chance.draws(even, node) == int(chance.uniform(DRAFT, node) * 1000)
         at = chance.uniform(ACCEPT, node)
@@ -122,12 +122,12 @@ def test_the_residual_is_what_is_left_over(p: Distribution, q: Distribution, sca
 def test_siblings_are_different_and_say_what_they_were_drawn_from(
     q: Distribution, count: int, seed: int
 ) -> None:
-    tokens, drawn_from = siblings(q, count, Chance(seed, 1), 5)
+    tokens, drawn_from = siblings(q, count, StepRandomness(seed, 1), 5)
     assert len(set(tokens)) == len(tokens) == min(count, np.count_nonzero(q.probs))
     left = dense(q)
     for node, (token, stated) in enumerate(zip(tokens, drawn_from, strict=True), start=5):
         np.testing.assert_allclose(dense(stated), left / left.sum(), rtol=1e-9, atol=1e-300)
-        assert token == Chance(seed, 1).draws(stated, node)
+        assert token == StepRandomness(seed, 1).draws(stated, node)
         left[token] = 0.0
 
 

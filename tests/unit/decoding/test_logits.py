@@ -10,7 +10,7 @@ import pytest
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.constraint import Mask
-from outrider.decoding.sampling.logits import Adjuster
+from outrider.decoding.sampling.logits import LogitsPipeline
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.errors import ConfigError
@@ -44,7 +44,7 @@ class After:
 def left(context: TokenContext, **arguments: Any) -> set[int]:
     """The ids that can still be drawn."""
     extra = {key: arguments.pop(key) for key in ("bad_words", "constraint") if key in arguments}
-    row = Adjuster(SamplingParams(**arguments), VOCAB, {EOS}, **extra).row(ROW, context)
+    row = LogitsPipeline(SamplingParams(**arguments), VOCAB, {EOS}, **extra).row(ROW, context)
     return set(np.flatnonzero(row > -np.inf).tolist())
 
 
@@ -52,7 +52,7 @@ ALL = set(range(VOCAB))
 
 
 def test_nothing_to_do_gives_the_models_own_row() -> None:
-    assert Adjuster(SamplingParams(), VOCAB).row(ROW, TokenContext([1])) is ROW
+    assert LogitsPipeline(SamplingParams(), VOCAB).row(ROW, TokenContext([1])) is ROW
 
 
 def test_a_bad_word_is_ruled_out_where_it_would_end() -> None:
@@ -82,7 +82,7 @@ def test_logits_processors_get_what_they_ask_for() -> None:
     context.append(4)
     before = ROW.copy()
     params = SamplingParams(logits_processors=[two, three], logit_bias={0: 3.0}, presence_penalty=1.0)
-    row = Adjuster(params, VOCAB).row(ROW, context.then(5))
+    row = LogitsPipeline(params, VOCAB).row(ROW, context.then(5))
     assert ROW.tobytes() == before.tobytes()
     assert seen[0][0] == [4, 5]
     assert seen[1][:2] == ([1, 2], [4, 5])
@@ -138,7 +138,7 @@ def _bad(make: Callable[[np.ndarray], Any]) -> Callable[[list[int], np.ndarray],
 )
 def test_a_processors_fault_is_one_line_with_its_name(processor: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        Adjuster(SamplingParams(logits_processors=[processor]), VOCAB).row(ROW, TokenContext([1]))
+        LogitsPipeline(SamplingParams(logits_processors=[processor]), VOCAB).row(ROW, TokenContext([1]))
     assert "\n" not in str(caught.value)
     assert processor.__qualname__ in str(caught.value)
 

@@ -16,7 +16,7 @@ from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 from outrider.decoding.verifiers import block as verify_block
 from outrider.decoding.verifiers import rejection as verify_rejection
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import Chance, excess, ratio, residual, siblings
+from outrider.decoding.verifiers.distributions import StepRandomness, excess, ratio, residual, siblings
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from tests.support.enumeration import (
     Branches,
@@ -263,7 +263,7 @@ def test_a_broken_tree_is_caught(name: str, twin: object, monkeypatch: pytest.Mo
 
 
 def keeps_the_sibling(
-    q: Distribution, count: int, chance: Chance, first: int
+    q: Distribution, count: int, chance: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Draws without replacement and states that it was with."""
     tokens, _ = siblings(q, count, chance, first)
@@ -271,7 +271,7 @@ def keeps_the_sibling(
 
 
 def drops_by_token(
-    q: Distribution, count: int, chance: Chance, first: int
+    q: Distribution, count: int, chance: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Leaves a node out by a look at its token, and states the others' distributions all the same."""
     tokens, stated = siblings(q, count, chance, first)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import Room
+from outrider.decoding.controller import DraftLimits
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, StepRecord, Verdict
-from outrider.drafters.auto import MixedDrafter
+from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.confidence import confidence
 from outrider.drafters.copy_tracker import LEAST
 from outrider.drafters.draft_context import HEAD, KEPT, TAIL
@@ -24,7 +24,7 @@ from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
-from outrider.policy.tree import Ask, Choice, Drawn, Fed, Node
+from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node
 from tests.support.toy_model import ToyModel
 
 COSTS = {1: 0.05, 2: 0.05, 8: 0.06, 16: 0.08}
@@ -42,11 +42,11 @@ def draft(similarity: float = 0.97) -> ToyModel:
 
 def make(
     *, lookup: bool = True, model: bool = True, similarity: float = 0.97, tree: bool = True, **options: object
-) -> tuple[AutoController, MixedDrafter]:
+) -> tuple[AutoController, AutoDrafter]:
     cheap = CostModel({1: 0.004, 8: 0.005}) if model else None
     controller = AutoController(CostModel(COSTS), cheap, tree=tree, **options)  # type: ignore[arg-type]
     ticks = itertools.count()
-    drafter = MixedDrafter(
+    drafter = AutoDrafter(
         controller,
         SuffixDrafter(tree=tree) if lookup else None,
         DraftModelDrafter(draft(similarity)) if model else None,
@@ -59,15 +59,15 @@ def job(context: TokenContext, budget: int = 12, name: str = "r") -> ProposeJob:
     return ProposeJob(name, context, budget, Sampler(PARAMS, VOCAB))
 
 
-def begin(drafter: MixedDrafter, controller: AutoController, prompt: Sequence[int]) -> TokenContext:
+def begin(drafter: AutoDrafter, controller: AutoController, prompt: Sequence[int]) -> TokenContext:
     drafter.begin(Request("r", tuple(prompt), PARAMS))
-    controller.choose([Room("r", 39, len(prompt))])
+    controller.choose([DraftLimits("r", 39, len(prompt))])
     return TokenContext(prompt)
 
 
 def test_there_must_be_a_drafter() -> None:
     with pytest.raises(ConfigError, match="at least one"):
-        MixedDrafter(AutoController(), None, None)
+        AutoDrafter(AutoController(), None, None)
 
 
 def test_its_needs_are_the_lookups() -> None:
@@ -105,7 +105,7 @@ def test_without_a_match_the_model_draws(tree: bool) -> None:
 
 def test_both_in_one_tree() -> None:
     controller = AutoController(CostModel({1: 0.05, 16: 0.0505}), CostModel({1: 0.004}))
-    drafter = MixedDrafter(controller, SuffixDrafter(), DraftModelDrafter(draft()))
+    drafter = AutoDrafter(controller, SuffixDrafter(), DraftModelDrafter(draft()))
     context = begin(drafter, controller, [7, 9, 5, 1, 7, 9, 6, 2, 7, 9])
     (found,) = drafter.propose([job(context)])
     assert found.source == "mixed"
@@ -117,7 +117,7 @@ def test_both_in_one_tree() -> None:
 class Scripted(AutoController):
     """Lets the model go on behind the lookup."""
 
-    def plan(self, asks: Sequence[Ask]) -> list[Choice]:
+    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
         choices = super().plan(asks)
         for ask, choice in zip(asks, choices, strict=True):
             assert ask.lookup is not None
@@ -129,7 +129,7 @@ class Scripted(AutoController):
 def test_the_model_goes_on_behind_the_lookup(tree: bool) -> None:
     controller = Scripted(CostModel(COSTS), CostModel({1: 0.001}), tree=tree)
     model = DraftModelDrafter(draft())
-    drafter = MixedDrafter(controller, SuffixDrafter(tree=tree), model, clock=itertools.count().__next__)
+    drafter = AutoDrafter(controller, SuffixDrafter(tree=tree), model, clock=itertools.count().__next__)
     prompt = [*range(20), *range(12)]
     context = begin(drafter, controller, prompt)
     (found,) = drafter.propose([job(context)])
@@ -147,10 +147,10 @@ def test_distributions_are_stated_for_the_whole_chain() -> None:
     controller = AutoController(CostModel(COSTS), CostModel({1: 0.004, 8: 0.005}))
     model = DraftModelDrafter(draft(), draws="own")
     ticks = itertools.count()
-    drafter = MixedDrafter(controller, SuffixDrafter(), model, clock=lambda: next(ticks) / 1e4)
+    drafter = AutoDrafter(controller, SuffixDrafter(), model, clock=lambda: next(ticks) / 1e4)
     params = SamplingParams(temperature=1.0, max_tokens=40)
     drafter.begin(Request("r", (7, 9, 5, 9, 6, 9), params))
-    controller.choose([Room("r", 39, 6)])
+    controller.choose([DraftLimits("r", 39, 6)])
     asked = ProposeJob("r", TokenContext([7, 9, 5, 9, 6, 9]), 12, Sampler(params, VOCAB, seed=4))
     (found,) = drafter.propose([asked])
     assert found.source == "draft_model"
@@ -168,7 +168,7 @@ def test_what_was_accepted_reaches_the_controller() -> None:
             seen.append((tuple(accepted), list(emitted)))
 
     controller = Listens(CostModel(COSTS), None)
-    drafter = MixedDrafter(controller, SuffixDrafter(), None)
+    drafter = AutoDrafter(controller, SuffixDrafter(), None)
     context = begin(drafter, controller, [*range(20), *range(12)])
     (found,) = drafter.propose([job(context.along([12, 13]), 6)])
     assert len(found) >= 2
@@ -274,7 +274,7 @@ def test_a_long_prompt_is_not_read_whole_where_that_takes_long() -> None:
     fed = []
     for length in (200, 230):  # a draft pass of 200 tokens takes 13 plain steps, one of 230 takes 15
         controller = AutoController(CostModel(COSTS), CostModel({1: 0.0032, 2: 0.0064, 32: 0.1024}))
-        drafter = MixedDrafter(controller, None, model := DraftModelDrafter(draft()))
+        drafter = AutoDrafter(controller, None, model := DraftModelDrafter(draft()))
         prompt = [i % VOCAB for i in range(length)]
         context = begin(drafter, controller, prompt)
         assert controller.dear(length) == (length == 230)
@@ -291,11 +291,11 @@ def test_copies_that_lookups_wrote_are_not_read() -> None:
     source = [(7 * i) % 31 for i in range(31)] * 2  # a text that does not repeat itself for 31 tokens
     source[40] = 31
     context = begin(drafter, controller, source)
-    asks: list[Ask] = []
+    asks: list[DraftQuery] = []
 
-    def plan(new: Sequence[Ask]) -> list[Choice]:
+    def plan(new: Sequence[DraftQuery]) -> list[DraftPlan]:
         asks.extend(new)
-        return [Choice() for _ in new]
+        return [DraftPlan() for _ in new]
 
     controller.plan = plan  # type: ignore[method-assign, assignment]
     copied = source[8:62]
@@ -314,7 +314,7 @@ def test_copies_that_lookups_wrote_are_not_read() -> None:
 @pytest.mark.parametrize("tree", [True, False])
 def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tree: bool) -> None:
     def tokens(
-        controller: AutoController | None, drafter: MixedDrafter | None
+        controller: AutoController | None, drafter: AutoDrafter | None
     ) -> tuple[dict[str, list[int]], int]:
         engine = CachedStepEngine(target(), tree_attention=tree, exact_bits=True)
         ticks = itertools.count()
@@ -369,22 +369,22 @@ def test_an_empty_chain_of_the_model_is_no_chain() -> None:
 
 
 def test_chains_carry_what_was_said() -> None:
-    noted: list[Drawn | None] = []
+    noted: list[ModelDraft | None] = []
 
     class Notes(AutoController):
         def finish(
             self,
-            asks: Sequence[Ask],
-            choices: Sequence[Choice],
-            chains: Sequence[Drawn | None],
+            asks: Sequence[DraftQuery],
+            choices: Sequence[DraftPlan],
+            chains: Sequence[ModelDraft | None],
             seconds: float = 0.0,
-            fed: Sequence[Fed] = (),
+            fed: Sequence[DraftPass] = (),
         ) -> list[list[Node]]:
             noted.extend(chains)
             return super().finish(asks, choices, chains, seconds, fed)
 
     controller = Notes(CostModel(COSTS), CostModel({1: 0.004}))
-    drafter = MixedDrafter(controller, None, DraftModelDrafter(draft()))
+    drafter = AutoDrafter(controller, None, DraftModelDrafter(draft()))
     context = begin(drafter, controller, [3, 1, 2])
     drafter.propose([job(context)])
     (chain,) = noted
@@ -402,7 +402,7 @@ def test_a_prompt_is_read_in_few_steps_where_no_other_text_waits(others: int) ->
         drafter.begin(Request(name, tuple(prompt), PARAMS))
     context = TokenContext(prompt)
     while True:
-        controller.choose([Room(name, 39, len(prompt)) for name in ("r", "other")[: 1 + others]])
+        controller.choose([DraftLimits(name, 39, len(prompt)) for name in ("r", "other")[: 1 + others]])
         (found,) = drafter.propose([job(context)])
         if len(found):
             break

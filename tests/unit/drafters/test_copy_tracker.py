@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters._lookup import MAX_MATCH, GramIndex
-from outrider.drafters.copy_tracker import LEAST, Copy, Copying
+from outrider.drafters.copy_tracker import LEAST, Copy, CopyTracker
 
 SOURCE = list(range(100, 160))
 
 
 def follow(
-    text: list[int], new: Sequence[int], copying: Copying, index: GramIndex, stop_ids: Collection[int] = ()
+    text: list[int],
+    new: Sequence[int],
+    copying: CopyTracker,
+    index: GramIndex,
+    stop_ids: Collection[int] = (),
 ) -> Copy | None:
     """What is expected after `new` is written."""
     text += new
@@ -27,7 +31,7 @@ class Writer:
 
     def __init__(self, source: Sequence[int] = SOURCE, stop_ids: Collection[int] = ()) -> None:
         self.text = [*source, 1, 2]
-        self.copying, self.index, self.stop_ids = Copying(), GramIndex(self.text), stop_ids
+        self.copying, self.index, self.stop_ids = CopyTracker(), GramIndex(self.text), stop_ids
 
     def write(self, *new: int) -> Copy | None:
         found = None
@@ -152,7 +156,7 @@ def test_a_loop_goes_round() -> None:
 def test_any_text_at_any_pace(text: list[int], paces: list[int]) -> None:
     """Whatever is written: paths are full, of the text's own tokens, and the source lies before its end."""
     grown: list[int] = []
-    copying, index = Copying(), GramIndex(grown)
+    copying, index = CopyTracker(), GramIndex(grown)
     rest = iter(text)
     for pace in paces:
         new = [token for _, token in zip(range(pace), rest, strict=False)]

@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.draft_context import HEAD, KEPT, TAIL, Reading
+from outrider.drafters.draft_context import HEAD, KEPT, TAIL, DraftContext
 
 
 @dataclass(eq=False)
@@ -66,7 +66,7 @@ def test_it_leaves_out_copies_that_were_not_read_and_what_it_skims(
 ) -> None:
     new = count()
     text = [next(new) for _ in range(prompt)]
-    reading, oracle, read = Reading(prompt), Oracle(prompt), list[int]()
+    reading, oracle, read = DraftContext(prompt), Oracle(prompt), list[int]()
     skimmed = False
     for written, copied, then in [(0, 0, "reads" if prompt < 60 else ""), *steps]:
         text += [next(new) for _ in range(written)]
@@ -91,7 +91,7 @@ def test_it_leaves_out_copies_that_were_not_read_and_what_it_skims(
 
 
 def test_a_long_copy_takes_no_time_to_read() -> None:
-    reading, text = Reading(1000), list(range(1000))
+    reading, text = DraftContext(1000), list(range(1000))
     for start in range(0, 900, 15):
         text += range(start, start + 15)
         reading.follow(text, min(24, start))

@@ -10,11 +10,11 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft
-from outrider.drafters.lookahead import MOST, OF_A_REST, Foretelling, Rest
+from outrider.drafters.lookahead import MOST, OF_A_REST, DraftLookahead, LastDraft
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
-from outrider.policy.tree import Ask, Lookup, path_to
+from outrider.policy.tree import DraftQuery, Lookup, path_to
 
 TEXT = [7, 8, 9, 1, 2, 3, 7, 8]
 FLAT = CostModel({1: 0.004, 8: 0.0041})  # tokens beside another cost next to nothing
@@ -35,16 +35,16 @@ class Told(AutoController):
 def make(
     lookup: Lookup | None = None,
     after: int = -1,
-    rest: Rest | None = None,
+    rest: LastDraft | None = None,
     controller: AutoController | None = None,
     text: Sequence[int] = TEXT,
-) -> tuple[Foretelling, TokenContext]:
+) -> tuple[DraftLookahead, TokenContext]:
     drafter, context = SuffixDrafter(), TokenContext(text)
     drafter.begin(Request("r", tuple(text), SamplingParams()))
     drafter.look(ProposeJob("r", context, 1, Sampler(SamplingParams(), 64)), 1)  # into its index
-    ask = Ask("r", 16, len(text), lookup, 1)
+    ask = DraftQuery("r", 16, len(text), lookup, 1)
     start = context if lookup is None else context.along(path_to(lookup, after))
-    teller = Foretelling(controller or Told(), drafter, ask, start, after, rest=rest, sharers=1)
+    teller = DraftLookahead(controller or Told(), drafter, ask, start, after, rest=rest, sharers=1)
     return teller, context
 
 
@@ -90,16 +90,16 @@ def test_no_more_is_foretold_than_saves_time() -> None:
 def test_the_rest_of_a_draft_goes_on_behind_what_replaced_its_tokens(
     text: list[int], path: list[int], expected: list[int]
 ) -> None:
-    rest = Rest(2, [31, 32, 33])
+    rest = LastDraft(2, [31, 32, 33])
     found = rest.after(TokenContext(text).along(path))
     assert found == expected
     teller, context = make(rest=rest, text=text)
     assert teller(context.along(path)) == expected
-    assert len(Rest(0, list(range(40))).after(TokenContext([0]))) == MOST
+    assert len(LastDraft(0, list(range(40))).after(TokenContext([0]))) == MOST
 
 
 def test_a_lookup_that_is_surer_comes_before_the_rest_of_a_draft() -> None:
-    rest = Rest(len(TEXT) - 1, [60, 61, 62])
+    rest = LastDraft(len(TEXT) - 1, [60, 61, 62])
     sure, unsure = (Lookup([9], [-1], [said]) for said in (0.9, OF_A_REST / 2))
     assert make(sure, rest=rest)[0](TokenContext(TEXT)) == [9]
     assert make(unsure, rest=rest)[0](TokenContext(TEXT)) == [61, 62]

@@ -29,7 +29,7 @@ def rows(model: ToyModel, blocks: list[int] | None) -> np.ndarray:
     )
     if blocks is None:
         return model.forward([item])[0]
-    return model.forward_within([item], np.array(blocks, np.int32))[0]
+    return model.forward_subset([item], np.array(blocks, np.int32))[0]
 
 
 def test_the_frequent_ids_are_the_first_quarter() -> None:
@@ -55,7 +55,7 @@ def test_a_text_brings_its_own_ids() -> None:
     model = ToyModel(VOCAB)
     always = likely.frequent(model)
     assert always is not None
-    one, other = likely.LikelyTokens(model, always, [50, 9999]), likely.LikelyTokens(model, always, [])
+    one, other = likely.VocabSubset(model, always, [50, 9999]), likely.VocabSubset(model, always, [])
     other.add([40, 41, 3])
     assert likely.together([one]).tolist() == [0, 1, 2, 3, 12]
     assert likely.together([one, other]).tolist() == [0, 1, 2, 3, 10, 12]
@@ -67,9 +67,9 @@ def propose(prompt: list[int], stop: int, *, whole: bool) -> tuple[list[int], li
     computed: list[list[int]] = []
 
     class Watched(ToyModel):
-        def forward_within(self, items, blocks):  # type: ignore[no-untyped-def]
+        def forward_subset(self, items, blocks):  # type: ignore[no-untyped-def]
             computed.append(blocks.tolist())
-            return super().forward_within(items, blocks)
+            return super().forward_subset(items, blocks)
 
     drafter = DraftModelDrafter(Watched(VOCAB, sharpness=4.0, memory=0.1))
     if whole:

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.decoding.controller import Room
+from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.policy.auto import DEAREST_SLEEP, FIRST_WAIT, LONGEST_SLEEP, AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.draft_model import START
-from outrider.policy.draft_prefill import CatchingUp
-from outrider.policy.tree import Ask, Choice, Drawn, Lookup, Node
+from outrider.policy.draft_prefill import DraftPrefillPolicy
+from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, ModelDraft, Node
 
 TARGET = {1: 0.050, 2: 0.051, 4: 0.054, 8: 0.070, 16: 0.120}
 DRAFT = {1: 0.010, 4: 0.011, 16: 0.020}
@@ -25,12 +25,14 @@ def chain(tokens: Sequence[int], confidence: float = 0.9, length: int = 8) -> Lo
     return Lookup(list(tokens), list(range(-1, len(tokens) - 1)), [confidence] * len(tokens), paths, length)
 
 
-def rooms(count: int = 1, tokens: int = 100) -> list[Room]:
-    return [Room(str(i), tokens, 100) for i in range(count)]
+def rooms(count: int = 1, tokens: int = 100) -> list[DraftLimits]:
+    return [DraftLimits(str(i), tokens, 100) for i in range(count)]
 
 
-def ask(name: str = "0", lookup: Lookup | None = None, behind: int | None = None, room: int = 16) -> Ask:
-    return Ask(name, room, 100, lookup, behind)
+def ask(
+    name: str = "0", lookup: Lookup | None = None, behind: int | None = None, room: int = 16
+) -> DraftQuery:
+    return DraftQuery(name, room, 100, lookup, behind)
 
 
 def make(model: bool = True, **options: object) -> AutoController:
@@ -61,12 +63,14 @@ def record(
     controller.record(name, StepRecord(source, size, accepted, accepted + 1, 0.0, verify, 0.001))
 
 
-def step(controller: AutoController, asked: Ask, accepted: int | None = None) -> tuple[Choice, list[Node]]:
+def step(
+    controller: AutoController, asked: DraftQuery, accepted: int | None = None
+) -> tuple[DraftPlan, list[Node]]:
     """One step of one request without the draft model's help."""
     (budget,) = controller.choose(rooms())
     if not budget:
         record(controller, [], 0)
-        return Choice(), []
+        return DraftPlan(), []
     (choice,) = controller.plan([asked])
     (tree,) = controller.finish([asked], [choice], [None])
     record(controller, tree, len(tree) if accepted is None else min(accepted, len(tree)))
@@ -150,14 +154,14 @@ def steps_until_read(controller: AutoController, name: str, drawing: int) -> int
     waited, read = 0, 0
     while read <= drawing:
         asked = ask(name, Lookup(), behind=1 if read else 400)
-        controller.choose([Room(name, 2000, 100)])
+        controller.choose([DraftLimits(name, 2000, 100)])
         (choice,) = controller.plan([asked])
         if not choice.draft:
             waited += 1
             record(controller, [], 0, name)
             continue
         read += 1
-        (tree,) = controller.finish([asked], [choice], [Drawn([5, 6], [0.9] * 2)], 0.02, [(1, 0)] * 2)
+        (tree,) = controller.finish([asked], [choice], [ModelDraft([5, 6], [0.9] * 2)], 0.02, [(1, 0)] * 2)
         record(controller, tree, len(tree), name)
     controller.release(name)
     return waited
@@ -169,7 +173,7 @@ def test_a_text_waits_longer_behind_others_that_were_read_in_vain(monkeypatch: p
         return [steps_until_read(controller, str(text), drawing) for text in range(6)]
 
     vain, paid = waits(0), waits(30)
-    monkeypatch.setattr(CatchingUp, "pay", lambda *_: None)  # nothing is known of what reading cost
+    monkeypatch.setattr(DraftPrefillPolicy, "pay", lambda *_: None)  # nothing is known of what reading cost
     assert vain[0] == waits(0)[0]
     assert vain[-1] > waits(0)[-1]
     assert paid == waits(30)
@@ -183,11 +187,11 @@ def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
     for _ in range(40):
         controller.choose(rooms())
         (choice,) = controller.plan([asked])
-        drawn = Drawn(list(range(choice.draft)), [0.99] * choice.draft)
+        drawn = ModelDraft(list(range(choice.draft)), [0.99] * choice.draft)
         (tree,) = controller.finish([asked], [choice], [drawn], 0.05, [(1, 0)] * choice.draft)
         record(controller, tree, len(tree))
     controller.release("0")
-    controller.choose([Room("1", 30, 400)])
+    controller.choose([DraftLimits("1", 30, 400)])
     (choice,) = controller.plan([ask("1", behind=400)])
     assert choice.draft > 0
 
@@ -200,10 +204,10 @@ def drawn_at_once(controller: AutoController, texts: int, accepted: int, tokens:
         name = f"{text}"
         drawing: list[bool] = []
         for at in range(12):
-            controller.choose([Room(name, tokens - at, 100 + at)])
+            controller.choose([DraftLimits(name, tokens - at, 100 + at)])
             asked = ask(name, behind=1 if any(drawing) else 60 + at)
             (choice,) = controller.plan([asked])
-            drawn = Drawn([5], [0.6]) if choice.draft else None
+            drawn = ModelDraft([5], [0.6]) if choice.draft else None
             fed = [] if drawn is None else [(asked.behind or 0, max(0, (asked.behind or 0) - 2))]
             (tree,) = controller.finish([asked], [choice], [drawn], 0.011 if drawn else 0.0, fed)
             record(controller, tree, min(accepted, len(tree)), name)
@@ -248,7 +252,7 @@ def test_the_model_may_go_on_behind_a_short_sure_lookup() -> None:
     assert (choice.nodes, choice.after) == ([0, 1], 1)
     assert choice.draft > 0
     (tree,) = controller.finish(
-        [ask(lookup=lookup, behind=1)], [choice], [Drawn([9, 5], [0.9, 0.9])], 0.004, [(2, 0), (1, 0)]
+        [ask(lookup=lookup, behind=1)], [choice], [ModelDraft([9, 5], [0.9, 0.9])], 0.004, [(2, 0), (1, 0)]
     )
     assert [(n.token, n.parent, n.drawn) for n in tree] == [(7, -1, 0), (8, 0, 0), (9, 1, 1), (5, 2, 2)]
 
@@ -260,7 +264,7 @@ def test_a_stated_chain_or_one_without_trees_stays_a_chain(stated: bool, tree: b
     asked = ask(lookup=chain([7], 0.4), behind=1)
     (choice,) = controller.plan([asked])
     assert choice.draft
-    drawn = Drawn([1, 2, 3], [0.9, 0.5, 0.01], stated)
+    drawn = ModelDraft([1, 2, 3], [0.9, 0.5, 0.01], stated)
     (nodes,) = controller.finish([asked], [choice], [drawn], 0.03, [(1, 0)] * len(drawn.tokens))
     tokens = [node.token for node in nodes]
     assert tokens == ([1, 2, 3] if stated else [1, 2, 3][: len(tokens)])
@@ -332,8 +336,8 @@ def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
     assert budgets.count(0) > 30
     longest = max(len(run) for run in "".join("z" if not b else " " for b in budgets).split())
     assert longest == LONGEST_SLEEP
-    controller.choose([Room("0", 100, 100, constrained=True)])
-    assert controller.choose([Room("0", 100, 100, constrained=True)]) == [16], (
+    controller.choose([DraftLimits("0", 100, 100, constrained=True)])
+    assert controller.choose([DraftLimits("0", 100, 100, constrained=True)]) == [16], (
         "a grammar's own tokens are free"
     )
 
@@ -370,7 +374,7 @@ def test_a_text_counts_as_one_like_those_before_until_it_shows() -> None:
     def looks(name: str, steps: int, lookup: Lookup) -> int:
         """Looks until the first sleep."""
         for at in range(steps):
-            (budget,) = controller.choose([Room(name, 16, 100)])
+            (budget,) = controller.choose([DraftLimits(name, 16, 100)])
             if not budget:
                 return at
             asked = ask(name, lookup)
@@ -408,7 +412,7 @@ def test_a_wide_step_sleeps_longer_over_what_all_its_requests_look_up_in_vain() 
 
 
 def test_budgets_are_within_the_room() -> None:
-    assert make().choose([Room("a", 0), Room("b", 3), Room("c", 99)]) == [0, 3, 16]
+    assert make().choose([DraftLimits("a", 0), DraftLimits("b", 3), DraftLimits("c", 99)]) == [0, 3, 16]
 
 
 def test_across_requests_the_likeliest_nodes_win() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.policy.draft_prefill import DEAR, LONGEST_NEW, LONGEST_WAIT, CatchingUp
+from outrider.policy.draft_prefill import DEAR, LONGEST_NEW, LONGEST_WAIT, DraftPrefillPolicy
 
 WAIT = 12  # steps that promise a token each before a price of 8 is paid: 64 / DEAR with the last one
 
 
 def steps_until_worth(
-    catching_up: CatchingUp, price: float, *, promise: float = 1.0, new: bool = False, text: str = "a"
+    catching_up: DraftPrefillPolicy, price: float, *, promise: float = 1.0, new: bool = False, text: str = "a"
 ) -> int:
     """Steps in which it waits; then the price is paid."""
     for steps in range(1000):
@@ -24,7 +24,9 @@ def steps_until_worth(
     return 1000
 
 
-def write(catching_up: CatchingUp, steps: int, promise: float, text: str = "a", covered: int = 0) -> None:
+def write(
+    catching_up: DraftPrefillPolicy, steps: int, promise: float, text: str = "a", covered: int = 0
+) -> None:
     """A text goes on that is caught up."""
     for _ in range(steps):
         catching_up.begin_step()
@@ -34,7 +36,9 @@ def write(catching_up: CatchingUp, steps: int, promise: float, text: str = "a", 
     catching_up.forget(text)
 
 
-def wait(catching_up: CatchingUp, steps: int, price: float, text: str = "a", covered: int = 0) -> None:
+def wait(
+    catching_up: DraftPrefillPolicy, steps: int, price: float, text: str = "a", covered: int = 0
+) -> None:
     """A text goes on that is not caught up yet."""
     for _ in range(steps):
         catching_up.begin_step()
@@ -44,17 +48,17 @@ def wait(catching_up: CatchingUp, steps: int, price: float, text: str = "a", cov
 
 
 def test_it_waits_for_the_price() -> None:
-    assert steps_until_worth(CatchingUp(), DEAR) == DEAR - 1, "the step's own promise counts"
-    assert steps_until_worth(CatchingUp(), DEAR / 2) == 1, "half of half the price"
-    assert steps_until_worth(CatchingUp(), 100.0) == 100 * LONGEST_WAIT - 1
-    assert steps_until_worth(CatchingUp(), 100.0, new=True) == 100 * LONGEST_NEW - 1
-    assert steps_until_worth(CatchingUp(), 0.0) == 0
+    assert steps_until_worth(DraftPrefillPolicy(), DEAR) == DEAR - 1, "the step's own promise counts"
+    assert steps_until_worth(DraftPrefillPolicy(), DEAR / 2) == 1, "half of half the price"
+    assert steps_until_worth(DraftPrefillPolicy(), 100.0) == 100 * LONGEST_WAIT - 1
+    assert steps_until_worth(DraftPrefillPolicy(), 100.0, new=True) == 100 * LONGEST_NEW - 1
+    assert steps_until_worth(DraftPrefillPolicy(), 0.0) == 0
 
 
 def test_it_waits_longer_where_catching_up_has_not_paid() -> None:
     waits = []
     for text in range(6):
-        catching_up = CatchingUp()
+        catching_up = DraftPrefillPolicy()
         for before in range(text):
             steps_until_worth(catching_up, 8.0, text=str(before))
             write(catching_up, 10, 0.0, str(before))
@@ -65,7 +69,7 @@ def test_it_waits_longer_where_catching_up_has_not_paid() -> None:
 
 
 def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> None:
-    catching_up = CatchingUp()
+    catching_up = DraftPrefillPolicy()
     for text in "abcdefgh":
         assert steps_until_worth(catching_up, 8.0, text=text) == WAIT
         write(catching_up, 8, 1.0, text)
@@ -81,7 +85,7 @@ def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> 
 def test_what_lookups_would_have_found_soon_pays_for_nothing() -> None:
     waits = []
     for covered in (0, 1, 2, 3, 9):
-        catching_up = CatchingUp()
+        catching_up = DraftPrefillPolicy()
         for text in "abcdef":
             steps_until_worth(catching_up, 8.0, text=text)
             write(catching_up, 4, 3.0, text, covered)
@@ -91,13 +95,13 @@ def test_what_lookups_would_have_found_soon_pays_for_nothing() -> None:
 
 
 def test_what_is_covered_counts_in_texts_that_were_caught_up() -> None:
-    catching_up = CatchingUp()
+    catching_up = DraftPrefillPolicy()
     wait(catching_up, 8, 8.0, covered=5)
     assert steps_until_worth(catching_up, 8.0) == WAIT - 8, "what was promised stays promised"
 
 
 def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
-    catching_up = CatchingUp()
+    catching_up = DraftPrefillPolicy()
     wait(catching_up, 5, 50.0, "b")
     catching_up.forget("b")
     assert steps_until_worth(catching_up, 8.0) == WAIT
@@ -110,7 +114,7 @@ def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
     price=st.floats(0.0, 1e4),
 )
 def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]], price: float) -> None:
-    catching_up = CatchingUp()
+    catching_up = DraftPrefillPolicy()
     for number, (paid, promise, steps, among) in enumerate(texts):
         for _ in range(steps):
             catching_up.begin_step()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.decoding.controller import Controller, Room
+from outrider.decoding.controller import Controller, DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
-from outrider.policy.mixed_batches import Joining
+from outrider.policy.mixed_batches import MixedBatchPolicy
 
 CURVE = {1: 0.060, 2: 0.061, 4: 0.067, 8: 0.090, 16: 0.160, 32: 0.320}
 
 
 def test_a_pass_becomes_longer_but_not_much() -> None:
     costs = CostModel(CURVE)
-    joining, seconds = Joining(costs), costs.at(0).seconds
+    joining, seconds = MixedBatchPolicy(costs), costs.at(0).seconds
     for sequences in (1, 4):
         count = joining.count(sequences, 0)
         assert count >= 1
@@ -29,14 +29,14 @@ def test_a_pass_becomes_longer_but_not_much() -> None:
 
 
 def test_prompts_alone_have_wide_passes_within_reason() -> None:
-    assert Joining(CostModel({1: 1.0, 16: 3.0})).count(0, 1) == 32
-    assert Joining(CostModel({1: 1e-3, 16: 2e-3})).count(0, 1) == 256
+    assert MixedBatchPolicy(CostModel({1: 1.0, 16: 3.0})).count(0, 1) == 32
+    assert MixedBatchPolicy(CostModel({1: 1e-3, 16: 2e-3})).count(0, 1) == 256
 
 
 def plainly(controller: Controller, count: int) -> None:
     """Passes of two texts without prompt tokens."""
     for _ in range(count):
-        controller.choose([Room(name, 100, 100) for name in "01"])
+        controller.choose([DraftLimits(name, 100, 100) for name in "01"])
         for name in "01":
             took = CostModel(CURVE).at(0).seconds(2) / 2
             controller.record(name, StepRecord("none", 0, 0, 1, 0.0, took, 0.0, width=2))
@@ -49,7 +49,7 @@ def passes(controller: Controller, dearer: float, count: int) -> tuple[float, li
     alone, total, joined = seconds(2), 0.0, []
     for _ in range(count):
         prompt_tokens = controller.beside(2, 1)
-        controller.choose([Room(name, 100, 100) for name in "01"], prompt_tokens)
+        controller.choose([DraftLimits(name, 100, 100) for name in "01"], prompt_tokens)
         took = alone + dearer * (seconds(2 + prompt_tokens) - alone)
         for name in "01":
             done = StepRecord("none", 0, 0, 1, 0.0, took / 2, 0.0, width=2 + prompt_tokens)
@@ -89,7 +89,7 @@ def test_passes_are_learned_from_together_but_at_once_where_they_are_news(
     times: float, passes_until: int
 ) -> None:
     costs = CostModel(CURVE)
-    joining, before = Joining(costs), costs.at(100).seconds(1)
+    joining, before = MixedBatchPolicy(costs), costs.at(100).seconds(1)
     for done in range(1, 9):
         joining.begin([100])
         took = times * before
@@ -100,7 +100,7 @@ def test_passes_are_learned_from_together_but_at_once_where_they_are_news(
 
 def test_what_is_learned_together_is_what_each_pass_teaches() -> None:
     together, one_by_one = CostModel(CURVE), CostModel(CURVE)
-    joining = Joining(together)
+    joining = MixedBatchPolicy(together)
     for drafted in (0, 3, 7, 0, 1, 15, 2, 0):
         took = 1.1 * CostModel(CURVE).at(100).seconds(1 + drafted)
         joining.begin([100])

@@ -15,8 +15,8 @@ import pytest
 
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
-from outrider.policy.exploration import DEAREST, REFILL, RESERVE, SHARE, WINDOW, Allowance
-from outrider.policy.tree import Ask, Choice, Lookup, Node
+from outrider.policy.exploration import DEAREST, REFILL, RESERVE, SHARE, WINDOW, ExplorationBudget
+from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, Node
 from tests.support.simulator import FixedPolicy, Outcome, Policy, Trace, World, simulate
 from tests.support.traces import Machine, machine, text
 
@@ -137,8 +137,8 @@ def test_branches_are_drawn_on_from_in_one_pass_and_stay_in_the_cache() -> None:
             return [0, 1] if self.drawn == 2 else []
 
     class Splits(FixedPolicy):
-        def plan(self, asks: Sequence[Ask]) -> list[Choice]:
-            return [Choice(draft=2, guide=Both()) if ask.room > 3 else Choice() for ask in asks]
+        def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
+            return [DraftPlan(draft=2, guide=Both()) if ask.room > 3 else DraftPlan() for ask in asks]
 
     fed: list[int] = []
     world = World(lambda n, step: 1.0, lambda n: fed.append(n) or 0.0)  # type: ignore[func-returns-value]
@@ -181,8 +181,8 @@ def test_a_stop_of_the_controller_is_heeded() -> None:
             return [len(self.said) - 1] if self.said[-1] > 0.5 else []
 
     class Stops(FixedPolicy):
-        def plan(self, asks: Sequence[Ask]) -> list[Choice]:
-            return [Choice(draft=5, guide=Stop()) for _ in asks]
+        def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
+            return [DraftPlan(draft=5, guide=Stop()) for _ in asks]
 
     trace = Trace(5, list(range(8)), None, list(range(8)), [0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9])
     assert simulate(Stops(0, 5), [trace], FLAT).steps[0][2] == 3
@@ -290,7 +290,7 @@ def test_second_choices_gain_time() -> None:
 # --- Exploration ----------------------------------------------------------------------------------
 
 
-class Watched(Allowance):
+class Watched(ExplorationBudget):
     """Notes when how much was spent."""
 
     def __init__(self) -> None:

@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.policy.acceptance_rates import Acceptance
-from outrider.policy.target_confidence import ROWS, TYPICAL, Certainty
+from outrider.policy.target_confidence import ROWS, TYPICAL, TargetConfidence
 
 shares = st.lists(st.floats(0.0, 1.0), max_size=ROWS)
 
 
-def seen(text: str = "a", *each: float, among: Certainty | None = None) -> Certainty:
-    certainty = among or Certainty()
+def seen(text: str = "a", *each: float, among: TargetConfidence | None = None) -> TargetConfidence:
+    certainty = among or TargetConfidence()
     certainty.learn(text, each)
     return certainty
 
 
 def test_a_text_that_nothing_is_known_of_is_like_any_other() -> None:
-    certainty = Certainty()
+    certainty = TargetConfidence()
     assert certainty.odds("a") == 1.0
     certainty.tried("a")
     assert certainty.odds("a") == 1.0
@@ -73,7 +73,7 @@ def test_it_has_seen_enough_some_time_and_forgets() -> None:
 def test_odds_are_bounded_and_rise_with_certainty(
     texts: list[tuple[list[float], int]], last: list[float]
 ) -> None:
-    certainty = Certainty()
+    certainty = TargetConfidence()
     for number, (each, tries) in enumerate(texts):
         certainty.learn(str(number), each)
         for _ in range(tries):

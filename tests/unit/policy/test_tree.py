@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.policy.tree import (
-    Choice,
-    Drawn,
+    DraftPlan,
     Lookup,
+    ModelDraft,
     Node,
     agreed,
     chosen,
@@ -63,7 +63,7 @@ def test_a_merged_tree_has_every_prefix_once(
     lookup, own = tree
     after = data.draw(st.integers(-1, len(lookup.tokens) - 1))
     hopes = data.draw(st.lists(chances, min_size=len(tokens), max_size=len(tokens)))
-    nodes = merge(lookup, own, Drawn(tokens, [0.5] * len(tokens)), hopes, after)
+    nodes = merge(lookup, own, ModelDraft(tokens, [0.5] * len(tokens)), hopes, after)
     found = prefixes(nodes)
     looked = [tuple(path_to(lookup, i)) for i in range(len(lookup.tokens))]
     start = tuple(path_to(lookup, after))
@@ -87,9 +87,9 @@ def test_a_merged_tree_has_every_prefix_once(
 
 def test_agreement_raises_and_rivalry_lowers() -> None:
     lookup = Lookup([1, 2], [-1, -1], [0.5, 0.4], [0.5, 0.4], 3)
-    alone = merge(lookup, [0.5, 0.4], Drawn([], []), [])
+    alone = merge(lookup, [0.5, 0.4], ModelDraft([], []), [])
     assert [node.path for node in alone] == [0.5, 0.4]
-    both = merge(lookup, [0.5, 0.4], Drawn([1, 3], [0.7, 0.6]), [0.7, 0.6])
+    both = merge(lookup, [0.5, 0.4], ModelDraft([1, 3], [0.7, 0.6]), [0.7, 0.6])
     assert [node.token for node in both] == [1, 2, 3]
     assert both[0].path > 0.7
     assert both[1].path < 0.4
@@ -99,28 +99,28 @@ def test_agreement_raises_and_rivalry_lowers() -> None:
 
 def test_a_part_of_a_tree() -> None:
     lookup = Lookup([1, 2, 3, 4], [-1, 0, -1, 2], [0.9, 0.8, 0.5, 0.4], [0.9, 0.72, 0.5, 0.2], 3)
-    whole = merge(lookup, lookup.confidence, Drawn([], []), [])
+    whole = merge(lookup, lookup.confidence, ModelDraft([], []), [])
     part = subtree(whole, [0, 2, 3])
     assert [(node.token, node.parent) for node in part] == [(1, -1), (3, -1), (4, 1)]
-    choice = Choice([0, 2, 3], paths=[0.9, 0.72, 0.5, 0.2])
+    choice = DraftPlan([0, 2, 3], paths=[0.9, 0.72, 0.5, 0.2])
     same = chosen(lookup, choice)
     assert [(n.token, n.parent, n.depth, n.path) for n in same] == [
         (1, -1, 1, 0.9),
         (3, -1, 1, 0.5),
         (4, 1, 2, 0.2),
     ]
-    assert chosen(None, choice) == chosen(lookup, Choice()) == []
+    assert chosen(None, choice) == chosen(lookup, DraftPlan()) == []
 
 
 def test_only_nodes_with_a_chance_are_merged() -> None:
     """There is no room for the rest of a lookup."""
     lookup = Lookup([1, 2, 3], [-1, 0, 1], [0.9] * 3, [0.9, 0.81, 0.73], 3)
-    assert len(merge(lookup, [0.9, 0.9], Drawn([], []), [])) == 2
+    assert len(merge(lookup, [0.9, 0.9], ModelDraft([], []), [])) == 2
 
 
 def test_siblings_that_the_model_drew_are_merged_with_the_lookups() -> None:
     lookup = Lookup([1, 2], [-1, -1], [0.5, 0.2], [0.5, 0.2], 3)
-    drawn = Drawn([3, 2, 4, 5], [0.6, 0.5, 0.9, 0.8], parents=[-1, -1, 0, 1])
+    drawn = ModelDraft([3, 2, 4, 5], [0.6, 0.5, 0.9, 0.8], parents=[-1, -1, 0, 1])
     nodes = merge(lookup, [0.5, 0.2], drawn, [0.6, 0.2, 0.9, 0.8])
     assert [(n.token, n.parent, n.drawn, n.beside) for n in nodes] == [
         (1, -1, 0, 0),

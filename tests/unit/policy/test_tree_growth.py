@@ -5,18 +5,18 @@ import timeit
 import pytest
 
 from outrider.policy.acceptance_rates import Acceptance
-from outrider.policy.tree_growth import Branching, Reckoner
+from outrider.policy.tree_growth import PathProbabilities, TreeGrowth
 
 
-def reckoner() -> Reckoner:
-    return Reckoner(Acceptance(0.7), Acceptance(0.4), "r")
+def reckoner() -> PathProbabilities:
+    return PathProbabilities(Acceptance(0.7), Acceptance(0.4), "r")
 
 
 def make(
     draw: float = 1.0, more: float = 0.25, rate: float = 0.4, *, tree: bool = True, longest: int = 8
-) -> Branching:
+) -> TreeGrowth:
     """Drawing takes `draw` seconds for one token and a tenth more for each further one; verifying `more`."""
-    return Branching(
+    return TreeGrowth(
         reckoner(),
         lambda n: 3.0 + more * n,
         lambda n: draw * (0.9 + 0.1 * n),

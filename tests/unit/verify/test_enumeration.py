@@ -11,9 +11,9 @@ import pytest
 from outrider.decoding.types import Distribution
 from outrider.decoding.verifiers import block as verify_block
 from outrider.decoding.verifiers import rejection as verify_rejection
-from outrider.decoding.verifiers.distributions import Chance
+from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.verify import enumeration
-from outrider.verify.enumeration import RULES, Script, ScriptedChance, Table, every_way
+from outrider.verify.enumeration import RULES, Script, ScriptedRandomness, Table, every_way
 
 
 @pytest.fixture(autouse=True)
@@ -91,17 +91,17 @@ def test_a_broken_rule_is_caught(
 
 
 def test_one_number_for_two_decisions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def same(self: ScriptedChance, probability: float, node: int) -> bool:
+    def same(self: ScriptedRandomness, probability: float, node: int) -> bool:
         return right(self, probability, 0)
 
-    right = ScriptedChance.accepts
-    monkeypatch.setattr(ScriptedChance, "accepts", same)
+    right = ScriptedRandomness.accepts
+    monkeypatch.setattr(ScriptedRandomness, "accepts", same)
     claim = enumeration.check("rejection", silent)
     assert not claim.held
     assert "two decisions" in claim.detail
 
 
 def test_randomness_past_the_script_is_refused() -> None:
-    chance: Chance = ScriptedChance(Script([]))
+    chance: StepRandomness = ScriptedRandomness(Script([]))
     with pytest.raises(ValueError, match="no script"):
         chance.uniform(3, 0)

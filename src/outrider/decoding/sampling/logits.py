@@ -23,7 +23,7 @@ from outrider.errors import ConfigError
 Row: TypeAlias = npt.NDArray[np.floating[Any]]  # float32[vocab] from the model, float64 once changed
 
 
-class Adjuster:
+class LogitsPipeline:
     """One request's changes to logits, over the first `vocab_size` ids.
 
     eos_ids:    ids that end a text of this model.
@@ -48,9 +48,9 @@ class Adjuster:
         self._memory: Row | None = None
         self._prepare(vocab_size)
 
-    def restricted(self, vocab_size: int) -> Adjuster:
+    def restricted(self, vocab_size: int) -> LogitsPipeline:
         """The same request's adjuster over the first `vocab_size` ids only."""
-        twin = Adjuster(self.params, vocab_size, self.eos_ids, self.bad_words, self.constraint)
+        twin = LogitsPipeline(self.params, vocab_size, self.eos_ids, self.bad_words, self.constraint)
         twin.full_size = self.full_size
         return twin
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.constraint import Constraint
-from outrider.decoding.sampling.logits import Adjuster, Row
+from outrider.decoding.sampling.logits import LogitsPipeline, Row
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import GROUP, LEAST_NOISE, Floats, Ids, gumbel, peaks
 from outrider.decoding.types import Distribution
@@ -54,7 +54,7 @@ class RowSampler(Protocol):
         """See `Sampler.noise`."""
 
 
-class Outlook:
+class LazyDistribution:
     """The distribution after one row, worked out no further than it is asked for.
 
     whole: makes it.
@@ -109,7 +109,7 @@ class Sampler:
         self.params = params
         self.seed = seed
         self._rows = rows
-        self._adjuster = Adjuster(params, vocab_size, eos_ids, bad_words, constraint)
+        self._adjuster = LogitsPipeline(params, vocab_size, eos_ids, bad_words, constraint)
 
     @property
     def vocab_size(self) -> int:
@@ -210,7 +210,7 @@ class Sampler:
         mass = np.exp(self._scores(row[ids], best))
         return Distribution(ids, mass / mass.sum())
 
-    def outlook(self, logits: Row, context: TokenContext) -> Outlook:
+    def outlook(self, logits: Row, context: TokenContext) -> LazyDistribution:
         """The same distribution, for one who may need no more of it than a token's probability.
 
         Arguments and errors as for `token`; there are none once the outlook is had.
@@ -218,13 +218,13 @@ class Sampler:
         rows, params = self._rows, self.params
         if rows is None or params.temperature == 0.0:
             distribution = self.distribution(logits, context)
-            return Outlook(lambda: distribution)
+            return LazyDistribution(lambda: distribution)
         logits = logits[: self.vocab_size]
         row = self.adjusted(logits, context)
         self._check(float(row.max()), logits, context.position)
         if row is not logits:  # adjusted in memory that the next row is adjusted in
             row = row.copy()
-        return Outlook(
+        return LazyDistribution(
             lambda: rows.distribution(row, params)[0], lambda token: rows.probability(row, params, token)[0]
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.sampling.sampler import Outlook, Sampler
+from outrider.decoding.sampling.sampler import LazyDistribution, Sampler
 from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.decoding.verifiers.distributions import Chance, excess, ratio, residual
+from outrider.decoding.verifiers.distributions import StepRandomness, excess, ratio, residual
 
 
 class BlockVerifier:
@@ -36,14 +36,14 @@ class BlockVerifier:
     trees = False
     draft_probs = True
 
-    def __init__(self, chance: Callable[[int, int], Chance] = Chance) -> None:
+    def __init__(self, chance: Callable[[int, int], StepRandomness] = StepRandomness) -> None:
         self._chance = chance
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         chance = self._chance(sampler.seed, context.position)
         size = next((i for i, parent in enumerate(draft.parents.tolist()) if parent != i - 1), len(draft))
         weights, rows = [1.0], [sampler.outlook(scores.logits[0], context)]
-        after: Outlook | None = rows[0]  # to draw from when the whole chain is kept
+        after: LazyDistribution | None = rows[0]  # to draw from when the whole chain is kept
         for i in range(size):
             token = int(draft.tokens[i])
             weights.append(min(weights[i] * ratio(rows[i], draft.distribution(i), token), 1.0))
@@ -68,7 +68,7 @@ class BlockVerifier:
         return Verdict(tuple(range(kept)), chance.chooses(left), "recovered")
 
 
-def _share(row: Outlook, draft: Draft, i: int, weight: float) -> float:
+def _share(row: LazyDistribution, draft: Draft, i: int, weight: float) -> float:
     """h_i for i < n, with w_i and the target's row after i tokens."""
     drawn_from = draft.distribution(i)
     if len(drawn_from.ids) == 1:  # a point mass: what is left is the rest

@@ -14,7 +14,7 @@ _BLOCK = 1024  # tokens whose probabilities are summed before the one among them
 _PURPOSES = (DRAFT, ACCEPT, NEXT)
 
 
-class Chance:
+class StepRandomness:
     """The randomness of one step of one request, a pure function of the seed and the step's position.
 
     Every draw of a step has a uniform of its own: nodes by their index, and drafting, accepting and
@@ -101,19 +101,19 @@ def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> D
     return Distribution(target.ids[some], left[some] / mass)
 
 
-class Weighed(Protocol):
+class TokenProbability(Protocol):
     """What knows tokens' probabilities."""
 
     def of(self, token: int) -> float: ...
 
 
-def ratio(target: Weighed, draft: Weighed, token: int) -> float:
+def ratio(target: TokenProbability, draft: TokenProbability, token: int) -> float:
     """target(token) / draft(token); the token was drawn from `draft`, so it has some probability there."""
     return target.of(token) / draft.of(token)
 
 
 def siblings(
-    distribution: Distribution, count: int, chance: Chance, first: int
+    distribution: Distribution, count: int, chance: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Up to `count` different tokens drawn one after the other, each from what the ones before it leave,
     with the distributions that they were drawn from, as `Draft.probs` states them.

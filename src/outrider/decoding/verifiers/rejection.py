@@ -10,7 +10,7 @@ from collections.abc import Callable
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, NextKind, TargetScores, Verdict
-from outrider.decoding.verifiers.distributions import Chance, ratio, residual
+from outrider.decoding.verifiers.distributions import StepRandomness, ratio, residual
 
 
 class RejectionVerifier:
@@ -33,7 +33,7 @@ class RejectionVerifier:
     trees = True
     draft_probs = True
 
-    def __init__(self, chance: Callable[[int, int], Chance] = Chance) -> None:
+    def __init__(self, chance: Callable[[int, int], StepRandomness] = StepRandomness) -> None:
         self._chance = chance
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:

@@ -26,14 +26,14 @@ from outrider.server.engine.scheduler import Scheduler
 from outrider.server.engine.stats import CountingController, EngineStats, Totals
 from outrider.server.engine.stream import Stream
 
-__all__ = ["Draining", "EngineFailed", "EngineStats", "Full", "ServerEngine", "Stream"]
+__all__ = ["Draining", "EngineFailed", "EngineStats", "QueueFull", "ServerEngine", "Stream"]
 
 logger = logging.getLogger(__name__)
 
 CURVE_SECONDS = 0.25  # between looks at the cost curve
 
 
-class Full(OutriderError):  # noqa: N818
+class QueueFull(OutriderError):  # noqa: N818
     """The queue is full (HTTP 429).
 
     retry_after: seconds after which there is likely to be room, 1 to 60.
@@ -96,7 +96,7 @@ class ServerEngine:
         self._counts = (0, 0)  # running, waiting in the scheduler
         # The engine's thread:
         self._prompt_tokens: dict[str, int] = {}
-        self._pace = _Pace()
+        self._pace = DrainRate()
         self._curve_due = 0.0
         self._thread = threading.Thread(target=self._work, name="outrider-engine", daemon=True)
 
@@ -127,7 +127,7 @@ class ServerEngine:
             if len(ids) > most:
                 raise ConfigError(f"{len(ids)} samples are too many: this server holds at most {most}")
             if (over := len(self._open) + len(ids) - most) > 0:
-                raise Full(self._pace.wait(over))
+                raise QueueFull(self._pace.wait(over))
             stream = Stream(ids, self._cancel)
             self._open.update(dict.fromkeys(ids, stream))
             self._arrived.extend(requests)
@@ -296,7 +296,7 @@ def _hand_over(stream: Stream, events: Iterable[Event]) -> bool:
     return True
 
 
-class _Pace:
+class DrainRate:
     """How long it takes for a place to become free: a running mean of the time between two ends."""
 
     def __init__(self) -> None:

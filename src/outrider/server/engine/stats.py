@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.decoding.controller import Controller, Room
+from outrider.decoding.controller import Controller, DraftLimits
 from outrider.decoding.events import Event, TokenEvent
 from outrider.decoding.metrics import DraftCounts, RequestMetrics
 from outrider.decoding.types import StepRecord
@@ -167,7 +167,7 @@ class CountingController:
     def beside(self, sequences: int, joining: int = 0) -> int:
         return self._inner.beside(sequences, joining)
 
-    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+    def choose(self, batch: Sequence[DraftLimits], prompt_tokens: int = 0) -> list[int]:
         return self._inner.choose(batch, prompt_tokens)
 
     def curious(self, request_id: str) -> int:

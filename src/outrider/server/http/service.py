@@ -23,7 +23,7 @@ from outrider.errors import ConfigError, PromptError
 from outrider.models.text.chat import ChatTemplate
 from outrider.pipeline import Pipeline
 from outrider.requests import RequestMaker
-from outrider.server.engine.async_engine import Draining, Full, ServerEngine, Stream
+from outrider.server.engine.async_engine import Draining, QueueFull, ServerEngine, Stream
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.guard import ANONYMOUS
 from outrider.server.http.metrics import Metrics
@@ -202,7 +202,7 @@ class Service:
         """Hand requests to the engine. Raises ApiError when it does not take them."""
         try:
             return self.engine.submit(requests)
-        except Full as error:
+        except QueueFull as error:
             wait = {"Retry-After": str(max(1, round(error.retry_after)))}
             raise ApiError(429, str(error), code="server_busy", headers=wait) from None
         except Draining as error:
