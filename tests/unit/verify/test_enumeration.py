@@ -13,7 +13,7 @@ from outrider.decoding.verifiers import block as verify_block
 from outrider.decoding.verifiers import rejection as verify_rejection
 from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.verify import enumeration
-from outrider.verify.enumeration import RULES, Script, ScriptedRandomness, Table, every_way
+from outrider.verify.enumeration import RULES, Script, ScriptedRandomness, Table, enumerate_outcomes
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_every_way_is_gone_once_with_its_probability() -> None:
         first = script.choose([0.5, 0.0, 0.5])
         return (first, script.choose([0.25, 0.75])) if first else (first,)
 
-    ways = {result: probability for probability, result in every_way(run)}
+    ways = {result: probability for probability, result in enumerate_outcomes(run)}
     assert ways == {(0,): 0.5, (2, 0): 0.125, (2, 1): 0.375}
 
 
