@@ -14,7 +14,8 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.sampling.constraint import Mask
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
+from outrider.decoding.verifiers.base import Verifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.decoding.verifiers.distributions import siblings
 from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.base import Drafter

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from outrider.decoding.context import TokenContext
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.decoding.verifiers.base import VERIFIERS, Verifier
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
 from tests.conformance.engines import ENGINES, Models

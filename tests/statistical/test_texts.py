@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.rng import ACCEPT, DRAFT
 from outrider.decoding.verifiers.base import VERIFIERS
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.drafters import draft_model
 from outrider.verify.gtest import detectable
@@ -122,7 +122,7 @@ def test_a_draft_that_states_less_than_it_drew_by_is_right_and_more_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A draft model that takes its likeliest token but states the whole distribution."""
-    monkeypatch.setattr(StepRandomness, "draws", lambda self, q, node: int(q.ids[q.probs.argmax()]))
+    monkeypatch.setattr(StepRandomness, "draft_token", lambda self, q, node: int(q.ids[q.probs.argmax()]))
     assert sample(RejectionVerifier(), DRAFTERS["own"](), TWIN_SIZE).test().p < BAR
     assert sample(RejectionVerifier(), DRAFTERS["greedy"](), TWIN_SIZE).test().p > BAR
 

@@ -16,7 +16,7 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import certainty
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import OutriderError

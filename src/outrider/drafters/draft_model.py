@@ -10,8 +10,8 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.confidence import RunnersUp, confidence
 from outrider.drafters.draft_context import HEAD, TAIL, DraftContext
 from outrider.drafters.draft_sequence import DraftSequence, DraftTree
@@ -195,12 +195,12 @@ class DraftModelDrafter:
         feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
             return None
-        chance = StepRandomness(job.sampler.seed, len(job.context.tokens))
+        randomness = StepRandomness(job.sampler.seed, len(job.context.tokens))
         above = list(range(-1, len(feed) - 1))
         limit, rows = self._model.vocab_size, [len(feed) - 1]
         contexts = [job.context]
         return DraftTree(
-            stream, limit, contexts, budget, feed, above, chance, job.guide, job.foretell, rows=rows
+            stream, limit, contexts, budget, feed, above, randomness, job.guide, job.foretell, rows=rows
         )
 
     def _stream(self, job: ProposeJob, request: _Request) -> DraftSequence:
@@ -281,7 +281,7 @@ class DraftModelDrafter:
         allowed = row
         try:
             if own:
-                token, drawn_from = self._own(turn.chance, sampler.distribution(row, context), context)
+                token, drawn_from = self._own(turn.randomness, sampler.distribution(row, context), context)
             else:
                 row = row[: sampler.vocab_size]
                 allowed = sampler.adjusted(row, context)
@@ -306,9 +306,9 @@ class DraftModelDrafter:
             others.restore()
 
     def _own(
-        self, chance: StepRandomness, distribution: Distribution, context: TokenContext
+        self, randomness: StepRandomness, distribution: Distribution, context: TokenContext
     ) -> tuple[int, Distribution | None]:
         """A token of the draft's own choice, and what it was drawn from where the draft is to state it."""
         if self._draws == "greedy":
             return int(distribution.ids[distribution.probs.argmax()]), None
-        return chance.draws(distribution, len(context.path)), distribution
+        return randomness.draft_token(distribution, len(context.path)), distribution

@@ -10,9 +10,9 @@ import numpy as np
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Guide
 from outrider.decoding.request import Lookahead
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.draft_context import DraftContext
 from outrider.drafters.vocab_subset import VocabSubset
 from outrider.engines.base import Cache
@@ -98,7 +98,7 @@ class DraftTree:
     budget: int
     feed: list[int]
     above: list[int]
-    chance: StepRandomness
+    randomness: StepRandomness
     guide: Guide | None
     foretell: Lookahead | None
     frontier: list[int] = field(default_factory=lambda: [-1])

@@ -1,8 +1,8 @@
 """Claim `distribution`, the rules themselves: every way that a step can go, on small vocabularies, added up.
 
-A rule that accepts by chance takes its randomness from a `StepRandomness`. Here it gets one that follows a script,
-and is run again until all scripts have been followed: each draft that could be drawn, each acceptance
-either way, each last token. The sum is the exact distribution of the text that the rule writes, to be
+A rule that accepts with a probability takes its random numbers from a `StepRandomness`. Here it gets one that
+follows a script, and is run again until all scripts have been followed: each draft that could be drawn, each
+acceptance either way, each last token. The sum is the exact distribution of the text that the rule writes, to be
 compared with the target's. No sampling, so no error but rounding.
 """
 
@@ -18,11 +18,11 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores
 from outrider.decoding.verifiers.base import Verifier
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.verify.claims import Claim, Tell
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Rule(Protocol):
     """A verifier that takes its randomness from what it is given."""
 
-    def __call__(self, *, chance: Callable[[int, int], StepRandomness]) -> Verifier: ...
+    def __call__(self, *, randomness: Callable[[int, int], StepRandomness]) -> Verifier: ...
 
 
 RULES: Mapping[str, Rule] = {"rejection": RejectionVerifier, "block": BlockVerifier}
@@ -75,8 +75,8 @@ def every_way(run: Callable[[Script], T]) -> Iterator[tuple[float, T]]:
 
 
 class ScriptedRandomness(StepRandomness):
-    """Decides by a script what `StepRandomness` decides by random numbers. Raises ValueError when a rule asks for
-    the same number twice: its decisions would not be independent."""
+    """Decides by a script what `StepRandomness` decides by random numbers. Raises ValueError when a rule asks
+    for the same number twice: its decisions would not be independent."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(0, 0)
@@ -91,7 +91,7 @@ class ScriptedRandomness(StepRandomness):
         likely = 1.0 if probability >= 1.0 else probability if probability > 0.0 else 0.0
         return self._script.choose([likely, 1.0 - likely]) == 0
 
-    def chooses(self, distribution: Distribution) -> int:
+    def next_token(self, distribution: Distribution) -> int:
         self._once(None)
         return _draw(distribution, self._script)
 
@@ -182,7 +182,7 @@ LONGEST = 4  # tokens that a step can emit with these
 def check(name: str, tell: Tell) -> Claim:
     """Enumerate the rule of this name ("rejection" or "block") over random tables."""
     rule = RULES[name]
-    shapes = {**SHAPES, **(TREES if rule(chance=StepRandomness).trees else {})}
+    shapes = {**SHAPES, **(TREES if rule(randomness=StepRandomness).trees else {})}
     ways, worst, where = 0, 0.0, ""
     for (kind, shape), seed in itertools.product(shapes.items(), range(TABLES)):
         tell(f"distribution: {name}, {kind}, table {seed + 1} of {TABLES}")
@@ -223,7 +223,7 @@ def _step(rule: Rule, shape: Shape, target: Table, draft: Table, script: Script)
     for token, parent in zip(proposed.tokens.tolist(), proposed.parents.tolist(), strict=True):
         texts.append((*texts[parent + 1], token))
     scores = TargetScores(np.stack([target.logits(text) for text in texts]))
-    verifier = rule(chance=lambda seed, position: ScriptedRandomness(script))
+    verifier = rule(randomness=lambda seed, position: ScriptedRandomness(script))
     verdict = verifier.verify(proposed, scores, Sampler(SamplingParams(), VOCAB), TokenContext(PROMPT))
     return (*proposed.tokens[list(verdict.path)].tolist(), verdict.next_token)
 

@@ -319,7 +319,7 @@ def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tre
         engine = CachedStepEngine(target(), tree_attention=tree, exact_bits=True)
         ticks = itertools.count()
         from outrider.decoding.events import FinishEvent, TokenEvent
-        from outrider.decoding.verifiers.base import CoupledVerifier
+        from outrider.decoding.verifiers.coupled import CoupledVerifier
         from outrider.policy.fixed import FixedController
 
         loop = StepLoop(

@@ -12,9 +12,9 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.confidence import RunnersUp
 from outrider.drafters.draft_context import HEAD, TAIL, DraftContext
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -318,13 +318,13 @@ def test_its_own_draws_come_from_what_it_states(steps: list[tuple[int, int]]) ->
     context = setting.start("a", [1, 2, 3], SamplingParams(temperature=1.5, top_k=9, presence_penalty=0.5))
     for budget, token in steps:
         (draft,) = setting.drafts(budget, a=context)
-        chance, path = StepRandomness(9, context.position), draft.tokens.tolist()
+        randomness, path = StepRandomness(9, context.position), draft.tokens.tolist()
         assert len(path) == budget or path[-1] == 7
         for node, drawn in enumerate(path):
             stated, expected = draft.distribution(node), setting.distribution("a", context, path[:node])
             assert stated.ids.tolist() == expected.ids.tolist()
             assert stated.probs.tolist() == expected.probs.tolist()
-            assert drawn == chance.draws(stated, node)
+            assert drawn == randomness.draft_token(stated, node)
         context.append(token)
 
 

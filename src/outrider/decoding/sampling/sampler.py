@@ -210,7 +210,7 @@ class Sampler:
         mass = np.exp(self._scores(row[ids], best))
         return Distribution(ids, mass / mass.sum())
 
-    def outlook(self, logits: Row, context: TokenContext) -> LazyDistribution:
+    def lazy_distribution(self, logits: Row, context: TokenContext) -> LazyDistribution:
         """The same distribution, for one who may need no more of it than a token's probability.
 
         Arguments and errors as for `token`; there are none once the outlook is had.
