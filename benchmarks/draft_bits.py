@@ -25,7 +25,7 @@ import numpy as np
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
 from outrider.cli.demo import present_pair
-from outrider.config.checks import LIGHT_QUANTIZATIONS
+from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler

@@ -17,8 +17,8 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import memory
-from outrider.config.checks import LIGHT_QUANTIZATIONS
 from outrider.config.engine import EngineConfig
+from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.parser import integer, number
-from outrider.config.checks import QUANTIZATIONS
 from outrider.config.engine import EngineConfig, parse_engine
+from outrider.config.quantization import QUANTIZATIONS
 from outrider.config.speculative import (
     DEFAULT_DRAFT_TOKENS,
     MOST_NODES,

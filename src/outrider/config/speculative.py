@@ -12,17 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
-from outrider.config.checks import (
-    DRAFT_QUANTIZATIONS,
-    Neutral,
-    anything,
-    is_,
-    one_of,
-    positive,
-    quantization,
-    text,
-)
+from outrider.config.quantization import DRAFT_QUANTIZATIONS, check_quantization
 from outrider.errors import ConfigError, nearest
+from outrider.value_checks import Neutral, anything, one_of, only, path_or_name, positive
 
 DEFAULT_DRAFT_TOKENS = 5
 MAX_DRAFT_TOKENS = 128
@@ -154,28 +146,28 @@ _LOOKED_UP = "it is about a draft model's draws; the method 'ngram' looks its to
 
 # vLLM's fields that no drafter here reads: the values that change nothing, and why others are refused.
 _REFUSED_SPECULATIVE: dict[str, tuple[Neutral, str]] = {
-    "draft_tensor_parallel_size": (is_(1), ONE_PROCESS),
-    "tensor_parallel_size": (is_(1), ONE_PROCESS),
-    "quantization": (is_(*AS_STORED), IN_THE_FILE),
+    "draft_tensor_parallel_size": (only(1), ONE_PROCESS),
+    "tensor_parallel_size": (only(1), ONE_PROCESS),
+    "quantization": (only(*AS_STORED), IN_THE_FILE),
     "enforce_eager": (anything, ""),
-    "code_revision": (is_(), "no code of a model repository is ever run; leave it out"),
-    "draft_sample_method": (is_("greedy"), _LOOKED_UP),
-    "synthetic_acceptance_rates": (is_(), "it makes the output wrong on purpose; leave it out"),
-    "synthetic_acceptance_length": (is_(), "it makes the output wrong on purpose; leave it out"),
-    "use_heterogeneous_vocab": (is_(False), "the draft needs the target's vocabulary; choose such a draft"),
-    "parallel_drafting": (is_(False), _NOT_BUILT_DRAFT),
-    "num_speculative_tokens_per_batch_size": (is_(), "give one num_speculative_tokens instead"),
-    "disable_by_batch_size": (is_(), "give one num_speculative_tokens for every batch size instead"),
-    "moe_backend": (is_(), _NOT_BUILT_DRAFT),
-    "attention_backend": (is_(), _NOT_BUILT_DRAFT),
-    "kv_cache_dtype": (is_("auto"), "the draft's cache is stored as the target's; leave it out"),
-    "draft_load_config": (is_(), "give `model` a path or a reference instead"),
+    "code_revision": (only(), "no code of a model repository is ever run; leave it out"),
+    "draft_sample_method": (only("greedy"), _LOOKED_UP),
+    "synthetic_acceptance_rates": (only(), "it makes the output wrong on purpose; leave it out"),
+    "synthetic_acceptance_length": (only(), "it makes the output wrong on purpose; leave it out"),
+    "use_heterogeneous_vocab": (only(False), "the draft needs the target's vocabulary; choose such a draft"),
+    "parallel_drafting": (only(False), _NOT_BUILT_DRAFT),
+    "num_speculative_tokens_per_batch_size": (only(), "give one num_speculative_tokens instead"),
+    "disable_by_batch_size": (only(), "give one num_speculative_tokens for every batch size instead"),
+    "moe_backend": (only(), _NOT_BUILT_DRAFT),
+    "attention_backend": (only(), _NOT_BUILT_DRAFT),
+    "kv_cache_dtype": (only("auto"), "the draft's cache is stored as the target's; leave it out"),
+    "draft_load_config": (only(), "give `model` a path or a reference instead"),
     "disable_padded_drafter_batch": (anything, ""),
-    "disable_eagle_block_drop": (is_(False), _NOT_BUILT_DRAFT),
-    "use_local_argmax_reduction": (is_(False), ONE_PROCESS),
-    "index_share_for_mtp_iteration": (is_(), _NOT_BUILT_DRAFT),
-    "enable_adaptive_verification": (is_(False), _NOT_BUILT_DRAFT),
-    "dspark_draft_topk": (is_(), _NOT_BUILT_DRAFT),
+    "disable_eagle_block_drop": (only(False), _NOT_BUILT_DRAFT),
+    "use_local_argmax_reduction": (only(False), ONE_PROCESS),
+    "index_share_for_mtp_iteration": (only(), _NOT_BUILT_DRAFT),
+    "enable_adaptive_verification": (only(False), _NOT_BUILT_DRAFT),
+    "dspark_draft_topk": (only(), _NOT_BUILT_DRAFT),
 }
 
 _KNOWN = (
@@ -281,7 +273,7 @@ def _take_rule(key: str, values: dict[str, Any]) -> None:
 
 def _refuse_key(key: str, value: object, method: str) -> None:
     """Raise for a known key that `method` does not read, unless its value changes nothing."""
-    neutral, reason = _REFUSED_SPECULATIVE.get(key, (is_(), f"it has no meaning for the method {method!r}"))
+    neutral, reason = _REFUSED_SPECULATIVE.get(key, (only(), f"it has no meaning for the method {method!r}"))
     if not neutral(value):
         raise ConfigError(f"speculative_config: {key}={value!r} is refused: {reason}")
 
@@ -323,13 +315,13 @@ def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
     if isinstance(config, SuffixConfig):
         return config
     if not (isinstance(config, AutoConfig) and config.model is None):
-        text("model", config.model)
+        path_or_name("model", config.model)
     if config.draft_sample_method is not None:
         one_of("draft_sample_method", config.draft_sample_method, DRAFT_SAMPLE_METHODS)
     if config.quantization is not None:
-        quantization(config.quantization, draft=True)
+        check_quantization(config.quantization, draft=True)
     if config.max_model_len is not None:
         positive("max_model_len", config.max_model_len)
     if config.revision is not None:
-        text("revision", config.revision)
+        path_or_name("revision", config.revision)
     return config

@@ -2,8 +2,8 @@
 
 A rule that accepts with a probability takes its random numbers from a `StepRandomness`. Here it gets one that
 follows a script, and is run again until all scripts have been followed: each draft that could be drawn, each
-acceptance either way, each last token. The sum is the exact distribution of the text that the rule writes, to be
-compared with the target's. No sampling, so no error but rounding.
+acceptance either way, each last token. The sum is the exact distribution of the text that the rule writes, to
+be compared with the target's. No sampling, so no error but rounding.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.checks import biases, flag, ids, integer, number, only_known, strings
 from outrider.decoding.sampling.structured import StructuredOutputsParams, structured
 from outrider.errors import ConfigError
+from outrider.value_checks import flag, integer, logit_biases, number, only_known, strings, token_ids
 
 LogitsProcessor: TypeAlias = Callable[..., npt.NDArray[np.floating[Any]]]
 
@@ -137,7 +137,7 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 self._check(name, integer, low, high)
         self._check("stop", strings)
-        self._set("stop_token_ids", ids("stop_token_ids", self.stop_token_ids or ()))
+        self._set("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids or ()))
         self._check_tokens()
         self._check_form()
         self._check_together()
@@ -145,11 +145,11 @@ class SamplingParams:
     def _check_tokens(self) -> None:
         """The parameters about single tokens."""
         if self.allowed_token_ids is not None:
-            self._check("allowed_token_ids", ids)
+            self._check("allowed_token_ids", token_ids)
             if not self.allowed_token_ids:
                 raise ConfigError("allowed_token_ids is empty: no token could be drawn")
         if self.logit_bias is not None:
-            self._set("logit_bias", biases(self.logit_bias))
+            self._set("logit_bias", logit_biases(self.logit_bias))
         if self.bad_words is not None:
             self._check("bad_words", strings)
         if self.logits_processors is not None:

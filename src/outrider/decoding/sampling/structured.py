@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from outrider.decoding.checks import flag, only_known, strings
 from outrider.errors import ConfigError
+from outrider.value_checks import flag, only_known, strings
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _ELSEWHERE: dict[str, tuple[tuple[object, ...], str]] = {
