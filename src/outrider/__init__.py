@@ -5,11 +5,11 @@
     llm = LLM(model="target.gguf", speculative_model="draft.gguf", num_speculative_tokens=5)
     print(llm.generate("Hello", SamplingParams(temperature=0.7, max_tokens=64))[0].outputs[0].text)
 
-Public are the names in `__all__`, the command line, the HTTP interface, and the JSON documents of the commands.
-Every module below this package is private by convention: `outrider.decoding`, `outrider.policy`,
-`outrider.drafters`, `outrider.engines`, `outrider.models`, `outrider.server` and the rest may change in any
-release. The protocols for extensions (`decoding.verifiers.base`, `drafters.base`, `engines.base`) are documented
-and stable in spirit only; docs/architecture.md says how to add an implementation of each.
+Public are the names in `__all__`, the command line, the HTTP interface and the JSON documents of the
+commands. All modules of the package are private by convention: `outrider.decoding`, `outrider.policy`,
+`outrider.drafters`, `outrider.engines`, `outrider.models`, `outrider.server` and all others may change in any
+release. The protocols that extensions implement are in `decoding.verifiers.base`, `drafters.base` and
+`engines.base`; docs/architecture.md says how to add an implementation.
 """
 
 from __future__ import annotations
