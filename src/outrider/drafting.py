@@ -30,7 +30,7 @@ from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
 
 Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
-"""What a model's passes cost, with the logits of some blocks of its vocabulary (see `VocabSubsetModel`) or all."""
+"""What a model's passes cost, with the logits of some vocabulary blocks (see `VocabSubsetModel`) or all."""
 
 
 def guessed_costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:

@@ -100,7 +100,7 @@ class AutoDrafter:
         context = job.context
         lookup, behind = None, None
         if self._lookup is not None and job.allows(self._lookup.name):
-            lookup = self._lookup.look(job, job.budget)
+            lookup = self._lookup.lookup(job, job.budget)
         if self._model is not None and job.allows(self._model.name):
             behind = self._model.behind(job, lookup.copied if lookup is not None else 0, self.controller.dear)
         return DraftQuery(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))

@@ -16,7 +16,7 @@ from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, StepRecord, Verdict
 from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.confidence import confidence
-from outrider.drafters.copy_tracker import LEAST
+from outrider.drafters.copy_tracker import MIN_COPY
 from outrider.drafters.draft_context import HEAD, KEPT, TAIL
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -307,7 +307,7 @@ def test_copies_that_lookups_wrote_are_not_read() -> None:
     assert behind[0] == len(source)
     assert max(b for b in behind if b is not None) < len(source) + 2 * KEPT
     assert behind[-1] is not None
-    assert behind[-1] <= len(source) + KEPT + LEAST < len(source) + len(copied)
+    assert behind[-1] <= len(source) + KEPT + MIN_COPY < len(source) + len(copied)
 
 
 @pytest.mark.parametrize("model", [True, False])
