@@ -139,7 +139,7 @@ def make_drafting(
 def _draws(choice: DraftModelConfig | AutoConfig, verifier: Verifier) -> Draws:
     if choice.draft_sample_method == "greedy":
         return "greedy"
-    return "own" if verifier.draft_probs else "shared"
+    return "independent" if verifier.draft_probs else "coupled"
 
 
 def _namespace(request: Request) -> str | None:

@@ -171,7 +171,16 @@ def answers(outputs: dict[str, Output]) -> Answers:
 
 
 DRAFTERS = [
-    *("draft_model", "own draft_model", "small draft_model", "ngram", "suffix", "mixed", "own mixed", "tree"),
+    *(
+        "draft_model",
+        "independent draft_model",
+        "small draft_model",
+        "ngram",
+        "suffix",
+        "mixed",
+        "independent mixed",
+        "tree",
+    ),
     *SCRIPTS,
 ]
 
@@ -181,14 +190,14 @@ def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
         return ScriptedDrafter(name, SCRIPTS[name], truth, models.target.vocab_size)
     made: dict[str, Callable[[], Drafter]] = {
         "draft_model": lambda: DraftModelDrafter(models.draft, chunk=8),
-        "own draft_model": lambda: DraftModelDrafter(models.draft, chunk=8, draws="own"),
+        "independent draft_model": lambda: DraftModelDrafter(models.draft, chunk=8, draws="independent"),
         # a smaller vocabulary and a context that ends before the target's
         "small draft_model": lambda: DraftModelDrafter(models.draft, common_size=40, max_context=50),
         "tree": lambda: TreeDrafter(models.draft, (2, 2), siblings),
         "ngram": lambda: NgramDrafter(3, 1),
         "suffix": SuffixDrafter,
         "mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8)),
-        "own mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8, draws="own")),
+        "independent mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8, draws="independent")),
     }
     return made[name]()
 

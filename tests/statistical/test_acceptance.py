@@ -86,7 +86,7 @@ def test_each_rule_accepts_as_often_as_it_should(spread: float) -> None:
 
 def test_of_longer_drafts_block_keeps_most() -> None:
     kept = {}
-    for rule, drafter in (("coupled", "shared"), ("rejection", "own"), ("block", "own")):
+    for rule, drafter in (("coupled", "coupled"), ("rejection", "independent"), ("block", "independent")):
         found = sample(VERIFIERS[rule](), DRAFTERS[drafter](), 700)
         kept[rule] = found.accepted / found.drafted
     assert kept["coupled"] < kept["rejection"] < kept["block"]
