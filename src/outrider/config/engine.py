@@ -1,6 +1,6 @@
-"""What a user may ask of the engine (`EngineConfig`), drafting included, in vLLM's names.
+"""The engine's configuration (`EngineConfig`), under vLLM's names.
 
-See `outrider.config.speculative` for the drafter, and for what is done with names that mean nothing here.
+See `outrider.config.speculative` for the drafter's, and for how unsupported parameters are treated.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from outrider.value_checks import Neutral, anything, is_int, only, path_or_name,
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything about an engine but the drafter's details.
+    """The configuration of an engine.
 
     model:         reference or path of the target.
-    speculative:   the drafter.
-    tokenizer:     reference or path of the model whose tokenizer is taken; None for the target's own.
-    max_model_len: most positions of a sequence, in tokens; None for the model's own limit.
-    max_num_seqs:  most sequences that share a pass.
-    seed:          makes the seeds of unseeded requests repeatable; None draws them from the system.
-    threads:       of the engine; None for its own choice.
-    revision:      branch, tag or commit when `model` names a repository on the hub.
-    quantization:  "q8_0" or "q4_k" quantizes the target's float weights when they are loaded, which makes
-                   it another target; None leaves them as the file has them.
+    speculative:   the drafter's configuration.
+    tokenizer:     reference or path of the model whose tokenizer is used; None for the target's own.
+    max_model_len: most tokens of a sequence; None for the model's own limit.
+    max_num_seqs:  most sequences in a pass.
+    seed:          makes the seeds of requests without one repeatable; None takes them from the system.
+    threads:       of the engine; None for one for each processor.
+    revision:      branch, tag or commit when `model` is a repository on the hub.
+    quantization:  "q8_0" or "q4_k" quantizes the target's float weights at load, which makes it another
+                   target; None keeps them as stored.
     weights_cache: True or a folder keeps the packed weights on disk, so that the next start maps them; None
-                   leaves it to OUTRIDER_WEIGHTS_CACHE.
+                   uses OUTRIDER_WEIGHTS_CACHE.
+
+    Raises ConfigError for a value of the wrong type or out of range.
     """
 
     model: str
@@ -75,7 +77,7 @@ class EngineConfig:
 _GPU = "it speaks of a GPU"
 _SPEED = "it is not built; leave it out"
 
-# Arguments of vLLM's LLM that nothing here reads: the values that change nothing, and why others are refused.
+# Arguments of vLLM's LLM that are not supported: the values that change nothing, and why others are refused.
 _REFUSED_ENGINE: dict[str, tuple[Neutral, str]] = {
     "runner": (only("auto", "generate"), "Outrider generates text only"),
     "task": (only("auto", "generate"), "Outrider generates text only"),
@@ -116,7 +118,7 @@ def parse_engine(
     speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None,
     **arguments: Any,
 ) -> EngineConfig:
-    """Read the arguments of `LLM(…)`. Raises ConfigError; an unknown name is told with its neighbour."""
+    """Parse the arguments of `LLM(…)`. Raises ConfigError, which names the nearest name to an unknown one."""
     own = {f.name for f in fields(EngineConfig)} - {"model", "speculative"}
     known = own | OLD_SPECULATIVE_NAMES.keys() | _REFUSED_ENGINE.keys() | {"model", "speculative_config"}
     values: dict[str, Any] = {}
@@ -133,8 +135,8 @@ def parse_engine(
                 raise ConfigError(f"{name}={value!r} is refused: {reason}")
         else:
             raise ConfigError(f"unknown argument {name!r}{nearest(name, known)}")
-    if values.get("quantization") == "gguf":  # vLLM: as the file has it
+    if values.get("quantization") == "gguf":  # in vLLM: as stored
         del values["quantization"]
-    if values.get("max_model_len") == -1:  # vLLM: as long as fits
+    if values.get("max_model_len") == -1:  # in vLLM: as long as fits
         del values["max_model_len"]
     return EngineConfig(model=model, speculative=parse_speculative(speculative_config, **old), **values)
