@@ -67,8 +67,7 @@ class LLM:
     def _setup(self, pipeline: Pipeline, shared: bool = True) -> None:
         self._pipeline = pipeline
         self._shared = shared
-        vocab_size = min(pipeline.tokenizer.vocab_size, pipeline.engine.vocab_size)
-        self._maker = RequestMaker(pipeline.tokenizer, vocab_size, pipeline.context)
+        self._maker = RequestMaker(pipeline.tokenizer, pipeline.vocab_size, pipeline.context)
         self._template: ChatTemplate | None = None  # made when first needed: it is a process of its own
         self._counter = 0  # requests so far
 

@@ -119,9 +119,14 @@ class Pipeline:
             clock=self.clock,
             max_num_seqs=self.config.max_num_seqs,
             max_context=self.context,
-            vocab_size=min(self.tokenizer.vocab_size, self.engine.vocab_size),
+            vocab_size=self.vocab_size,
             rows=self.rows,
         )
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids have both a token and logits; the rest are padding."""
+        return min(self.tokenizer.vocab_size, self.engine.vocab_size)
 
     @property
     def verifier(self) -> Verifier:
