@@ -203,7 +203,7 @@ def build_all(
     costs = costs or (native_costs() if native else guessed_costs)
     loader = loader or native_loader(config)
     target = loader(source, config.threads)
-    engine = CachedStepEngine(wrap(target), tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(wrap(target))
     loaded = {_key(s): loader(s, config.threads) for s in _distinct(drafts)}
     wrapped = {key: wrap(model) for key, model in loaded.items()}
     pipelines = []

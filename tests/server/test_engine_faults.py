@@ -142,7 +142,7 @@ def together(pipeline: Pipeline, bad: Request) -> dict[str, list[Event]]:
 
 def poisoned(target_file: Path, speculative: str | None) -> Pipeline:
     model = Poisoned(320, 256, seed=1, sharpness=3.0, memory=0.2)
-    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(model)
     return replace(toy_pipeline(target_file, speculative, max_num_seqs=3), engine=engine)
 
 

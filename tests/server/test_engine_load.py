@@ -78,7 +78,7 @@ class World:
 def world(target: Path, draft: Path, drafter: str) -> World:
     pipeline = toy_pipeline(target, DRAFTERS[drafter](draft), max_num_seqs=SLOTS)
     model = Watched()
-    engine = Shared(model, tree_attention=True, exact_bits=True)
+    engine = Shared(model)
     plain = toy_pipeline(target, None)
     return World(replace(pipeline, engine=engine), model, engine, plain)
 

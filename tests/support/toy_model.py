@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.engines.base import Cache, CacheBlocks, ForwardItem
+from outrider.engines.base import Cache, CacheBlocks, EngineCaps, ForwardItem
 
 SHARE_UNIT = 4  # small, so that short texts have several blocks
 
@@ -117,6 +117,7 @@ class ToyModel:
     similarity: how much, 0..1; at 1 the two are the same (given the same sharpness and memory).
     """
 
+    caps = EngineCaps(tree_attention=True, exact_bits=True)
     share_unit = SHARE_UNIT
     block_size = 4
 

@@ -75,8 +75,25 @@ class ForwardItem:
     rows: IntArray
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCaps:
+    """What a model can do. Matched against the needs of drafter and verifier when the loop is built.
+
+    tree_attention: scores drafts that branch.
+    exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
+    hidden_states:  gives the hidden states of named layers, see `HiddenStateModel`.
+    """
+
+    tree_attention: bool
+    exact_bits: bool
+    hidden_states: bool = False
+
+
 class LanguageModel(Protocol):
     """Weights that turn tokens into logits."""
+
+    @property
+    def caps(self) -> EngineCaps: ...
 
     @property
     def vocab_size(self) -> int:
@@ -124,18 +141,6 @@ class VocabSubsetModel(LanguageModel, Protocol):
         blocks: int32[b], ascending.
         Raises ValueError as `forward` does, and for blocks out of order or range.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCaps:
-    """What an engine can do, matched against the drafter's and verifier's needs when built.
-
-    tree_attention: scores drafts that branch.
-    exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
-    """
-
-    tree_attention: bool
-    exact_bits: bool
 
 
 @dataclass(slots=True, eq=False)

@@ -17,13 +17,17 @@ class CachedStepEngine:
     """Implements StepEngine. Between calls a sequence's cache holds exactly its committed tokens,
     which are all but the anchor; `score` adds anchor and draft, `commit` keeps what was accepted.
 
-    tree_attention, exact_bits: what `model` can do, see EngineCaps.
+    prefixes: the prefix cache; None until `share_prefixes`.
     """
 
-    def __init__(self, model: LanguageModel, *, tree_attention: bool, exact_bits: bool) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self.caps = EngineCaps(tree_attention=tree_attention, exact_bits=exact_bits)
         self.prefixes: PrefixCache | None = None
+
+    @property
+    def caps(self) -> EngineCaps:
+        """What the model can do."""
+        return self._model.caps
 
     @property
     def vocab_size(self) -> int:

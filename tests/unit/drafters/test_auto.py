@@ -20,6 +20,7 @@ from outrider.drafters.copy_tracker import LEAST
 from outrider.drafters.draft_context import HEAD, KEPT, TAIL
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.engines.base import EngineCaps
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.policy.auto import AutoController
@@ -316,7 +317,9 @@ def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tre
     def tokens(
         controller: AutoController | None, drafter: AutoDrafter | None
     ) -> tuple[dict[str, list[int]], int]:
-        engine = CachedStepEngine(target(), tree_attention=tree, exact_bits=True)
+        model = target()
+        model.caps = EngineCaps(tree_attention=tree, exact_bits=True)
+        engine = CachedStepEngine(model)
         ticks = itertools.count()
         from outrider.decoding.events import FinishEvent, TokenEvent
         from outrider.decoding.verifiers.base import CoupledVerifier
