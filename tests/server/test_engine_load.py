@@ -120,7 +120,7 @@ load = st.lists(visits, min_size=1, max_size=8)
 def run(world: World, load: Sequence[Visit]) -> tuple[dict[str, Request], set[str], list[Event]]:
     """What a load of requests was told: the requests, those cancelled, all events."""
     budget = Budget(BUDGET)
-    loop = world.pipeline.loop()
+    loop = world.pipeline.runner()
     steps = itertools.count()
     scheduler = Scheduler(
         loop, SLOTS, budget, lambda r: len(r.prompt) + (r.params.max_tokens or 0), lambda: 0.0

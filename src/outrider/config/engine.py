@@ -38,6 +38,8 @@ class EngineConfig:
                    it another target; None leaves them as the file has them.
     weights_cache: True or a folder keeps the packed weights on disk, so that the next start maps them; None
                    leaves it to OUTRIDER_WEIGHTS_CACHE.
+    engine:        what runs the target: "native", or "auto" for the best there is. A name that
+                   `pipeline.ENGINES` does not have is refused when the pipeline is built.
     """
 
     model: str
@@ -50,9 +52,11 @@ class EngineConfig:
     revision: str | None = None
     quantization: str | None = None
     weights_cache: bool | str | os.PathLike[str] | None = None
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         text("model", self.model)
+        text("engine", self.engine)
         for name in ("tokenizer", "revision"):
             if getattr(self, name) is not None:
                 text(name, getattr(self, name))

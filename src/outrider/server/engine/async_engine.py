@@ -200,9 +200,9 @@ class ServerEngine:
 
     def _work(self) -> None:
         try:
-            loop = self._pipeline.loop()
+            runner = self._pipeline.runner()
             scheduler = Scheduler(
-                loop, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
+                runner, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
             )
             try:
                 self._note(scheduler)
@@ -211,7 +211,7 @@ class ServerEngine:
                     events = scheduler.step()
                     self._tell(events, scheduler, time.perf_counter() - began)
             finally:
-                loop.close()
+                runner.close()
             self._end_all()
         except BaseException as error:
             logger.exception("the engine failed")
