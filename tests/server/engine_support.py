@@ -25,8 +25,14 @@ SECONDS = 30.0  # after which a test has failed
 class Shared(CachedStepEngine):
     """All its sequences share prefixes."""
 
-    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
-        return super().open(prompt, capacity, namespace or "everybody")
+    def open(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        namespace: str | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> SeqHandle:
+        return super().open(prompt, capacity, namespace or "everybody", taps)
 
 
 def toy_pipeline(

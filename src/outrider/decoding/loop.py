@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Controller, DraftLimits
@@ -25,7 +25,7 @@ from outrider.decoding.verifiers.base import Verifier, check_draft
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.drafters.base import Drafter
+    from outrider.drafters.base import Drafter, HiddenStateDrafter
     from outrider.engines.base import SeqHandle, StepEngine
 
 logger = logging.getLogger(__name__)
@@ -120,8 +120,10 @@ class StepLoop:
         vocab_size: int | None = None,
         rows: RowSampler | None = None,
     ) -> None:
+        self._taps: tuple[int, ...] = getattr(drafter, "taps", ())  # see HiddenStateDrafter
         for part in (drafter, verifier) if drafter is not None else (verifier,):
-            for need in sorted(part.needs):
+            tapped = {"hidden_states"} if part is drafter and self._taps else set[str]()
+            for need in sorted(part.needs | tapped):
                 if not getattr(engine.caps, need, False):
                     raise ConfigError(f"{part.name} needs {need}, which this engine does not have")
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
@@ -194,13 +196,14 @@ class StepLoop:
             for seq in batch:
                 if not seq.opened:
                     self._open(seq)
-            batch = [seq for seq in batch if seq.opened]
+            batch = self._hand_over([seq for seq in batch if seq.opened])
             ready = [seq for seq in batch if not len(seq.handle.pending)]
             waiting = [seq for seq in batch if len(seq.handle.pending)]
             prompts = self._mixed(ready, waiting) if ready else []
             if not ready:
                 self._prefill(waiting, min(self._prefill_chunk, self._controller.beside(0)))
-                ready = [seq for seq in self._alive(waiting) if not len(seq.handle.pending)]
+                waiting = self._hand_over(self._alive(waiting))
+                ready = [seq for seq in waiting if not len(seq.handle.pending)]
             if ready:
                 self._decode(ready, prompts)
         except BaseException:
@@ -220,8 +223,20 @@ class StepLoop:
             capacity = len(seq.request.prompt) + seq.emitter.remaining
             # prompt_logprobs need the whole prompt computed: nothing of it may come from the prefix cache.
             namespace = None if seq.prompt_logprobs.count is not None else seq.request.namespace
-            seq.handle = self._engine.open(seq.request.prompt, capacity, namespace)
+            seq.handle = self._engine.open(seq.request.prompt, capacity, namespace, self._taps)
             seq.opened = True
+
+    def _hand_over(self, batch: list[_Sequence]) -> list[_Sequence]:
+        """Give the drafter the prompts' hidden states since the last time. Returns the batch without those
+        that an error has ended."""
+        if not self._taps:
+            return batch
+        for seq in batch:
+            assert seq.handle.hidden is not None, "opened with taps"
+            for start, rows in seq.handle.hidden.take_prompt():
+                with self._guard(seq):
+                    cast("HiddenStateDrafter", self._drafter).prefilled(seq.request_id, start, rows)
+        return self._alive(batch)
 
     def _mixed(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:
         """Chunked prefill: how many prompt tokens of which sequence share the pass of those that decode.
@@ -312,7 +327,7 @@ class StepLoop:
         verdict = self._verifier.verify(draft, scores, seq.sampler, seq.context)
         sampled = self._clock()
         if self._drafter is not None:
-            self._drafter.observe(seq.request_id, draft, verdict)
+            self._drafter.observe(seq.request_id, draft, verdict, scores)
         emitted, finish = self._emit(seq, draft, scores, verdict)
         if finish is None:
             self._engine.commit(seq.handle, verdict)

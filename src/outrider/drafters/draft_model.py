@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores, Verdict
 from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.confidence import RunnersUp, confidence
 from outrider.drafters.draft_context import HEAD, TAIL, DraftContext
@@ -164,7 +164,7 @@ class DraftModelDrafter:
                     request.stream.forget(HEAD)
         return known if len(reading.tokens) <= room else None
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass  # the text itself tells what was kept, when it is next drafted from
 
     def end(self, request_id: str) -> None:

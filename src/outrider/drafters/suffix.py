@@ -18,7 +18,7 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.drafters._lookup import MAX_MATCH, GramIndex, Matches, SuffixTree
 from outrider.drafters.copy_tracker import CopyTracker
 from outrider.errors import ConfigError
@@ -159,7 +159,7 @@ class SuffixDrafter:
             drafts.append(Draft(tokens, parents, None, self.name))
         return drafts
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass  # the text itself tells
 
     def end(self, request_id: str) -> None:

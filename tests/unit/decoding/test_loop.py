@@ -84,7 +84,7 @@ class Noisy:
             self._call("propose", job.request_id)
         return [Draft.chain([1] * job.budget, self.name) for job in jobs]
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         self._call("observe", request_id)
 
     def end(self, request_id: str) -> None:
