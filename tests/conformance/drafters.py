@@ -9,7 +9,7 @@ import numpy as np
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
-from outrider.decoding.types import Distribution, Draft, Verdict
+from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 from outrider.engines.base import ForwardItem, LanguageModel
 from tests.support.enumeration import Siblings
 
@@ -39,7 +39,7 @@ class ScriptedDrafter:
             drafts.append(self._script(self._random, truth, job.budget, self._vocab_size))
         return drafts
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass
 
     def end(self, request_id: str) -> None:
@@ -165,7 +165,7 @@ class TreeDrafter:
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
         return [self._tree(job) for job in jobs]
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass
 
     def end(self, request_id: str) -> None:

@@ -40,7 +40,7 @@ def probabilities() -> npt.NDArray[np.float64]:
 
 def excess(verifier: CoupledVerifier) -> float:
     """How many standard deviations Pearson's statistic of the texts lies above its mean."""
-    engine = CachedStepEngine(TARGET, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(TARGET)
     drafter = DraftModelDrafter(DRAFT)
     loop = StepLoop(engine, drafter, verifier, FixedController(2), clock=lambda: 0.0, max_num_seqs=100)
     params = SamplingParams(max_tokens=LENGTH)

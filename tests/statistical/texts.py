@@ -101,7 +101,7 @@ class Sample:
 
 def sample(verifier: Verifier, drafter: Drafter, size: int, params: str = "plain") -> Sample:
     """Write `size` texts, each with a seed of its own."""
-    engine = CachedStepEngine(TARGET, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(TARGET)
     loop = StepLoop(engine, drafter, verifier, FixedController(WIDTH), clock=lambda: 0.0, max_num_seqs=100)
     wanted = SamplingParams(max_tokens=LENGTH, **PARAMS[params])
     texts: dict[str, int] = {}

@@ -55,7 +55,7 @@ def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(r
         model = replay.Replay(50, COSTS, clock := replay.Clock())
         model.text = text
         loop = StepLoop(
-            CachedStepEngine(model, tree_attention=True, exact_bits=True),
+            CachedStepEngine(model),
             NgramDrafter(3, 1),
             CoupledVerifier(),
             FixedController(length),

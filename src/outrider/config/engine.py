@@ -39,6 +39,8 @@ class EngineConfig:
                    target; None keeps them as stored.
     weights_cache: True or a folder keeps the packed weights on disk, so that the next start maps them; None
                    uses OUTRIDER_WEIGHTS_CACHE.
+    engine:        what runs the target: "native", or "auto" for the best there is. A name that
+                   `pipeline.ENGINES` does not have is refused when the pipeline is built.
 
     Raises ConfigError for a value of the wrong type or out of range.
     """
@@ -53,9 +55,11 @@ class EngineConfig:
     revision: str | None = None
     quantization: str | None = None
     weights_cache: bool | str | os.PathLike[str] | None = None
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         path_or_name("model", self.model)
+        path_or_name("engine", self.engine)
         for name in ("tokenizer", "revision"):
             if getattr(self, name) is not None:
                 path_or_name(name, getattr(self, name))

@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.lookahead import DraftLookahead, LastDraft
 from outrider.drafters.suffix import SuffixDrafter
@@ -81,7 +81,7 @@ class AutoDrafter:
         self.controller.looked(planned - began + self._clock() - drawn)
         return found
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
         path = verdict.path
         if len(path) >= ahead >= 0 and path[:ahead] == tuple(range(ahead)):

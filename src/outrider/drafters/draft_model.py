@@ -11,7 +11,7 @@ import numpy as np
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
-from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores, Verdict
 from outrider.drafters.confidence import SiblingDraws, approximate_probability
 from outrider.drafters.draft_context import HEAD_TOKENS, TAIL_TOKENS, DraftContext
 from outrider.drafters.draft_sequence import DraftSequence, DraftTree
@@ -170,7 +170,7 @@ class DraftModelDrafter:
                     request.sequence.truncate(HEAD_TOKENS)
         return processed if len(context.tokens) <= capacity else None
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         """See `Drafter.observe`. The next job's context has the kept tokens, so nothing is done here."""
 
     def end(self, request_id: str) -> None:

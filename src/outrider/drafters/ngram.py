@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.errors import ConfigError
 
 DEFAULT_LENGTH = 5  # tokens of an n-gram
@@ -80,7 +80,7 @@ class NgramDrafter:
                 break
         return Draft.chain(proposed[len(path) :], self.name)
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass
 
     def end(self, request_id: str) -> None:

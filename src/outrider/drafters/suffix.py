@@ -17,7 +17,7 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.drafters._lookup import MAX_MATCH, GramIndex, Matches, SuffixTree
 from outrider.drafters.copy_tracker import CopyTracker
 from outrider.drafters.output_pool import MAX_BYTES, OutputPool
@@ -110,7 +110,7 @@ class SuffixDrafter:
             drafts.append(Draft(tokens, parents, None, self.name))
         return drafts
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass  # the next job's context has the kept tokens
 
     def end(self, request_id: str) -> None:

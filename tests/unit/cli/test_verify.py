@@ -22,7 +22,7 @@ from outrider.decoding.verifiers import block as verify_block
 from outrider.decoding.verifiers import rejection as verify_rejection
 from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engines.base import Cache, ForwardItem, LanguageModel, SeqHandle
+from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel, SeqHandle
 from outrider.engines.step import CachedStepEngine
 from outrider.models.source import ModelSource
 from outrider.verify import enumeration, identity
@@ -357,13 +357,8 @@ def test_an_engine_that_fails_half_way_breaks_the_claims(verify: Any, monkeypatc
 def test_an_engine_that_promises_no_bits(
     verify: Any, kind: type[ToyModel], held: bool, words: str, monkeypatch: Patch
 ) -> None:
+    monkeypatch.setattr(kind, "caps", EngineCaps(tree_attention=False, exact_bits=False))
     model(kind)(monkeypatch)
-    made = CachedStepEngine.__init__
-
-    def humble(self: CachedStepEngine, inner: LanguageModel, **caps: bool) -> None:
-        made(self, inner, tree_attention=False, exact_bits=False)
-
-    monkeypatch.setattr(CachedStepEngine, "__init__", humble)
     _, out, _ = verify(*GREEDY, "--json")
     bits = json.loads(out)["claims"][1]
     assert bits["held"] is held

@@ -20,12 +20,13 @@ from outrider.drafters.copy_tracker import MIN_COPY
 from outrider.drafters.draft_context import COPY_TAIL_TOKENS, HEAD_TOKENS, TAIL_TOKENS
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.engines.base import EngineCaps
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node
-from tests.support.toy_model import ToyModel
+from tests.support.toy_model import UNSCORED, ToyModel
 
 COSTS = {1: 0.05, 2: 0.05, 8: 0.06, 16: 0.08}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -174,10 +175,10 @@ def test_what_was_accepted_reaches_the_controller() -> None:
     assert len(found) >= 2
     assert int(found.tokens[0]) == 14
     whole = found.after((12, 13), "constraint")
-    drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"))
+    drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"), UNSCORED)
     assert seen == [((0, 1), [*found.tokens[:2], 9])], "a constraint's own tokens are not the drafters'"
     drafter.propose([job(context.along([12, 13]), 6)])
-    drafter.observe("r", whole, Verdict((0,), 9, "recovered"))
+    drafter.observe("r", whole, Verdict((0,), 9, "recovered"), UNSCORED)
     assert len(seen) == 1, "behind a token that was refused nothing was tried"
 
 
@@ -322,7 +323,9 @@ def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tre
     def tokens(
         controller: AutoController | None, drafter: AutoDrafter | None
     ) -> tuple[dict[str, list[int]], int]:
-        engine = CachedStepEngine(target(), tree_attention=tree, exact_bits=True)
+        model = target()
+        model.caps = EngineCaps(tree_attention=tree, exact_bits=True)
+        engine = CachedStepEngine(model)
         ticks = itertools.count()
         from outrider.decoding.events import FinishEvent, TokenEvent
         from outrider.decoding.verifiers.coupled import CoupledVerifier
@@ -363,7 +366,7 @@ def test_end_is_forgiven() -> None:
     controller, drafter = make()
     drafter.end("never begun")
     controller.record("never begun", StepRecord("none", 0, 0, 1, 0.0, 0.05, 0.0))
-    drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"))
+    drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"), UNSCORED)
 
 
 def test_an_empty_chain_of_the_model_is_no_chain() -> None:

@@ -22,7 +22,7 @@ from outrider.drafters.draft_sequence import DraftTree
 from outrider.engines.base import Cache, ForwardItem
 from outrider.errors import ModelError
 from outrider.policy.tree import passes, refed
-from tests.support.toy_model import ToyCache, ToyModel
+from tests.support.toy_model import UNSCORED, ToyCache, ToyModel
 
 VOCAB = 32
 
@@ -198,7 +198,7 @@ def test_a_long_text_is_fed_in_chunks() -> None:
 def test_it_does_nothing_until_it_is_asked() -> None:
     setting = Setting()
     setting.start("a", [1, 2, 3])
-    setting.drafter.observe("a", Draft.empty(), Verdict((), 1, "bonus"))
+    setting.drafter.observe("a", Draft.empty(), Verdict((), 1, "bonus"), UNSCORED)
     setting.drafter.end("a")
     assert setting.model.passes == []
     assert setting.model.caches == []

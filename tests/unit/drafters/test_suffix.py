@@ -19,6 +19,7 @@ from outrider.drafters.output_pool import PROMPT_TAIL, SEPARATOR
 from outrider.drafters.suffix import MAX_PATH_MATCHES, SuffixDrafter
 from outrider.errors import ConfigError
 from outrider.policy.tree import Lookup
+from tests.support.toy_model import UNSCORED
 
 SAMPLER = Sampler(SamplingParams(), 64)
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=80)
@@ -230,7 +231,7 @@ def test_drafts_are_what_an_engine_can_score() -> None:
     assert set(draft.tokens[draft.parents == -1].tolist()) >= {3, 4}, "both continuations are children"
     checked = check_draft(draft, 64, 6, tree=True)
     np.testing.assert_array_equal(checked.tokens, draft.tokens)
-    drafter.observe("r", draft, Verdict((), 1, "recovered"))
+    drafter.observe("r", draft, Verdict((), 1, "recovered"), UNSCORED)
 
 
 def test_loops_go_on_and_nothing_is_no_draft() -> None:

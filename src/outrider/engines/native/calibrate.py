@@ -63,7 +63,7 @@ class SubsetModel:
 
     def __init__(self, model: VocabSubsetModel, blocks: IntArray) -> None:
         self._model, self._blocks = model, blocks
-        self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
+        self.caps, self.vocab_size, self.max_positions = model.caps, model.vocab_size, model.max_positions
 
     def new_cache(self, capacity: int) -> Cache:
         return self._model.new_cache(capacity)
