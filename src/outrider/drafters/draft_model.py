@@ -52,11 +52,11 @@ class DraftModelDrafter:
     of the vocabulary that both models share. A draft ends early at a stop token or where the draft model's
     context does; then the model goes on behind the text's beginning and its end.
 
-    Where a job foretells what follows, that is fed along with the token that is drawn from, as the target
-    verifies a draft: what the model itself draws in its place, it has passed already. The draft is the
-    same, in fewer passes.
+    What a job's lookahead predicts is fed along with the token that is drawn from, as the target verifies a
+    draft: where the model draws what was predicted, its pass is done already. The draft is the same, in fewer
+    passes.
 
-    Of a large vocabulary only the likely part is computed (drafters/likely.py), if the model can.
+    Of a large vocabulary only the likely part is computed (drafters/vocab_subset.py), if the model can.
 
     draws: how a token is drawn from the draft's distribution. "shared": with the target's noise, so
            that both draw the same token as often as may be (the rule `coupled`). "own": with randomness
@@ -84,7 +84,7 @@ class DraftModelDrafter:
         self._always = frequent(model)
         self._requests: dict[str, _Request] = {}
         self._prefixes: PrefixCache | None = None
-        self.fed: list[DraftPass] = []  # the passes of the last propose
+        self.passes: list[DraftPass] = []  # of the last propose
 
     def share_prefixes(self, max_bytes: int) -> PrefixCache:
         """See `SharesPrefixes`."""
@@ -99,21 +99,21 @@ class DraftModelDrafter:
             capacity, outgrows, request.namespace, DraftContext(len(request.prompt))
         )
 
-    def propose(self, jobs: Sequence[ProposeJob], patience: int | None = None) -> list[Draft]:
-        """With a `patience`, at most so many tokens are fed before anything is drawn, so that no text has to
-        wait for another's prompt: who has more to catch up gets an empty draft."""
-        self.fed = []
+    def propose(self, jobs: Sequence[ProposeJob], prefill_budget: int | None = None) -> list[Draft]:
+        """With a `prefill_budget`, at most so many tokens are processed before anything is drawn, so that no
+        sequence waits for another's prefill: one with more unprocessed tokens gets an empty draft."""
+        self.passes = []
         turns = [self._turn(job) for job in jobs]
         active = [turn for turn in turns if turn is not None]
-        if patience is not None:
-            active = self._caught_up(active, patience)
+        if prefill_budget is not None:
+            active = self._prefilled(active, prefill_budget)
         while active:
             rows = self._forward(active)
             active = [turn for turn, row in zip(active, rows, strict=True) if self._draw(turn, row)]
         return [Draft.empty(self.name) if turn is None else turn.draft(self.name) for turn in turns]
 
-    def _caught_up(self, turns: list[DraftTree], left: int) -> list[DraftTree]:
-        """Those that may draw now; one that has more to be fed than is left of the patience is fed that."""
+    def _prefilled(self, turns: list[DraftTree], left: int) -> list[DraftTree]:
+        """Those that may draw now; one with more to be fed than the budget has left is fed that much."""
         ready = []
         for turn in sorted(turns, key=lambda turn: len(turn.feed)):
             size = len(turn.feed)
@@ -124,19 +124,19 @@ class DraftModelDrafter:
             left -= size
         return ready
 
-    def behind(
-        self, job: ProposeJob, copied: int = 0, dear: Callable[[int], bool] | None = None
+    def unprocessed(
+        self, job: ProposeJob, copied: int = 0, too_expensive: Callable[[int], bool] | None = None
     ) -> int | None:
         """How many tokens would be fed before the first draw, without feeding any; None when the request's
-        place in the draft model is full for good.
+        cache in the draft model is full for good.
 
-        copied: of the text's last tokens, how many stand further up in it as well.
-        dear:   whether feeding so many takes too long, so that the middle of what is missed is left out.
+        copied:        of the sequence's last tokens, how many stand earlier in it as well.
+        too_expensive: whether so many tokens of a prompt take too long, so that its middle is left out.
         """
         request, ahead = self._requests[job.request_id], job.context.path
         request.reading.follow(job.context.tokens, copied)
         known = self._known(request)
-        if dear is not None and dear(request.reading.prompt_left(known)):
+        if too_expensive is not None and too_expensive(request.reading.prompt_left(known)):
             request.reading.skim(known)
         held = self._fit(request, len(ahead), known)
         return None if held is None else len(request.reading.tokens) - held + len(ahead)
@@ -200,7 +200,7 @@ class DraftModelDrafter:
         limit, rows = self._model.vocab_size, [len(feed) - 1]
         contexts = [job.context]
         return DraftTree(
-            stream, limit, contexts, budget, feed, above, chance, job.guide, job.foretell, rows=rows
+            stream, limit, contexts, budget, feed, above, chance, job.guide, job.lookahead, rows=rows
         )
 
     def _stream(self, job: ProposeJob, request: _Request) -> DraftSequence:
@@ -222,7 +222,7 @@ class DraftModelDrafter:
             while turn.frontier[0] < 0 and len(turn.feed) > self._chunk:
                 self._pass([turn], self._chunk)
             if turn.frontier[0] < 0:
-                turn.look_ahead()
+                turn.predict()
         return self._pass(turns)
 
     def _pass(self, turns: Sequence[DraftTree], size: int | None = None) -> list[FloatArray]:
@@ -235,18 +235,18 @@ class DraftModelDrafter:
             if turn.stream.likely is not None:
                 turn.stream.likely.add(feed[0])
         logits = self._logits(items, turns)
-        missed = 0
+        prefilled = 0
         for turn, (fed, above, _) in zip(turns, feeds, strict=True):
             stream = turn.stream
             written = min(len(fed), len(stream.reading.tokens) - stream.checked)
             stream.checked += written
-            missed += max(0, written - 2) if size is None else written
+            prefilled += max(0, written - 2) if size is None else written
             stream.wrote(fed[written:], [max(-1, parent - written) for parent in above[written:]])
             if size is not None:
                 turn.feed = turn.feed[size:]
                 turn.above = list(range(-1, len(turn.feed) - 1))
                 turn.rows = [len(turn.feed) - 1]
-        self.fed.append((sum([len(feed[0]) for feed in feeds]), missed))
+        self.passes.append(DraftPass(sum([len(feed[0]) for feed in feeds]), prefilled))
         return logits
 
     def _logits(self, items: Sequence[ForwardItem], turns: Sequence[DraftTree]) -> list[FloatArray]:
@@ -256,13 +256,13 @@ class DraftModelDrafter:
         return self._model.forward(items)
 
     def _draw(self, turn: DraftTree, logits: FloatArray) -> bool:
-        """Draw below each node of the frontier, and below what was foretold as far as it is drawn; whether
+        """Draw below each node of the frontier, and below what was predicted as far as it is drawn; whether
         the turn goes on."""
         first, size = len(turn.tokens), len(turn.frontier)
         for parent, row in zip(turn.frontier, logits[:size], strict=True):
             if len(turn.tokens) < turn.budget:
                 self._draw_below(turn, parent, row)
-        for i, (token, row) in enumerate(zip(turn.foretold, logits[size:], strict=True)):
+        for i, (token, row) in enumerate(zip(turn.predicted, logits[size:], strict=True)):
             if len(turn.tokens) == first or turn.tokens[first] != token:
                 break
             nodes = turn.go_on(ready=first)

@@ -16,7 +16,7 @@ from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.draft_context import DraftContext
 from outrider.drafters.vocab_subset import VocabSubset
 from outrider.engines.base import Cache
-from outrider.policy.tree import refed
+from outrider.policy.growth_passes import tokens_to_feed
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +89,7 @@ class DraftTree:
     feed, above: tokens, and the one of them that each hangs from; -1 for all that the cache holds.
     frontier:    the nodes to draw below next, -1 for where the draft starts; `rows` of `feed` are theirs.
     places:      of nodes in the cache, their index behind the checked tokens.
-    foretold:    fed behind the frontier's only node, one after the other.
+    predicted:   tokens fed after the frontier's only node, one after the other.
     """
 
     stream: DraftSequence
@@ -100,11 +100,11 @@ class DraftTree:
     above: list[int]
     chance: StepRandomness
     guide: Guide | None
-    foretell: Lookahead | None
+    lookahead: Lookahead | None
     frontier: list[int] = field(default_factory=lambda: [-1])
     rows: list[int] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
-    foretold: list[int] = field(default_factory=list)
+    predicted: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     drawn_from: list[Distribution | None] = field(default_factory=list)
@@ -129,19 +129,19 @@ class DraftTree:
         stop_ids = self.stream.sampler.stop_ids
         return [node for node in nodes if self.tokens[node] not in stop_ids][: self.budget - len(self.tokens)]
 
-    def look_ahead(self) -> None:
-        """Choose what is fed behind the frontier."""
-        self.foretold = []
+    def predict(self) -> None:
+        """Choose the predicted tokens that are fed after the frontier."""
+        self.predicted = []
         left = self.budget - len(self.tokens) - 1  # one is drawn below the frontier itself
-        if self.foretell is None or len(self.frontier) > 1 or left <= 0:
+        if self.lookahead is None or len(self.frontier) > 1 or left <= 0:
             return
-        for token in self.foretell(self.contexts[self.frontier[0] + 1])[:left]:
+        for token in self.lookahead(self.contexts[self.frontier[0] + 1])[:left]:
             if token >= self.limit:
                 return
-            self.foretold.append(token)
+            self.predicted.append(token)
 
     def place_ahead(self, i: int) -> int:
-        """Where the cache has the foretold token i, behind the checked tokens."""
+        """Where the cache has the predicted token i, counted from the checked tokens."""
         node = self.frontier[0]
         return (self.places[node] if node >= 0 else len(self.contexts[0].path) - 1) + 1 + i
 
@@ -150,7 +150,7 @@ class DraftTree:
         self.frontier = frontier
         if not self.frontier:
             return False
-        kept, fed = refed(self.parents, self.frontier)
+        kept, fed = tokens_to_feed(self.parents, self.frontier)
         ahead = len(self.contexts[0].path)
         self.stream.hold([*range(ahead), *[self.places[node] for node in kept]])
         for i, node in enumerate((*kept, *fed)):
@@ -161,7 +161,7 @@ class DraftTree:
             -1 if (parent := self.parents[node]) < 0 else max(-1, self.places[parent] - first) for node in fed
         ]
         self.rows = [self.places[node] - first for node in self.frontier]
-        self.look_ahead()
+        self.predict()
         return True
 
     def next_feed(self, size: int | None) -> tuple[list[int], list[int], list[int]]:
@@ -170,7 +170,7 @@ class DraftTree:
         if size is not None:
             return self.feed[:size], self.above[:size], []
         cache, count = self.stream.cache, len(self.feed)
-        del self.foretold[max(0, cache.capacity - cache.length - count) :]
-        new = range(count, count + len(self.foretold))
+        del self.predicted[max(0, cache.capacity - cache.length - count) :]
+        new = range(count, count + len(self.predicted))
         hung = [*self.rows[:1], *new][: len(new)]
-        return [*self.feed, *self.foretold], [*self.above, *hung], [*self.rows, *new]
+        return [*self.feed, *self.predicted], [*self.above, *hung], [*self.rows, *new]

@@ -3,8 +3,8 @@
 The method of SuffixDecoding (Oliaro et al. 2024): the longest match in the request's own text, and in
 recent outputs of this process when they may be shared; children weighted by how often and after how long a
 match they followed; the likeliest paths first. In the place of suffix trees, `GramIndex`; and beyond them
-`CopyTracker`, for copies with changes, which exact matches lose. A lookup runs right after a pass, which leaves
-nothing in the caches, so what touches much is C++.
+`CopyTracker`, for copies with changes, which exact matches lose. A lookup runs right after a pass, which
+leaves nothing in the caches, so what touches much is C++.
 """
 
 from __future__ import annotations
@@ -185,16 +185,18 @@ class SuffixDrafter:
         found = self._tree.grow(index, matches, others, theirs, copy, budget, MAX_PLACES, text.stop_ids)
         return Lookup(*found, copied=0 if ahead else text.copying.copied)
 
-    def follow(self, request_id: str, context: TokenContext, most: int) -> tuple[list[int], list[float]]:
-        """(tokens, the chance of each given those before) of the likeliest path behind a draft of a text that
-        was looked up in, `most` tokens at most."""
+    def follow(
+        self, request_id: str, context: TokenContext, max_tokens: int
+    ) -> tuple[list[int], list[float]]:
+        """(tokens, the probability of each given those before) of the likeliest path after a context of a
+        text that was looked up in."""
         text = self._texts[request_id]
         if text.index is None:
             return [], []
         end = [*context.tokens[-MAX_MATCH:], *context.path]
         others, theirs = self._shared(text, end, FEW_PLACES)
         return self._tree.row(
-            text.index, text.index.find(end, FEW_PLACES), others, theirs, most, text.stop_ids
+            text.index, text.index.find(end, FEW_PLACES), others, theirs, max_tokens, text.stop_ids
         )
 
     def _shared(self, text: _Text, end: list[int], most: int) -> tuple[GramIndex | None, Matches | None]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,9 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.policy.auto import AutoController
+from tests.support.controllers import make_auto
 from outrider.policy.cost_model import CostModel
-from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node
+from outrider.policy.tree import DraftPlan, DraftQuery, ModelDraft, Node
 from tests.support.toy_model import ToyModel
 
 COSTS = {1: 0.05, 2: 0.05, 8: 0.06, 16: 0.08}
@@ -41,15 +43,15 @@ def draft(similarity: float = 0.97) -> ToyModel:
 
 
 def make(
-    *, lookup: bool = True, model: bool = True, similarity: float = 0.97, tree: bool = True, **options: object
+    *, lookup: bool = True, model: bool = True, similarity: float = 0.97, tree: bool = True, **options: Any
 ) -> tuple[AutoController, AutoDrafter]:
     cheap = CostModel({1: 0.004, 8: 0.005}) if model else None
-    controller = AutoController(CostModel(COSTS), cheap, tree=tree, **options)  # type: ignore[arg-type]
+    controller = make_auto(CostModel(COSTS), cheap, branching=tree, **options)
     ticks = itertools.count()
     drafter = AutoDrafter(
-        controller,
-        SuffixDrafter(tree=tree) if lookup else None,
-        DraftModelDrafter(draft(similarity)) if model else None,
+        controller.planner,
+        [SuffixDrafter(tree=tree)] if lookup else [],
+        [DraftModelDrafter(draft(similarity))] if model else [],
         clock=lambda: next(ticks) / 1e4,
     )
     return controller, drafter
