@@ -21,7 +21,7 @@ from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.draft_sequence import DraftTree
 from outrider.engines.base import Cache, ForwardItem
 from outrider.errors import ModelError
-from outrider.policy.tree import passes, refed
+from outrider.policy.growth_passes import levels, tokens_to_feed
 from tests.support.toy_model import ToyCache, ToyModel
 
 VOCAB = 32
@@ -100,11 +100,11 @@ class Setting:
         self,
         budget: int,
         guide: Guide | None = None,
-        foretell: Callable[[TokenContext], list[int]] | None = None,
+        lookahead: Callable[[TokenContext], list[int]] | None = None,
         **contexts: TokenContext,
     ) -> list[Draft]:
         jobs = [
-            ProposeJob(n, context, budget, self.samplers[n], guide, foretell)
+            ProposeJob(n, context, budget, self.samplers[n], guide, lookahead)
             for n, context in contexts.items()
         ]
         return self.drafter.propose(jobs)
@@ -420,9 +420,9 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         assert caught_up == missing
         # What was drawn on from in the last pass is in the cache, with all above it.
         held = [ahead[: i + 1] for i in range(len(ahead))]
-        inner = passes(draft.parents.tolist())
+        inner = levels(draft.parents.tolist())
         if inner:
-            above, fed = refed(draft.parents.tolist(), inner[-1])
+            above, fed = tokens_to_feed(draft.parents.tolist(), inner[-1])
             held += [ahead + paths(draft)[node] for node in (*above, *fed)]
         right = (ahead + paths(draft)[kept]) if 0 <= kept < len(draft) else []
         confirmed = len(context.tokens)
@@ -432,7 +432,7 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         text = [*right, token]
         confirmed += max((i + 1 for i in range(len(text) - 1) if text[: i + 1] in held), default=0)
         asked = ProposeJob("a", context, 1, setting.samplers["a"])
-        behind, most = setting.drafter.behind(asked), len(context.tokens) - confirmed
+        behind, most = setting.drafter.unprocessed(asked), len(context.tokens) - confirmed
         assert behind is not None
         assert behind == most or (len(draft) == budget and 1 <= behind < most), "full before its last branch"
         confirmed = len(context.tokens) - behind
@@ -470,7 +470,7 @@ class Teller:
     st.sampled_from([0.0, 0.7, 1.0]),
     st.sampled_from([None, 12, 20]),
 )
-def test_foretelling_changes_no_draft_and_no_later_one(
+def test_lookaheading_changes_no_draft_and_no_later_one(
     steps: list[tuple[int, int, int, int]],
     temperature: float,
     ahead: list[int],
@@ -541,11 +541,11 @@ def test_what_is_foretold_rightly_takes_no_pass() -> None:
     assert setting.model.passes == [[3 + 3], [1 + 3], [1]], (
         "three tokens a pass, one of them foretold wrongly"
     )
-    assert setting.drafter.fed == [(6, 1), (4, 0), (1, 0)], "of the prompt a token more than a step leaves"
+    assert setting.drafter.passes == [(6, 1), (4, 0), (1, 0)], "of the prompt a token more than a step leaves"
     context.append(expected[0])
     context.append(expected[1])
     setting.drafts(1, None, None, a=context)
-    assert setting.drafter.fed == [(1, 0)], "what was foretold rightly is in the cache"
+    assert setting.drafter.passes == [(1, 0)], "what was foretold rightly is in the cache"
 
 
 class FirstSlots(ToyCache):
@@ -667,7 +667,7 @@ def drafts_of(drafter: DraftModelDrafter, name: str, prompt: list[int], namespac
     sampler = Sampler(params, VOCAB, [7], seed=9)
     for written in range(3):
         job = ProposeJob(name, context, 4, sampler)
-        behind = drafter.behind(job)
+        behind = drafter.unprocessed(job)
         (draft,) = drafter.propose([job])
         assert behind is not None
         found.append(draft)
@@ -701,7 +701,7 @@ def test_a_kept_prefix_is_not_fed_again() -> None:
     assert fed == [[21], [1], [21], [21]]
     drafter.begin(Request("q", tuple(prompt), SamplingParams(max_tokens=9), namespace="a"))
     job = ProposeJob("q", TokenContext(prompt), 4, Sampler(SamplingParams(), VOCAB, [7]))
-    assert drafter.behind(job) == 1
+    assert drafter.unprocessed(job) == 1
 
 
 def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
@@ -724,7 +724,7 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
     sizes = []
     for _ in range(4):
         passes.clear()
-        drafts = drafter.propose(jobs, patience=8)
+        drafts = drafter.propose(jobs, prefill_budget=8)
         sizes.append([len(draft) for draft in drafts])
         assert max(passes) <= 8
     assert sizes == [[0, 2], [0, 2], [0, 2], [2, 2]], "the short text does not wait for the long one"
@@ -755,7 +755,7 @@ def test_what_it_did_not_read_is_as_if_it_were_not_there(steps: list[tuple[int, 
         if dear:
             seen.skim(read)
         asked = ProposeJob("a", context, 3, setting.samplers["a"])
-        behind = setting.drafter.behind(asked, copied, lambda _, dear=dear: dear)  # type: ignore[misc]
+        behind = setting.drafter.unprocessed(asked, copied, lambda _, dear=dear: dear)  # type: ignore[misc]
         if not drafts:
             continue
         assert behind is not None
