@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from outrider.decoding.controller import Guide
+from outrider.decoding.controller import Guide, RequestState
 from outrider.decoding.sampling.constraint import Constraint
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError, PromptError
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from outrider.decoding.context import TokenContext
     from outrider.decoding.sampling.sampler import Sampler
 
-Lookahead: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
+Lookahead: TypeAlias = (
+    "Callable[[TokenContext], Sequence[int]]"  # what a draft model is expected to draw after a context
+)
 
 
 def check_prompt(prompt: Sequence[int], vocab_size: int, max_context: int) -> None:
@@ -95,11 +97,12 @@ class ProposeJob:
              drafted already, behind which the draft is to go on.
     budget:  most nodes that the draft may have, at least 1.
     sampler: the request's own, so that a draft model can draw with the target's noise.
-    guide:   leads the drafter as it draws, see `Guide`; None for a chain of as many as the budget has.
-    foretell: what is expected to follow, by a guess that costs next to nothing. A draft model is fed it along
-             with the token that it draws from, and takes no pass for what it draws as expected. The draft is
-             the same with and without. None expects nothing.
+    guide:   directs the drafter as it draws, see `Guide`; None for a chain of as many as the budget has.
+    lookahead: predicts what a draft model draws, at next to no cost. The model is fed the prediction along
+             with the token that it draws from, and takes no pass for what it draws as predicted. The draft is
+             the same with and without. None predicts nothing.
     drafters: as the request's.
+    state:   what the controller keeps of the request.
     """
 
     request_id: str
@@ -107,8 +110,9 @@ class ProposeJob:
     budget: int
     sampler: Sampler
     guide: Guide | None = None
-    foretell: Lookahead | None = None
+    lookahead: Lookahead | None = None
     drafters: frozenset[str] | None = None
+    state: RequestState = None
 
     def allows(self, drafter: str) -> bool:
         """Whether the request lets a drafter propose."""

@@ -21,7 +21,7 @@ from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.draft_sequence import DraftTree
 from outrider.engines.base import Cache, ForwardItem
 from outrider.errors import ModelError
-from outrider.policy.tree import passes, refed
+from outrider.policy.growth_passes import levels, tokens_to_feed
 from tests.support.toy_model import UNSCORED, ToyCache, ToyModel
 
 VOCAB = 32
@@ -100,11 +100,11 @@ class Setting:
         self,
         budget: int,
         guide: Guide | None = None,
-        foretell: Callable[[TokenContext], list[int]] | None = None,
+        lookahead: Callable[[TokenContext], list[int]] | None = None,
         **contexts: TokenContext,
     ) -> list[Draft]:
         jobs = [
-            ProposeJob(n, context, budget, self.samplers[n], guide, foretell)
+            ProposeJob(n, context, budget, self.samplers[n], guide, lookahead)
             for n, context in contexts.items()
         ]
         return self.drafter.propose(jobs)
@@ -420,9 +420,9 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         assert caught_up == missing
         # What was drawn on from in the last pass is in the cache, with all above it.
         held = [ahead[: i + 1] for i in range(len(ahead))]
-        inner = passes(draft.parents.tolist())
+        inner = levels(draft.parents.tolist())
         if inner:
-            above, fed = refed(draft.parents.tolist(), inner[-1])
+            above, fed = tokens_to_feed(draft.parents.tolist(), inner[-1])
             held += [ahead + paths(draft)[node] for node in (*above, *fed)]
         right = (ahead + paths(draft)[kept]) if 0 <= kept < len(draft) else []
         confirmed = len(context.tokens)
@@ -470,7 +470,7 @@ class Teller:
     st.sampled_from([0.0, 0.7, 1.0]),
     st.sampled_from([None, 12, 20]),
 )
-def test_foretelling_changes_no_draft_and_no_later_one(
+def test_lookaheading_changes_no_draft_and_no_later_one(
     steps: list[tuple[int, int, int, int]],
     temperature: float,
     ahead: list[int],

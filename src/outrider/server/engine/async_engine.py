@@ -20,7 +20,6 @@ from outrider.decoding.request import Request, check_prompt
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.errors import ConfigError, OutriderError
 from outrider.pipeline import Pipeline
-from outrider.policy.auto import AutoController
 from outrider.server.engine.capacity import Capacity
 from outrider.server.engine.scheduler import Scheduler
 from outrider.server.engine.stats import CountingController, EngineStats, Totals
@@ -77,11 +76,10 @@ class ServerEngine:
                 raise ConfigError(f"{name} must be at least 0, not {value}")
         self._capacity = Capacity(pipeline, memory_limit, prefix_bytes)
         self._totals = Totals()
-        self._controller = pipeline.drafting.controller
-        counting = CountingController(self._controller, self._totals)
+        self._controller = CountingController(pipeline.drafting.controller, self._totals)
         self._pipeline = replace(
             pipeline,
-            drafting=replace(pipeline.drafting, controller=counting),
+            drafting=replace(pipeline.drafting, controller=self._controller),
             context=self._capacity.context,
         )
         self._slots, self._max_waiting = pipeline.config.max_num_seqs, max_waiting
@@ -241,11 +239,12 @@ class ServerEngine:
 
     def _note(self, scheduler: Scheduler) -> None:
         self._counts = (scheduler.running, scheduler.waiting)
-        if isinstance(self._controller, AutoController):
-            self._totals.reckon(self._controller.report.total())
-            if (now := time.monotonic()) >= self._curve_due:
-                self._curve_due = now + CURVE_SECONDS
-                self._totals.curve(*self._controller.pass_seconds())
+        if (account := self._controller.account()) is not None:
+            self._totals.reckon(account)
+        if (now := time.monotonic()) >= self._curve_due:
+            self._curve_due = now + CURVE_SECONDS
+            if (curve := self._controller.pass_seconds()) is not None:
+                self._totals.curve(*curve)
 
     def _tell(self, events: Sequence[Event], scheduler: Scheduler, seconds: float) -> None:
         """Count a step's events and hand them to their streams."""

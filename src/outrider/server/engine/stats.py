@@ -8,11 +8,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.decoding.controller import Controller, DraftLimits
+from outrider.decoding.controller import DraftLimits, RequestState
 from outrider.decoding.events import Event, TokenEvent
 from outrider.decoding.metrics import DraftCounts, RequestMetrics
 from outrider.decoding.types import StepRecord
-from outrider.policy.report import Account
+from outrider.policy.report import Account, Reporting
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 RECENT = 64  # steps
@@ -161,24 +161,36 @@ class Totals:
 class CountingController:
     """A controller that passes everything on, and what steps did to `totals` too."""
 
-    def __init__(self, inner: Controller, totals: Totals) -> None:
+    def __init__(self, inner: Reporting, totals: Totals) -> None:
         self._inner, self._totals = inner, totals
 
-    def beside(self, sequences: int, joining: int = 0) -> int:
-        return self._inner.beside(sequences, joining)
+    def begin(self) -> RequestState:
+        return self._inner.begin()
+
+    def prefill_budget(self, decoding: int, joining: int = 0) -> int:
+        return self._inner.prefill_budget(decoding, joining)
 
     def choose(self, batch: Sequence[DraftLimits], prompt_tokens: int = 0) -> list[int]:
         return self._inner.choose(batch, prompt_tokens)
 
-    def curious(self, request_id: str) -> int:
-        return self._inner.curious(request_id)
+    def confidence_rows_wanted(self, state: RequestState) -> int:
+        return self._inner.confidence_rows_wanted(state)
 
-    def record(self, request_id: str, step: StepRecord) -> None:
+    def record(self, state: RequestState, step: StepRecord) -> None:
         self._totals.record(step)
-        self._inner.record(request_id, step)
+        self._inner.record(state, step)
 
-    def explain(self, request_id: str) -> str:
-        return self._inner.explain(request_id)
+    def explain(self, state: RequestState) -> str:
+        return self._inner.explain(state)
 
-    def release(self, request_id: str) -> None:
-        self._inner.release(request_id)
+    def release(self, state: RequestState) -> None:
+        self._inner.release(state)
+
+    def account(self) -> Account | None:
+        return self._inner.account()
+
+    def take_account(self) -> Account | None:
+        return self._inner.take_account()
+
+    def pass_seconds(self) -> tuple[int, tuple[float, ...]] | None:
+        return self._inner.pass_seconds()
