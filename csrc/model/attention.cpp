@@ -82,7 +82,8 @@ void Model::attend(int layer, const Piece& p, const NextKeys& next, int thread) 
     kernels_.attend(cache, q, p.span, next, scratch.data(), out, stride);
     for (int t = 0; joins && t < tile.count; t++)
         for (int g = 0; p.span < spans(tile.first + t) && g < group; g++)
-            kernels_.join_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g, c.head_dim);
+            kernels_.merge_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g,
+                                 c.head_dim);
 }
 
 // What the spans gave to the query heads of some key-value heads of a token becomes its attention.
@@ -92,8 +93,8 @@ void Model::join(int t, int first_head, int last_head) {
     for (int head = first_head * group; head < last_head * group; head++) {
         float* all = partial(0, t, head);
         for (int span = 1; span < std::min(spans(t), slots_); span++)
-            kernels_.join_spans(all, partial(span, t, head), c.head_dim);
-        kernels_.end_spans(all, c.head_dim, attended_.row(t) + size_t(head) * c.head_dim);
+            kernels_.merge_spans(all, partial(span, t, head), c.head_dim);
+        kernels_.finish_spans(all, c.head_dim, attended_.row(t) + size_t(head) * c.head_dim);
     }
 }
 

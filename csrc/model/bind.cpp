@@ -20,6 +20,14 @@ using outrider::SharedBlocks;
 
 namespace {
 
+// Of every weight type, by name: columns and bytes of a block of the file's format.
+nb::dict weight_types() {
+    nb::dict found;
+    for (const outrider::WeightTypeInfo& type : outrider::kWeightTypes)
+        found[type.name] = nb::make_tuple(type.block_columns, type.block_bytes);
+    return found;
+}
+
 using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -27,7 +35,7 @@ using BytesView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using NewBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
-void check_bytes(const std::string& name, outrider::Kind kind, int rows, int columns, size_t bytes) {
+void check_bytes(const std::string& name, outrider::WeightType kind, int rows, int columns, size_t bytes) {
     if (rows < 1 || columns < 1 || columns % outrider::info(kind).block_columns ||
         size_t(rows) * outrider::row_bytes(kind, columns) != bytes)
         throw std::invalid_argument("tensor " + name + ": " + std::to_string(bytes) + " bytes do not make " +
@@ -63,7 +71,8 @@ Logits forward(Model& model, const std::vector<std::tuple<Cache*, Ints, Ints, In
 // Rows of type `from` as rows of type `to`, by all threads of the model.
 NewBytes quantize(Model& model, const std::string& from, const std::string& to, int rows, int columns,
                   Bytes1 data) {
-    const outrider::Kind source = outrider::kind_by_name(from), target = outrider::kind_by_name(to);
+    const outrider::WeightType source = outrider::weight_type_by_name(from),
+                               target = outrider::weight_type_by_name(to);
     check_bytes(from, source, rows, columns, data.size());
     if (!outrider::can_quantize(target) || columns % outrider::info(target).block_columns)
         throw std::invalid_argument("cannot quantize " + from + " with " + std::to_string(columns) +
@@ -76,7 +85,7 @@ NewBytes quantize(Model& model, const std::string& from, const std::string& to, 
     {
         nb::gil_scoped_release release;
         const auto pool = outrider::Pool::shared(model.threads());
-        const auto turn = pool->turn();
+        const auto turn = pool->lock();
         constexpr int chunk = 16;
         pool->phase((rows + chunk - 1) / chunk, [&](int i, int) {
             std::vector<float> x(static_cast<size_t>(columns));
@@ -95,10 +104,11 @@ NewBytes quantize(Model& model, const std::string& from, const std::string& to, 
 
 NB_MODULE(_core, m) {
     m.attr("LAYOUT_VERSION") = outrider::kLayoutVersion;
+    m.def("weight_types", &weight_types);
     m.def(
         "packed_bytes",
         [](const std::string& type, int rows, int columns) {
-            return outrider::packed_bytes(outrider::kind_by_name(type), rows, columns);
+            return outrider::packed_bytes(outrider::weight_type_by_name(type), rows, columns);
         },
         "type"_a, "rows"_a, "columns"_a);
     m.def(
@@ -140,7 +150,7 @@ NB_MODULE(_core, m) {
         .def("add_matrix",
              [](Model& model, const std::string& name, const std::string& type, int rows, int columns,
                 Bytes1 data) {
-                 const outrider::Kind kind = outrider::kind_by_name(type);
+                 const outrider::WeightType kind = outrider::weight_type_by_name(type);
                  check_bytes(name, kind, rows, columns, data.size());
                  nb::gil_scoped_release release;
                  model.add_matrix(name, kind, rows, columns, data.data());
@@ -150,7 +160,8 @@ NB_MODULE(_core, m) {
             "add_packed",
             [](Model& model, const std::string& name, const std::string& type, int rows, int columns,
                Bytes1 data) {
-                model.add_packed(name, outrider::kind_by_name(type), rows, columns, data.data(), data.size());
+                model.add_packed(name, outrider::weight_type_by_name(type), rows, columns, data.data(),
+                                 data.size());
             },
             "name"_a, "type"_a, "rows"_a, "columns"_a, "data"_a.noconvert(), nb::keep_alive<1, 6>())
         .def("packed",
@@ -165,7 +176,7 @@ NB_MODULE(_core, m) {
         .def(
             "set_embedding",
             [](Model& model, const std::string& type, Bytes1 data) {
-                const outrider::Kind kind = outrider::kind_by_name(type);
+                const outrider::WeightType kind = outrider::weight_type_by_name(type);
                 check_bytes("token_embd.weight", kind, model.config().vocab, model.config().hidden,
                             data.size());
                 model.set_embedding(kind, data.data());
@@ -178,6 +189,7 @@ NB_MODULE(_core, m) {
         .def("forward", &forward, "items"_a, "blocks"_a = nb::none())
         .def("read_gb_per_s", &Model::read_gb_per_s, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("isa", [](const Model& model) { return std::string(model.isa()); })
+        .def_prop_ro("token_tile", &Model::token_tile)
         .def_prop_ro("threads", &Model::threads)
         .def_prop_ro("weights_bytes", &Model::weights_bytes)
         .def_prop_ro("cache_bytes", &Model::cache_bytes);

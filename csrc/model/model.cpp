@@ -23,16 +23,16 @@ Model::Model(Config config, int threads, const std::string& isa)
     blocks_ = std::make_shared<BlockStore>(shape_.block_bytes());
 }
 
-void Model::add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file) {
+void Model::add_matrix(const std::string& name, WeightType kind, int rows, int columns, const uint8_t* file) {
     Matrix m = make_matrix(kind, rows, columns, slabs_);
     const int chunk = 16, chunks = (m.panels + chunk - 1) / chunk;
-    const auto turn = pool_->turn();
+    const auto turn = pool_->lock();
     pool_->phase(chunks,
                  [&](int i, int) { pack_panels(m, file, i * chunk, std::min(m.panels, (i + 1) * chunk)); });
     matrices_[name] = std::move(m);
 }
 
-void Model::add_packed(const std::string& name, Kind kind, int rows, int columns, const uint8_t* packed,
+void Model::add_packed(const std::string& name, WeightType kind, int rows, int columns, const uint8_t* packed,
                        size_t bytes) {
     matrices_[name] = view_matrix(kind, rows, columns, packed, bytes);
 }
@@ -47,7 +47,7 @@ void Model::add_vector(const std::string& name, std::vector<float> values) {
     vectors_[name] = std::move(values);
 }
 
-void Model::set_embedding(Kind kind, const uint8_t* file) {
+void Model::set_embedding(WeightType kind, const uint8_t* file) {
     embedding_kind_ = kind;
     embedding_ = file;
 }
@@ -91,12 +91,12 @@ void Model::finish() {
     if (!embedding_) throw std::invalid_argument("missing tensor token_embd.weight");
     readers_ = {};
     for (const Layer& l : layers_) {
-        readers_.attention = std::max(readers_.attention, readers({l.q, l.k, l.v}));
-        readers_.o = std::max(readers_.o, readers({l.o}));
-        readers_.ffn = std::max(readers_.ffn, readers({l.gate, l.up}));
-        readers_.down = std::max(readers_.down, readers({l.down}));
+        readers_.attention = std::max(readers_.attention, activation_format({l.q, l.k, l.v}));
+        readers_.o = std::max(readers_.o, activation_format({l.o}));
+        readers_.ffn = std::max(readers_.ffn, activation_format({l.gate, l.up}));
+        readers_.down = std::max(readers_.down, activation_format({l.down}));
     }
-    readers_.output = readers({output_});
+    readers_.output = activation_format({output_});
     scratch_.resize(size_t(pool_->size()));
     gated_columns_ = std::vector<std::atomic<int>>(size_t(c.ffn) / kSuperblock);
 }
@@ -108,7 +108,7 @@ size_t Model::weights_bytes() const {
 }
 
 double Model::read_gb_per_s() {
-    const auto turn = pool_->turn();
+    const auto turn = pool_->lock();
     constexpr size_t piece = size_t(1) << 18;
     std::vector<std::pair<const uint64_t*, size_t>> pieces;
     size_t bytes = 0;
@@ -221,7 +221,7 @@ int Model::cut(int panels, size_t bytes, int whole) {
 
 void Model::expect(std::initializer_list<const Matrix*> matrices, size_t bytes, int whole) {
     // No more than a part of the second cache, which a prompt's activations fill by themselves.
-    const size_t most = tokens_.size() > 2 * kBundle ? 0 : size_t(256) << 10;
+    const size_t most = tokens_.size() > 2 * kernels_.token_tile ? 0 : size_t(256) << 10;
     int panels = 0;
     for (const Matrix* m : matrices) panels += m->panels;
     const int size = chunk(bytes, whole), chunks = (panels + size - 1) / size;
@@ -231,8 +231,8 @@ void Model::expect(std::initializer_list<const Matrix*> matrices, size_t bytes, 
         for (const Matrix* m : matrices) {
             if (first < m->panels) {
                 end = std::min(end, m->panels);
-                pool_->expect(thread, m->q + size_t(first) * m->q_stride,
-                              std::min(most, size_t(end - first) * m->q_stride));
+                pool_->prefetch_next(thread, m->q + size_t(first) * m->q_stride,
+                                     std::min(most, size_t(end - first) * m->q_stride));
                 break;
             }
             first -= m->panels, end -= m->panels;
@@ -269,7 +269,7 @@ void Model::rotate_and_store(int index, int t, int first, int last) {
     const size_t half = size_t(c.rope_dim) / 2;
     const float *cos = cos_.data() + size_t(t) * half, *sin = sin_.data() + size_t(t) * half;
     const float scale = 1.0f / std::sqrt(float(c.head_dim));
-    const float* const rests = info(layer.v->kind).is_float ? nullptr : v_.data() + tokens_.size() * kv_width;
+    const float* const rests = info(layer.v->type).is_float ? nullptr : v_.data() + tokens_.size() * kv_width;
     const auto rotate = [&](float* head) { kernels_.rope(head, cos, sin, c.rope_dim, c.rope_interleaved); };
     for (size_t h = size_t(first); h < size_t(last); h++) {
         const size_t at = h * dim, kv_at = size_t(t) * kv_width + at, q_at = h * q_dim;
@@ -333,13 +333,13 @@ void Model::gate(const Layer& layer, int p0, int p1, int thread) {
         for (int t = 0; t < n; t++) kernels_.quantize(gated, t, from, to);
     };
     const int end = first + count;
-    if (!gated.blocks) return quantize(first / kGroup, end / kGroup);
+    if (!gated.superblocks) return quantize(first / kGroup, end / kGroup);
     // A superblock of which other chunks give a part is quantized by whoever comes last.
     for (int at = first; at < end;) {
         const int block = at / kSuperblock, to = std::min(end, (block + 1) * kSuperblock), columns = to - at;
         if (columns == kSuperblock ||
             gated_columns_[size_t(block)].fetch_add(columns) + columns == kSuperblock)
-            quantize(block * kParts, (block + 1) * kParts);
+            quantize(block * kSuperblockGroups, (block + 1) * kSuperblockGroups);
         at = to;
     }
 }
@@ -357,7 +357,7 @@ void Model::attention_norm(int layer) {
     const int n = attention_tokens_.tokens;
     each_part(attention_tokens_, [&](int t, Columns part) {
         normalize(t, layers_[size_t(layer)].attn_norm, attention_in_, t, part);
-        if (in.q) kernels_.quantize_fine(in, t, n + t, part.first / kGroup, part.last / kGroup);
+        if (in.q) kernels_.quantize_residual(in, t, n + t, part.first / kGroup, part.last / kGroup);
     });
 }
 
@@ -377,7 +377,7 @@ void Model::run_layers() {
     for (int i = 0; i < c.layers; i++) {
         const Layer& layer = layers_[size_t(i)];
         expect({layer.o}, layer.o->panel_bytes());
-        const Activations* for_v = info(layer.v->kind).is_float ? &attention_tokens_ : &attention_in;
+        const Activations* for_v = info(layer.v->type).is_float ? &attention_tokens_ : &attention_in;
         product({{layer.q, &attention_tokens_, {q_.data(), q_width, nullptr, false}},
                  {layer.k, &attention_tokens_, {k_.data(), kv_width, nullptr, false}},
                  {layer.v, for_v, {v_.data(), kv_width, nullptr, false}}});
@@ -445,13 +445,13 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
 void Model::shape_activations() {
     const Config& c = config_;
     const int n = int(tokens_.size());
-    attention_in_.shape(2 * n, c.hidden, readers_.attention);
+    attention_in_.shape(2 * n, c.hidden, readers_.attention, kernels_);
     attention_tokens_ = attention_in_.view();
     attention_tokens_.tokens = n;
-    attended_.shape(n, c.heads * c.head_dim, readers_.o);
-    ffn_in_.shape(n, c.hidden, readers_.ffn);
-    gated_.shape(n, c.ffn, readers_.down);
-    last_.shape(int(wanted_.size()), c.hidden, readers_.output);
+    attended_.shape(n, c.heads * c.head_dim, readers_.o, kernels_);
+    ffn_in_.shape(n, c.hidden, readers_.ffn, kernels_);
+    gated_.shape(n, c.ffn, readers_.down, kernels_);
+    last_.shape(int(wanted_.size()), c.hidden, readers_.output, kernels_);
 }
 
 void Model::forward(const std::vector<Item>& items, float* logits, const std::vector<int>* panels) {
@@ -468,10 +468,10 @@ void Model::forward(const std::vector<Item>& items, float* logits, const std::ve
     v_.resize(2 * k_.size());
     cut_attention();
     {
-        const auto turn = pool_->turn();
+        const auto turn = pool_->lock();
         run_layers();
         for (int thread = 0; thread < pool_->size(); thread++)
-            pool_->expect(thread, nullptr, 0);  // the output is the last
+            pool_->prefetch_next(thread, nullptr, 0);  // the output is the last
         run_output(logits, panels);
     }
     for (const Item& item : items) item.cache->advance(item.count);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/activations.h"
+#include "kernels/activation_buffer.h"
 #include "kernels/kernels.h"
 #include "memory/aligned.h"
 #include "memory/buffers.h"
@@ -37,13 +37,13 @@ class Model {
     Model(Config config, int threads, const std::string& isa);
 
     // `file` is copied into the engine's own layout, except the embedding, which must outlive the model.
-    void add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file);
+    void add_matrix(const std::string& name, WeightType kind, int rows, int columns, const uint8_t* file);
     // The same over bytes that packed() of another model gave; they must outlive the model.
-    void add_packed(const std::string& name, Kind kind, int rows, int columns, const uint8_t* packed,
+    void add_packed(const std::string& name, WeightType kind, int rows, int columns, const uint8_t* packed,
                     size_t bytes);
     const Matrix& packed(const std::string& name) const;
     void add_vector(const std::string& name, std::vector<float> values);
-    void set_embedding(Kind kind, const uint8_t* file);
+    void set_embedding(WeightType kind, const uint8_t* file);
     // Checks that everything is there with the right shape. Throws std::invalid_argument naming what is not.
     void finish();
 
@@ -61,6 +61,7 @@ class Model {
     Buffers& buffers() const { return *buffers_; }  // for logits
     const Config& config() const { return config_; }
     const char* isa() const { return kernels_.name; }
+    int token_tile() const { return kernels_.token_tile; }
     int threads() const { return pool_->size(); }
     size_t weights_bytes() const;
     size_t cache_bytes() const { return blocks_->bytes(); }  // held for the caches of this model
@@ -122,7 +123,7 @@ class Model {
     template <class Work>
     void each_part(const Activations& a, const Work& work);
     // Columns that a part has a multiple of.
-    static int unit(const Activations& a) { return a.blocks ? kSuperblock : 2 * kGroup; }
+    static int unit(const Activations& a) { return a.superblocks ? kSuperblock : 2 * kGroup; }
     // These columns of row t of `to` become the norm of row `x` of x_.
     void normalize(int x, const float* weight, ActivationBuffer& to, int t, Columns part);
     // Quantizes these columns of row t, unless only float matrices read it.
@@ -147,11 +148,11 @@ class Model {
     std::map<std::string, std::vector<float>> vectors_;
     std::vector<Layer> layers_;
     struct {
-        Readers attention, o, ffn, down, output;
+        ActivationFormat attention, o, ffn, down, output;
     } readers_{};  // of what goes into these products, in all layers
     const float* output_norm_ = nullptr;
     const Matrix* output_ = nullptr;
-    Kind embedding_kind_ = Kind::F32;
+    WeightType embedding_kind_ = WeightType::F32;
     const uint8_t* embedding_ = nullptr;
 
     // the pass under way
@@ -173,10 +174,11 @@ class Model {
 
 template <class Work>
 void Model::each(const Activations& a, int units, const Work& work) {
-    const int bundles = a.bundles(), parts = std::max(1, std::min(units, pool_->size() / bundles));
+    const int bundles = a.tiles(), parts = std::max(1, std::min(units, pool_->size() / bundles));
     pool_->phase(bundles * parts, [&](int i, int) {
-        const int bundle = i / parts, part = i % parts, end = std::min(a.tokens, (bundle + 1) * a.pitch);
-        for (int t = bundle * a.pitch; t < end; t++)
+        const int bundle = i / parts, part = i % parts,
+                  end = std::min(a.tokens, (bundle + 1) * a.tile_tokens);
+        for (int t = bundle * a.tile_tokens; t < end; t++)
             work(t, units * part / parts, units * (part + 1) / parts);
     });
 }

@@ -17,7 +17,7 @@ from outrider.engines.native.store import packed_weights_cache
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.source import ModelSource
 
-PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/layout.h)
+PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/types.h)
 
 
 class NativeCache:
