@@ -361,31 +361,33 @@ OUTRIDER_CLONES void quantize_q6_k(const float* values, uint8_t* out) {
 }  // namespace
 
 using Block = void (*)(const float*, uint8_t*);
-static Block block_of(Kind kind) {
-    switch (kind) {
-        case Kind::Q8_0:
+static Block block_of(WeightType type) {
+    switch (type) {
+        case WeightType::Q8_0:
             return quantize_q8_0;
-        case Kind::Q4_0:
+        case WeightType::Q4_0:
             return quantize_q4_0;
-        case Kind::Q3_0:
+        case WeightType::Q3_0:
             return quantize_q3_0;
-        case Kind::Q4_K:
+        case WeightType::Q4_K:
             return quantize_q4_k;
-        case Kind::Q6_K:
+        case WeightType::Q6_K:
             return quantize_q6_k;
         default:
             return nullptr;
     }
 }
 
-bool can_quantize(Kind kind) { return block_of(kind) != nullptr; }
+bool can_quantize(WeightType type) { return block_of(type) != nullptr; }
 
-bool quantize_row(Kind kind, const float* x, int columns, uint8_t* out) {
-    const KindInfo& k = info(kind);
-    const Block block = block_of(kind);
+bool quantize_row(WeightType type, const float* x, int columns, uint8_t* out) {
+    const WeightTypeInfo& k = info(type);
+    const Block block = block_of(type);
     if (!block || columns % k.block_columns)
         throw std::invalid_argument(std::string("cannot quantize to ") + k.name);
-    const float largest = kind == Kind::Q4_0 ? kLargestQ4_0 : kind == Kind::Q3_0 ? kLargestQ3_0 : kLargest;
+    const float largest = type == WeightType::Q4_0   ? kLargestQ4_0
+                          : type == WeightType::Q3_0 ? kLargestQ3_0
+                                                     : kLargest;
     bool good = true;
     for (int c = 0; c < columns; c++) good &= std::fabs(x[c]) <= largest;  // false for NaN
     for (int b = 0; good && b < columns / k.block_columns; b++)

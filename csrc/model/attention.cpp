@@ -77,7 +77,7 @@ void Attention::attend(int layer, const Batch& batch, const float* queries, cons
     for (int t = 0; merges && t < tile.count; t++) {
         if (task.span >= spans_of(q.visible[t].positions)) continue;
         for (int g = 0; g < group; g++)
-            kernels_.join_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g, head_dim_);
+            kernels_.merge_spans(partial(0, tile.first + t, head + g), out + stride * t + row * g, head_dim_);
     }
 }
 
@@ -87,8 +87,8 @@ void Attention::merge(const Batch& batch, int t, int first_head, int last_head, 
     const int spans = std::min(spans_of(batch.visible[size_t(t)].positions), slots_);
     for (int head = first_head * group; head < last_head * group; head++) {
         float* all = partial(0, t, head);
-        for (int span = 1; span < spans; span++) kernels_.join_spans(all, partial(span, t, head), head_dim_);
-        kernels_.end_spans(all, head_dim_, output + size_t(head) * head_dim_);
+        for (int span = 1; span < spans; span++) kernels_.merge_spans(all, partial(span, t, head), head_dim_);
+        kernels_.finish_spans(all, head_dim_, output + size_t(head) * head_dim_);
     }
 }
 

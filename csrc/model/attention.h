@@ -3,7 +3,7 @@
 #pragma once
 #include <vector>
 
-#include "kernels/activations.h"
+#include "kernels/activation_buffer.h"
 #include "model/batch.h"
 #include "model/phases.h"
 

@@ -7,7 +7,7 @@
 namespace outrider {
 
 double read_gb_per_s(const Weights& weights, Pool& pool) {
-    const auto turn = pool.turn();
+    const auto lock = pool.lock();
     constexpr size_t chunk_bytes = size_t(1) << 18;
     std::vector<std::pair<const uint64_t*, size_t>> chunks;
     size_t bytes = 0;

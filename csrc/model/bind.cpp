@@ -29,7 +29,15 @@ using NewBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
 using Rows = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 using Work = std::vector<std::tuple<Cache*, Ints, Ints, Ints>>;  // cache, tokens, parents, wanted rows
 
-void check_bytes(const std::string& name, outrider::Kind kind, int rows, int columns, size_t bytes) {
+// Of every weight type, by name: columns and bytes of a block of the file's format.
+nb::dict weight_types() {
+    nb::dict found;
+    for (const outrider::WeightTypeInfo& type : outrider::kWeightTypes)
+        found[type.name] = nb::make_tuple(type.block_columns, type.block_bytes);
+    return found;
+}
+
+void check_bytes(const std::string& name, outrider::WeightType kind, int rows, int columns, size_t bytes) {
     if (rows < 1 || columns < 1 || columns % outrider::info(kind).block_columns ||
         size_t(rows) * outrider::row_bytes(kind, columns) != bytes)
         throw std::invalid_argument("tensor " + name + ": " + std::to_string(bytes) + " bytes do not make " +
@@ -142,7 +150,8 @@ std::tuple<Rows, Rows> forward_hidden(Model& model, const Work& work, const std:
 // Rows of type `from` as rows of type `to`, by all threads of the model.
 NewBytes quantize(Model& model, const std::string& from, const std::string& to, int rows, int columns,
                   Bytes1 data) {
-    const outrider::Kind source = outrider::kind_by_name(from), target = outrider::kind_by_name(to);
+    const outrider::WeightType source = outrider::weight_type_by_name(from),
+                               target = outrider::weight_type_by_name(to);
     check_bytes(from, source, rows, columns, data.size());
     if (!outrider::can_quantize(target) || columns % outrider::info(target).block_columns)
         throw std::invalid_argument("cannot quantize " + from + " with " + std::to_string(columns) +
@@ -154,7 +163,7 @@ NewBytes quantize(Model& model, const std::string& from, const std::string& to, 
     std::atomic<bool> good{true};
     {
         nb::gil_scoped_release release;
-        const auto turn = model.pool().turn();
+        const auto lock = model.pool().lock();
         constexpr int chunk = 16;
         model.pool().phase((rows + chunk - 1) / chunk, [&](int i, int) {
             std::vector<float> x(static_cast<size_t>(columns));
@@ -173,13 +182,19 @@ NewBytes quantize(Model& model, const std::string& from, const std::string& to, 
 
 NB_MODULE(_core, m) {
     m.attr("LAYOUT_VERSION") = outrider::kLayoutVersion;
-    m.attr("TOKEN_TILE") = outrider::kBundle;
-    m.attr("USUAL_TOKEN_TILE") = outrider::kUsualBundle;
+    m.def("weight_types", &weight_types);
+    m.def(
+        "token_tiles",
+        [](const std::string& isa) {
+            const outrider::Kernels& kernels = outrider::choose_kernels(isa.c_str());
+            return nb::make_tuple(kernels.token_tile, kernels.usual_token_tile);
+        },
+        "isa"_a);
     m.def("unsupported", [](nb::handle spec) { return outrider::unsupported(model_spec(spec)); }, "spec"_a);
     m.def(
         "packed_bytes",
         [](const std::string& type, int rows, int columns) {
-            return outrider::packed_bytes(outrider::kind_by_name(type), rows, columns);
+            return outrider::packed_bytes(outrider::weight_type_by_name(type), rows, columns);
         },
         "type"_a, "rows"_a, "columns"_a);
     m.def(
@@ -213,7 +228,7 @@ NB_MODULE(_core, m) {
         .def("add_matrix",
              [](Model& model, const std::string& name, const std::string& type, int rows, int columns,
                 Bytes1 data) {
-                 const outrider::Kind kind = outrider::kind_by_name(type);
+                 const outrider::WeightType kind = outrider::weight_type_by_name(type);
                  check_bytes(name, kind, rows, columns, data.size());
                  nb::gil_scoped_release release;
                  model.weights().add_matrix(name, kind, rows, columns, data.data());
@@ -223,8 +238,8 @@ NB_MODULE(_core, m) {
             "add_packed",
             [](Model& model, const std::string& name, const std::string& type, int rows, int columns,
                Bytes1 data) {
-                model.weights().add_packed(name, outrider::kind_by_name(type), rows, columns, data.data(),
-                                           data.size());
+                model.weights().add_packed(name, outrider::weight_type_by_name(type), rows, columns,
+                                           data.data(), data.size());
             },
             "name"_a, "type"_a, "rows"_a, "columns"_a, "data"_a.noconvert(), nb::keep_alive<1, 6>())
         .def("packed",
@@ -239,7 +254,7 @@ NB_MODULE(_core, m) {
         .def(
             "set_embedding",
             [](Model& model, const std::string& type, Bytes1 data) {
-                const outrider::Kind kind = outrider::kind_by_name(type);
+                const outrider::WeightType kind = outrider::weight_type_by_name(type);
                 check_bytes("token_embd.weight", kind, model.spec().vocab, model.spec().hidden, data.size());
                 model.weights().set_embedding(kind, data.data());
             },
@@ -254,7 +269,9 @@ NB_MODULE(_core, m) {
             "read_gb_per_s",
             [](const Model& model) { return outrider::read_gb_per_s(model.weights(), model.pool()); },
             nb::call_guard<nb::gil_scoped_release>())
-        .def_prop_ro("isa", [](const Model& model) { return std::string(model.isa()); })
+        .def_prop_ro("isa", [](const Model& model) { return std::string(model.kernels().name); })
+        .def_prop_ro("token_tile", [](const Model& model) { return model.kernels().token_tile; })
+        .def_prop_ro("usual_token_tile", [](const Model& model) { return model.kernels().usual_token_tile; })
         .def_prop_ro("threads", [](const Model& model) { return model.pool().size(); })
         .def_prop_ro("weights_bytes", [](const Model& model) { return model.weights().bytes(); })
         .def_prop_ro("cache_bytes", &Model::cache_bytes);

@@ -41,14 +41,14 @@ void Model::quantize_gated(int first, int last) {
     const auto quantize_groups = [&](int from, int to) {
         for (int t = 0; t < gated.tokens; t++) kernels_.quantize(gated, t, from, to);
     };
-    if (!gated.blocks) return quantize_groups(first / kGroup, last / kGroup);
+    if (!gated.superblocks) return quantize_groups(first / kGroup, last / kGroup);
     // A superblock of which other chunks give a part is quantized by whoever comes last.
     for (int at = first; at < last;) {
         const int superblock = at / kSuperblock, to = std::min(last, (superblock + 1) * kSuperblock),
                   columns = to - at;
         std::atomic<int>& there = gated_columns_[size_t(superblock)];
         if (columns == kSuperblock || there.fetch_add(columns) + columns == kSuperblock)
-            quantize_groups(superblock * kParts, (superblock + 1) * kParts);
+            quantize_groups(superblock * kSuperblockGroups, (superblock + 1) * kSuperblockGroups);
         at = to;
     }
 }

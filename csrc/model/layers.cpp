@@ -81,13 +81,13 @@ void Model::norm_for_attention(const LayerWeights& w) {
     const int n = attention_tokens_.tokens;
     phases_.for_columns(attention_tokens_, [&](int t, Columns columns) {
         normalize(t, w.attention_norm, attention_in_, t, columns);
-        if (in.q) kernels_.quantize_fine(in, t, n + t, columns.first / kGroup, columns.last / kGroup);
+        if (in.q) kernels_.quantize_residual(in, t, n + t, columns.first / kGroup, columns.last / kGroup);
     });
 }
 
 void Model::project_to_heads(const LayerWeights& w) {
     const size_t q_width = size_t(spec_.q_width()), kv_width = size_t(spec_.kv_width());
-    const Activations* for_v = info(w.v->kind).is_float ? &attention_tokens_ : &attention_in_.view();
+    const Activations* for_v = info(w.v->type).is_float ? &attention_tokens_ : &attention_in_.view();
     phases_.compute({{w.q, &attention_tokens_, {q_.data(), q_width, nullptr, false}},
                      {w.k, &attention_tokens_, {k_.data(), kv_width, nullptr, false}},
                      {w.v, for_v, {v_.data(), kv_width, nullptr, false}}});
@@ -106,7 +106,7 @@ void Model::rotate_and_store(int i, int t, int first, int last) {
     const size_t dim = size_t(spec_.head_dim), kv_width = size_t(spec_.kv_width()),
                  q_dim = size_t(spec_.heads / spec_.kv_heads) * dim;  // of the heads that share a key head
     const float* const residuals =
-        info(w.v->kind).is_float ? nullptr : v_.data() + batch_.tokens.size() * kv_width;
+        info(w.v->type).is_float ? nullptr : v_.data() + batch_.tokens.size() * kv_width;
     const auto norm_and_rotate = [&](float* head, const float* norm) {
         if (norm) kernels_.rms_norm(head, norm, spec_.rms_eps, int(dim), 0, int(dim), head);
         if (layer.rope < 0) return;

@@ -48,13 +48,13 @@ void Model::check(const std::vector<BatchItem>& items, const std::vector<int>* p
 void Model::shape_activations() {
     const int n = batch_.size();
     const Weights::InputFormats& formats = weights_.input_formats();
-    attention_in_.shape(2 * n, spec_.hidden, formats.attention);
+    attention_in_.shape(2 * n, spec_.hidden, formats.attention, kernels_);
     attention_tokens_ = attention_in_.view();
     attention_tokens_.tokens = n;
-    attended_.shape(n, spec_.q_width(), formats.o);
-    ffn_in_.shape(n, spec_.hidden, formats.ffn);
-    gated_.shape(n, spec_.ffn(), formats.down);
-    last_.shape(int(batch_.wanted.size()), spec_.hidden, formats.output);
+    attended_.shape(n, spec_.q_width(), formats.o, kernels_);
+    ffn_in_.shape(n, spec_.hidden, formats.ffn, kernels_);
+    gated_.shape(n, spec_.ffn(), formats.down, kernels_);
+    last_.shape(int(batch_.wanted.size()), spec_.hidden, formats.output, kernels_);
     phases_.set_tokens(n);
     attention_.partition(batch_);
 }
@@ -90,7 +90,7 @@ void Model::forward(const std::vector<BatchItem>& items, float* logits, const st
     k_.resize(n * spec_.kv_width());
     v_.resize(2 * k_.size());
     {
-        const auto turn = pool().turn();
+        const auto pool_lock = pool().lock();
         run_layers(taps);
         phases_.prefetch_nothing();
         run_output(logits, panels);

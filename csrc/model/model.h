@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/activations.h"
+#include "kernels/activation_buffer.h"
 #include "kernels/kernels.h"
 #include "memory/aligned.h"
 #include "memory/buffers.h"
@@ -52,7 +52,7 @@ class Model {
     Buffers& logits_buffers() const { return *logits_buffers_; }
     Buffers& hidden_buffers() const { return *hidden_buffers_; }
     const ModelSpec& spec() const { return spec_; }
-    const char* isa() const { return kernels_.name; }
+    const Kernels& kernels() const { return kernels_; }
     Pool& pool() const { return phases_.pool(); }
     size_t cache_bytes() const { return blocks_->bytes(); }  // held for the caches of this model
 

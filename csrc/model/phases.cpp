@@ -17,7 +17,7 @@ int Phases::partition(int panels, size_t panel_bytes, int multiple) {
 
 void Phases::prefetch_next(std::initializer_list<const Matrix*> matrices, size_t panel_bytes, int multiple) {
     // No more than a part of the second cache, which a prompt's activations fill by themselves.
-    const size_t most = tokens_ > 2 * kBundle ? 0 : size_t(256) << 10;
+    const size_t most = tokens_ > 2 * kernels_.token_tile ? 0 : size_t(256) << 10;
     int panels = 0;
     for (const Matrix* m : matrices) panels += m->panels;
     const int size = chunk_panels(panel_bytes, multiple), chunks = (panels + size - 1) / size;
@@ -27,8 +27,8 @@ void Phases::prefetch_next(std::initializer_list<const Matrix*> matrices, size_t
         for (const Matrix* m : matrices) {
             if (first < m->panels) {
                 end = std::min(end, m->panels);
-                pool_->expect(thread, m->q + size_t(first) * m->q_stride,
-                              std::min(most, size_t(end - first) * m->q_stride));
+                pool_->prefetch_next(thread, m->q + size_t(first) * m->q_stride,
+                                     std::min(most, size_t(end - first) * m->q_stride));
                 break;
             }
             first -= m->panels, end -= m->panels;
@@ -37,7 +37,7 @@ void Phases::prefetch_next(std::initializer_list<const Matrix*> matrices, size_t
 }
 
 void Phases::prefetch_nothing() {
-    for (int thread = 0; thread < pool_->size(); thread++) pool_->expect(thread, nullptr, 0);
+    for (int thread = 0; thread < pool_->size(); thread++) pool_->prefetch_next(thread, nullptr, 0);
 }
 
 void Phases::compute(std::initializer_list<Product> products) {

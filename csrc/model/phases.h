@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/activations.h"
+#include "kernels/activation_buffer.h"
 #include "kernels/kernels.h"
 #include "memory/aligned.h"
 #include "threads/pool.h"
@@ -64,7 +64,7 @@ class Phases {
     template <class Work>
     void for_columns(const Activations& a, const Work& work);
     // Columns of `a` that a thread has a multiple of.
-    static int unit(const Activations& a) { return a.blocks ? kSuperblock : 2 * kGroup; }
+    static int unit(const Activations& a) { return a.superblocks ? kSuperblock : 2 * kGroup; }
 
   private:
     std::shared_ptr<Pool> pool_;
@@ -76,10 +76,11 @@ class Phases {
 
 template <class Work>
 void Phases::for_tokens(const Activations& a, int units, const Work& work) {
-    const int tiles = a.bundles(), parts = std::max(1, std::min(units, pool_->size() / tiles));
+    const int tiles = a.tiles(), parts = std::max(1, std::min(units, pool_->size() / tiles));
     pool_->phase(tiles * parts, [&](int i, int) {
-        const int tile = i / parts, part = i % parts, end = std::min(a.tokens, (tile + 1) * a.pitch);
-        for (int t = tile * a.pitch; t < end; t++) work(t, units * part / parts, units * (part + 1) / parts);
+        const int tile = i / parts, part = i % parts, end = std::min(a.tokens, (tile + 1) * a.tile_tokens);
+        for (int t = tile * a.tile_tokens; t < end; t++)
+            work(t, units * part / parts, units * (part + 1) / parts);
     });
 }
 

@@ -5,26 +5,27 @@
 
 namespace outrider {
 
-void Weights::add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file) {
-    Matrix m = make_matrix(kind, rows, columns, slabs_);
+void Weights::add_matrix(const std::string& name, WeightType type, int rows, int columns,
+                         const uint8_t* file) {
+    Matrix m = make_matrix(type, rows, columns, slabs_);
     const int chunk = 16, chunks = (m.panels + chunk - 1) / chunk;
-    const auto turn = pool_->turn();
+    const auto lock = pool_->lock();
     pool_->phase(chunks,
                  [&](int i, int) { pack_panels(m, file, i * chunk, std::min(m.panels, (i + 1) * chunk)); });
     matrices_[name] = std::move(m);
 }
 
-void Weights::add_packed(const std::string& name, Kind kind, int rows, int columns, const uint8_t* packed,
-                         size_t bytes) {
-    matrices_[name] = view_matrix(kind, rows, columns, packed, bytes);
+void Weights::add_packed(const std::string& name, WeightType type, int rows, int columns,
+                         const uint8_t* packed, size_t bytes) {
+    matrices_[name] = view_matrix(type, rows, columns, packed, bytes);
 }
 
 void Weights::add_vector(const std::string& name, std::vector<float> values) {
     vectors_[name] = std::move(values);
 }
 
-void Weights::set_embedding(Kind kind, const uint8_t* file) {
-    embedding_kind_ = kind;
+void Weights::set_embedding(WeightType type, const uint8_t* file) {
+    embedding_type_ = type;
     embedding_ = file;
 }
 
@@ -102,17 +103,17 @@ void Weights::resolve(const ModelSpec& spec) {
     if (!embedding_) throw std::invalid_argument("missing tensor token_embd.weight");
     InputFormats& formats = input_formats_ = {};
     for (const LayerWeights& w : found) {
-        formats.attention = std::max(formats.attention, readers({w.q, w.k, w.v}));
-        formats.o = std::max(formats.o, readers({w.o}));
-        formats.ffn = std::max(formats.ffn, readers({w.gate, w.up}));
-        formats.down = std::max(formats.down, readers({w.down}));
+        formats.attention = std::max(formats.attention, activation_format({w.q, w.k, w.v}));
+        formats.o = std::max(formats.o, activation_format({w.o}));
+        formats.ffn = std::max(formats.ffn, activation_format({w.gate, w.up}));
+        formats.down = std::max(formats.down, activation_format({w.down}));
     }
-    formats.output = readers({output_});
+    formats.output = activation_format({output_});
     layers_.swap(found);
 }
 
 void Weights::embed(int id, int hidden, float* out) const {
-    dequantize_row(embedding_kind_, embedding_ + size_t(id) * row_bytes(embedding_kind_, hidden), hidden,
+    dequantize_row(embedding_type_, embedding_ + size_t(id) * row_bytes(embedding_type_, hidden), hidden,
                    out);
 }
 

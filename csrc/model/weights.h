@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/activations.h"
+#include "kernels/activation_buffer.h"
 #include "memory/slabs.h"
 #include "model/spec.h"
 #include "threads/pool.h"
@@ -24,12 +24,12 @@ class Weights {
     explicit Weights(std::shared_ptr<Pool> pool) : pool_(std::move(pool)) {}
 
     // `file` is copied into the engine's own layout, except the embedding, which must outlive the model.
-    void add_matrix(const std::string& name, Kind kind, int rows, int columns, const uint8_t* file);
+    void add_matrix(const std::string& name, WeightType type, int rows, int columns, const uint8_t* file);
     // The same over bytes that packed() of another model gave; they must outlive the model.
-    void add_packed(const std::string& name, Kind kind, int rows, int columns, const uint8_t* packed,
+    void add_packed(const std::string& name, WeightType type, int rows, int columns, const uint8_t* packed,
                     size_t bytes);
     void add_vector(const std::string& name, std::vector<float> values);
-    void set_embedding(Kind kind, const uint8_t* file);
+    void set_embedding(WeightType type, const uint8_t* file);
     // Finds what `spec` calls for. Throws std::invalid_argument naming what is missing or has another shape.
     void resolve(const ModelSpec& spec);
     bool resolved() const { return !layers_.empty(); }
@@ -44,7 +44,7 @@ class Weights {
     // What the matrices of all layers read: of attention's input, its result, the feed-forward part's input,
     // its hidden columns, and the output's input.
     struct InputFormats {
-        Readers attention, o, ffn, down, output;
+        ActivationFormat attention, o, ffn, down, output;
     };
     const InputFormats& input_formats() const { return input_formats_; }
     // The embedding of a token: float32[hidden].
@@ -60,7 +60,7 @@ class Weights {
     Slabs slabs_;
     std::map<std::string, Matrix> matrices_;
     std::map<std::string, std::vector<float>> vectors_;
-    Kind embedding_kind_ = Kind::F32;
+    WeightType embedding_type_ = WeightType::F32;
     const uint8_t* embedding_ = nullptr;
     std::vector<LayerWeights> layers_;
     const float* output_norm_ = nullptr;

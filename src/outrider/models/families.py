@@ -18,9 +18,7 @@ import numpy as np
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.source import Tensor
 from outrider.models.spec import PRE_NORMS, FeedForwardSpec, LayerSpec, ModelSpec, NormsSpec, RopeSpec
-
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-VECTOR_TYPES = ("F32", "F16", "BF16")
+from outrider.models.weight_types import FLOAT_TYPES, SUPPORTED_TYPES
 
 # Ids of these pieces end a turn when the vocabulary has them as special tokens.
 END_OF_TURN = frozenset(
@@ -235,7 +233,7 @@ def check_tensors(
             raise ModelFileError(
                 f"{path}: the tensor {file_name(name)} is {_by(tensor.shape)}, not {_by(shape)}"
             )
-        allowed = VECTOR_TYPES if len(shape) == 1 else SUPPORTED_TYPES
+        allowed = FLOAT_TYPES if len(shape) == 1 else SUPPORTED_TYPES
         if tensor.type not in allowed:
             raise UnsupportedModelError(
                 f"{path}: the tensor {file_name(name)} has type {tensor.type}; supported: "

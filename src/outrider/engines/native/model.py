@@ -18,7 +18,7 @@ from outrider.engines.native.store import packed_weights_cache
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.source import ModelSource
 
-PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/layout.h)
+PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/types.h)
 
 
 class NativeCache:
@@ -125,6 +125,16 @@ class NativeModel:
     @property
     def threads(self) -> int:
         return self._core.threads
+
+    @property
+    def token_tile(self) -> int:
+        """Tokens that the kernels compute together, of passes of at most twice as many."""
+        return self._core.token_tile
+
+    @property
+    def usual_token_tile(self) -> int:
+        """The same of wider passes."""
+        return self._core.usual_token_tile
 
     @property
     def weights_bytes(self) -> int:
