@@ -52,6 +52,12 @@ class Dims:
         return self.head_dim or self.hidden // self.heads
 
 
+def family_dims(arch: str) -> Dims:
+    """Sizes of the models that tests/scripts/record_family_reference.py recorded. Heads are larger than
+    hidden // heads, except for qwen2, whose q is square in llama.cpp."""
+    return Dims(layers=3, hidden=128, ffn=256, head_dim=0 if arch == "qwen2" else 64, theta=1e6, eps=1e-6)
+
+
 @functools.cache
 def tiny_tokenizer() -> Tokenizer:
     """A byte-level BPE tokenizer of VOCAB_SIZE pieces: 3 special, 256 bytes, 61 merges. GGUF pre: gpt-2."""
