@@ -205,10 +205,9 @@ inline void prefetch_group(const Activations& a, size_t at) {
 
 // Columns are a multiple of 32 here, or of 256 with superblocks, as the matrices that read them require.
 template <bool RESIDUAL, bool SUPERBLOCKS>
-inline void quantize_row(Activations& a, int t, int residual_row, int first, int last) {
+inline void quantize_groups(Activations& a, int t, int residual_row, int first, int last) {
     constexpr int ahead = 6, groups = SUPERBLOCKS ? kSuperblockGroups : 1;
-    constexpr float finer =
-        254.0f;  // a residual is at most half a step, so at most 127 steps 254 times finer
+    constexpr float finer = 254.0f;  // a residual of half a step becomes 127 of these finer steps
     const float* x = a.x + size_t(t) * a.columns + size_t(first) * kGroup;
     const size_t step = size_t(a.tile_tokens);
     size_t at = a.at(t, first), pair_at = a.at(t, first, 2), super_at = a.at(t, first, kSuperblockGroups);
@@ -253,12 +252,12 @@ inline void quantize_row(Activations& a, int t, int residual_row, int first, int
     }
 }
 void quantize(Activations& a, int t, int first, int last) {
-    a.superblocks ? quantize_row<false, true>(a, t, 0, first, last)
-                  : quantize_row<false, false>(a, t, 0, first, last);
+    a.superblocks ? quantize_groups<false, true>(a, t, 0, first, last)
+                  : quantize_groups<false, false>(a, t, 0, first, last);
 }
 void quantize_residual(Activations& a, int t, int residual_row, int first, int last) {
-    a.superblocks ? quantize_row<true, true>(a, t, residual_row, first, last)
-                  : quantize_row<true, false>(a, t, residual_row, first, last);
+    a.superblocks ? quantize_groups<true, true>(a, t, residual_row, first, last)
+                  : quantize_groups<true, false>(a, t, residual_row, first, last);
 }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }

@@ -47,8 +47,7 @@ void decode(WeightType type, const uint8_t* p, Decoded& out) {
             }
             break;
         }
-        case WeightType::Q3_0:  // d, two bits of value i at bits 2 (i / 8) of byte i % 8, the third at bit i
-                                // of 32
+        case WeightType::Q3_0:  // quantize.h
             out.d = read16(p);
             for (int i = 0; i < 32; i++)
                 out.q[i] = uint8_t((p[2 + i % 8] >> (2 * (i / 8)) & 3) | (p[10 + i / 8] >> (i % 8) & 1) << 2);
@@ -179,7 +178,7 @@ void pack_panels(Matrix& m, const uint8_t* file, int first, int last) {
                 pack_float_panel<uint16_t>(m, file, panel);
             continue;
         }
-        if ((panel + 1) * kPanel > m.rows) {  // rows that do not exist count as zero
+        if ((panel + 1) * kPanel > m.rows) {  // rows beyond the matrix are zero
             std::memset(m.q + panel * m.q_stride, 0, m.q_stride);
             std::memset(m.scales + panel * m.scale_stride, 0, m.scale_stride);
         }

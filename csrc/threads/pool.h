@@ -104,10 +104,10 @@ class Pool {
     std::mutex one_caller_;
     std::vector<std::unique_ptr<Helper>> helpers_;
     std::vector<NextRead> next_reads_;  // of each thread
-    std::atomic<int> caller_{0};        // of the phase under way
+    std::atomic<int> caller_{0};        // thread id, for the current phase
     std::vector<int> asleep_;           // helpers to wake for it
     std::atomic<bool> stop_{false};
-    Job jobs_[2];                                 // of the phase under way, and of the one before
+    Job jobs_[2];                                 // of the current phase and of the previous one
     std::vector<Share> shares_;                   // of each thread
     alignas(64) std::atomic<int> done_{0};        // chunks finished in this phase
     alignas(64) std::atomic<uint32_t> phase_{0};  // what idle helpers sleep on
