@@ -15,7 +15,8 @@ import psutil
 
 from outrider.errors import InsufficientMemoryError
 from outrider.models.quantization import loaded_bytes
-from outrider.models.source import Architecture, ModelSource
+from outrider.models.source import ModelSource
+from outrider.models.spec import ModelSpec
 
 REPACK = 1.03  # repacked weights / weights in their file's encoding
 KV_BYTES = 2  # a key or value is stored in fp16
@@ -31,12 +32,12 @@ MARGIN = 0.9  # of what is available may be used, where the user names no limit
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def kv_bytes(arch: Architecture, positions: int) -> int:
+def kv_bytes(arch: ModelSpec, positions: int) -> int:
     """Bytes of the keys and values of `positions` positions of one sequence."""
     return 2 * arch.n_layers * arch.n_kv_heads * arch.head_dim * KV_BYTES * positions
 
 
-def buffer_bytes(arch: Architecture, width: int = PASS_WIDTH, rows: int = PASS_ROWS) -> int:
+def buffer_bytes(arch: ModelSpec, width: int = PASS_WIDTH, rows: int = PASS_ROWS) -> int:
     """Bytes that one pass over `width` tokens works in: float32 activations and so many rows of logits."""
     heads = (arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
     per_token = 4 * (4 * arch.hidden_size + 3 * arch.ffn_size + heads)
@@ -132,7 +133,7 @@ def size(n: int) -> str:
 # --- A server's share of it ------------------------------------------------------------------------
 
 
-def sequence_bytes(archs: Sequence[Architecture], positions: int) -> int:
+def sequence_bytes(archs: Sequence[ModelSpec], positions: int) -> int:
     """Bytes that a sequence of at most `positions` positions may come to hold: its caches in all of the
     models (the target first), its text, what it is sampled with."""
     whole = -(-positions // BLOCK) * BLOCK
