@@ -74,7 +74,7 @@ def table(target: str, draft: str | None, args: argparse.Namespace) -> dict[str,
     def show(item: workloads.Item) -> None:
         print(item.id, file=sys.stderr)
 
-    document = measure(pipelines, items, params, runs=args.runs, on_race=show)
+    document = measure(pipelines, items, params, runs=args.runs, on_text=show)
     return document | {"settings": settings(params, choices, runs=args.runs, raw=False)}
 
 

@@ -41,7 +41,7 @@ class Outrider:
     """Plain decoding, and `auto` with whatever there is."""
 
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
-        from outrider.bench.race import Contestant
+        from outrider.bench.interleaved import TimedMethod
         from outrider.bench.runner import prompt_of
         from outrider.config.engine import EngineConfig
         from outrider.config.speculative import AutoConfig, NoneConfig, SpeculativeConfig
@@ -51,8 +51,8 @@ class Outrider:
         choices: list[SpeculativeConfig] = [NoneConfig(), AutoConfig(None if draft is None else str(draft))]
         self._plain, auto = build_all(config, choices, progress=False)
         self._prompt_of = prompt_of
-        self._contestants = {"plain": Contestant(self._plain), "auto": Contestant(auto)}
-        self.settings = list(self._contestants)
+        self._methods = {"plain": TimedMethod(self._plain), "auto": TimedMethod(auto)}
+        self.settings = list(self._methods)
 
     def render(self, text: str) -> list[int]:
         """A prompt's token ids under the model's chat template."""
@@ -65,7 +65,7 @@ class Outrider:
         from outrider.decoding.sampling.params import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=most, seed=0)
-        run = self._contestants[setting].run(ids, params)
+        run = self._methods[setting].run(ids, params)
         counts = run.output.metrics.drafts
         return answer(
             run.token_ids, len(run.token_ids), run.seconds,

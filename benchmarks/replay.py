@@ -32,7 +32,7 @@ from never_slower import AS_THE_BEST, PLAIN, at_least_one, check_names, fixed_se
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
 from outrider.bench.runner import prompt_of
-from outrider.bench.workloads import APART, drawn
+from outrider.bench.workloads import SEED_STRIDE, texts_per_prompt
 from outrider.cli.demo import present_pair
 from outrider.config.engine import EngineConfig
 from outrider.config.speculative import AutoConfig, SpeculativeConfig
@@ -199,10 +199,10 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
     texts = [Text(**line) for line in lines if line.keys() == form]
     known = {(t.id, t.temperature, t.seed): t for t in texts if asked.get(t.id, t.asked) == t.asked}
     wanted = {
-        (item.id, t, APART * k + i): item
+        (item.id, t, SEED_STRIDE * k + i): item
         for name in args.workloads
         for t in args.temps
-        for k in range(drawn(args.seeds, t))
+        for k in range(texts_per_prompt(args.seeds, t))
         for i, item in enumerate(items_of(name, args.behind)[: args.limit])
     }
     missing = [(key, item) for key, item in wanted.items() if key not in known]
@@ -290,7 +290,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
     parser.add_argument("--limit", type=at_least_one, default=6, help="prompts of a workload")
     parser.add_argument(
-        "--seeds", type=at_least_one, default=1, help="texts of a prompt where they are drawn"
+        "--seeds", type=at_least_one, default=1, help="texts of each prompt above temperature 0"
     )
     parser.add_argument("-n", type=at_least_one, default=256, help="most tokens of a text")
     parser.add_argument("--behind", type=int, default=0, help="other prompts in front of each")

@@ -87,7 +87,7 @@ def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
         replay.Text(name, item.id, t, more + i, item.prompt, [1], [2], [0.5])
         for name in ("edit", "chat")
         for t, seeds in ((0.7, 2), (0.0, 1))
-        for more in range(0, seeds * replay.APART, replay.APART)
+        for more in range(0, seeds * replay.SEED_STRIDE, replay.SEED_STRIDE)
         for i, item in enumerate(workloads.load(name)[:3])
     ]
     place = tmp_path / "texts.json"

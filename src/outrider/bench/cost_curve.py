@@ -1,4 +1,4 @@
-"""What a pass over n tokens costs on this machine, T(n): the number that decides whether speculation pays.
+"""Measures the cost curve T(n), the time of a pass over n tokens, which decides whether speculation pays.
 
 A pass reads every packed weight once (GB/s) and does one multiplication and addition for each weight and
 token (GMAC/s). The floor is the time to read the weights once at the bandwidth measured in the same run.
@@ -25,8 +25,11 @@ PREFILL = 256  # tokens of a pass that fills the cache
 
 
 class Passes:
-    """Passes over a few tokens of one sequence, at a context of `context` positions that is given back
-    after each. Any token ids do: the work does not depend on them."""
+    """Times passes over n tokens of one sequence, after a context of `context` positions.
+
+    The cache is truncated to the context after each pass. The token ids are arbitrary, as the work does not
+    depend on them.
+    """
 
     def __init__(self, model: LanguageModel, context: int, widest: int) -> None:
         self._model, self._context = model, context
@@ -41,7 +44,8 @@ class Passes:
         self._model.forward([ForwardItem(self._cache, ids, parents, np.arange(rows, dtype=np.int32))])
 
     def prefill_milliseconds(self, n: int) -> float:
-        """Of a prompt of n tokens in a cache of its own, in chunks of PREFILL, with the last one's logits."""
+        """Milliseconds to prefill a prompt of n tokens into a new cache, in chunks of PREFILL tokens. Logits
+        are computed for the last token only."""
         cache = self._model.new_cache(n)
         ids = np.arange(n, dtype=np.int32) % self._model.vocab_size
         start = time.perf_counter()
@@ -55,7 +59,7 @@ class Passes:
         return elapsed * 1e3
 
     def milliseconds(self, n: int) -> float:
-        """Of one pass over n tokens, the logits of all of them included."""
+        """Milliseconds of one pass over n tokens, with the logits of all of them."""
         start = time.perf_counter()
         self._run(self._ids[self._context : self._context + n], rows=n)
         elapsed = time.perf_counter() - start
@@ -64,7 +68,8 @@ class Passes:
 
 
 def macs_per_token(source: ModelSource) -> int:
-    """Multiplications by weights that one token needs: every matrix, the output's too, but no embedding."""
+    """Multiplications by weights for one token: all matrices and the output matrix, but no embedding
+    lookup."""
     tensors = dict(source.tensors)
     embedding = tensors.pop("token_embd.weight")
     tensors.setdefault("output.weight", embedding)
@@ -80,10 +85,13 @@ def measure(
     rounds: int = 7,
     on_pass: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """The document of `outrider bench --cost-curve --json`; the medians of `rounds` rounds over the widths.
+    """The document of `outrider bench --cost-curve --json`: for each width, the median of `rounds` passes.
 
-    context: tokens. Milliseconds, bytes and 1e9 bytes a second. Raises ConfigError when the context and the
-    widest pass are more than the model's positions.
+    context: tokens in the cache before each pass.
+    widths:  tokens of a pass; each round measures all widths once.
+    on_pass: called after each timed pass.
+    Times are in milliseconds, sizes in bytes, bandwidth in 1e9 bytes a second.
+    Raises ConfigError when the context and the widest pass exceed the model's positions.
     """
     if context + max(widths) > model.max_positions:
         raise ConfigError(
@@ -134,7 +142,7 @@ HEADER = ("tokens", "ms", "T(n)/T(1)", "ms a token", "GB/s", "GMAC/s")
 
 
 def rows(curve: Mapping[str, float], weights_bytes: int, macs: int) -> list[tuple[str, ...]]:
-    """HEADER's columns for each width, as text."""
+    """A row of text for each width, in the columns of HEADER."""
     one = curve.get("1")
     return [
         (
@@ -150,13 +158,13 @@ def rows(curve: Mapping[str, float], weights_bytes: int, macs: int) -> list[tupl
 
 
 def aligned(table: Sequence[Sequence[str]]) -> str:
-    """Rows of text as columns flush right."""
+    """A table for a terminal with right-aligned columns."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in table)
 
 
 def floor_line(document: Mapping[str, Any], milliseconds: float | None) -> str:
-    """The floor under every pass, and how near T(1) is to it (`milliseconds`, where it was measured)."""
+    """The floor in words, and the share of it that T(1) = `milliseconds` reaches, if that was measured."""
     share = "" if milliseconds is None else f"; T(1) reaches {document['floor_ms'] / milliseconds:.0%} of it"
     return (
         f"floor {document['floor_ms']:.1f} ms: {document['weights_bytes'] / 1e6:.0f} MB at "
@@ -165,7 +173,7 @@ def floor_line(document: Mapping[str, Any], milliseconds: float | None) -> str:
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """The document of `measure` for a terminal."""
+    """The document of `measure` as text for a terminal."""
     about, curve = document["machine"], document["cost_curve_ms"]
     drift = about["probe"]["drift"]
     noise = f"; the probe moved by {drift:.0%}: other load, measure again" if drift > 0.1 else ""

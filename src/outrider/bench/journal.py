@@ -1,4 +1,4 @@
-"""A long measurement's finished parts in a file, so that it can be broken off and taken up again."""
+"""Keeps the finished parts of a long measurement in a file, so that it can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outrider.errors import ConfigError
 
 
 class Journal:
-    """A JSON-lines file of `{"settings": …, "key": [...], "value": …}`, appended to.
+    """A JSON-lines file of `{"settings": …, "key": [...], "value": …}`; new parts are appended.
 
-    settings: what the values depend on; lines of other settings stay in the file and are passed over.
+    settings: what the values depend on. Lines with other settings stay in the file and are ignored.
     Raises ConfigError when the file cannot be read or written.
     """
 
@@ -27,7 +27,7 @@ class Journal:
             self._file = path.open("a", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"the journal {str(path)!r} cannot be used: {e}") from None
-        if text and not text.endswith("\n"):  # it was cut off while a line was written
+        if text and not text.endswith("\n"):  # interrupted while a line was being written
             self._file.write("\n")
         for line in text.splitlines():
             try:
@@ -47,7 +47,7 @@ class Journal:
         return self._values[key]
 
     def add(self, key: tuple[str, ...], value: Any) -> None:
-        """Keep a finished part; it is in the file when this returns."""
+        """Record a finished part; it is in the file when this returns."""
         entry = {"settings": self._settings, "key": key, "value": value}
         print(json.dumps(entry, ensure_ascii=False, allow_nan=False), file=self._file, flush=True)
         self._values[key] = value

@@ -1,4 +1,4 @@
-"""What the numbers were measured on, and a short probe of how fast it was just then."""
+"""Describes the machine that a measurement ran on, and probes how fast it is at the moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.version import __version__
 
 
 def describe(threads: int | None = None) -> dict[str, object]:
-    """The machine in a few words, for a result file. `threads` is None when the engine chose."""
+    """The machine, for a results file. `threads` is None when the engine chose their number itself."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -28,9 +28,11 @@ def describe(threads: int | None = None) -> dict[str, object]:
 
 
 def probe(seconds: float = 0.15) -> dict[str, float]:
-    """How fast this machine is now: `read_gb_per_s` sums a 64 MB array, `gflop_per_s` multiplies and
-    adds in cache, both on one thread, the median of repetitions within `seconds` each. Other load shows
-    as a change between two probes."""
+    """How fast one thread of this machine is now. Other load shows as a change between two probes.
+
+    `read_gb_per_s` is the rate of summing an array of 64 MB, in 1e9 bytes a second; `gflop_per_s` that of
+    multiplying and adding within the cache. Each is the median of repetitions that last `seconds` together.
+    """
     big = np.ones(64 * 1024 * 1024 // 8, np.float64)
     small = np.ones(4096, np.float32)
     work = np.empty_like(small)

@@ -1,7 +1,7 @@
-"""A bench document as one HTML page that needs nothing else: plots, tables, what was measured and on what.
+"""Renders a bench document as one self-contained HTML page: plots, tables, the machine and the settings.
 
-Names of models and workloads come from files of others; everything that is not ours is escaped, and the page
-forbids scripts and anything from outside.
+Names of models and workloads come from files that users were given, so all such text is escaped, and the
+page's content security policy forbids scripts and loading anything.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def check_available() -> None:
-    """Raises ConfigError where matplotlib, which draws the plots, is not installed."""
+    """Raise ConfigError if matplotlib, which draws the plots, is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'outrider[plots]'")
 
 
 def html(document: dict[str, Any]) -> str:
-    """The page of a bench document; `cost_curve`, if there, is that of `outrider bench --cost-curve`."""
+    """The page of a bench document. Its optional key `cost_curve` holds the document of
+    `outrider bench --cost-curve`."""
     several = report.temperatures(document)
     models = document["models"]
     title = "outrider bench: " + " with ".join(models.values())
@@ -70,7 +71,7 @@ def html(document: dict[str, Any]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of others, fit for a page."""
+    """Text from outside, escaped for the page."""
     return markup.escape(plots.printable(text))
 
 
@@ -126,7 +127,8 @@ def _cost_curve(document: dict[str, Any]) -> list[str]:
 
 
 def _controller(document: dict[str, Any]) -> list[str]:
-    """What the controller did, by its own account, where a method has one."""
+    """Which drafters the controller chose and the speed-up that it predicted, for methods with a
+    controller."""
     lines = []
     for w in document["workloads"]:
         for method, m in w["methods"].items():

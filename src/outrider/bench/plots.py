@@ -1,4 +1,4 @@
-"""The pictures of a bench document, as SVG elements that take their colours from the page around them."""
+"""The plots of a bench document, as SVG elements that take their colours from the page's CSS variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Drawn in these colours, which stand for the page's variables: --ink, --grid and --c0 to --c5.
+# Placeholder colours; in the SVG they are replaced by the page's variables --ink, --grid and --c0 to --c5.
 INK, GRID = "#010203", "#040506"
 SERIES = tuple(f"#0a0b{i:02x}" for i in range(6))
 VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"} | {c: f"var(--c{i})" for i, c in enumerate(SERIES)}
@@ -24,7 +24,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 PHASES = ("verify", "draft", "sampling", "other")
 LONGEST_LABEL = 40
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # words stay words: they can be searched and read aloud
+    "svg.fonttype": "none",  # text stays text, for search and screen readers
     "text.parse_math": False,
     "font.size": 10,
     "text.color": INK,
@@ -42,12 +42,13 @@ _STYLE: dict[Any, Any] = {
 
 
 def printable(text: str) -> str:
-    """Text without what would end a line, turn it round, or is no character at all."""
+    """Text with unprintable characters (line ends, direction marks, unassigned ones) replaced by U+FFFD."""
     return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def label(text: str) -> str:
-    """A name as matplotlib may have it: short, printable, and not taken for a hidden one."""
+    """A name as a label: printable and of at most LONGEST_LABEL characters. matplotlib hides labels that
+    begin with an underscore, so such a name gets a zero-width space first."""
     shown = printable(text)
     shown = shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
     return f"\u200b{shown}" if shown.startswith("_") else shown
@@ -58,15 +59,17 @@ def svg(
 ) -> str:
     """An <svg> element for an HTML page.
 
-    name: letters and digits; unique in the page, it begins all its ids.
-    title, description: plain text for those who do not see the picture.
-    size: width and height in inches; on the page it fits the column.
+    name: letters and digits, unique in the page; the prefix of all ids in the element.
+    title, description: plain text for screen readers.
+    size: width and height in inches, which give the aspect ratio; the page scales it to the column.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # letters that no font here has: the reader's may have them
+        warnings.simplefilter(
+            "ignore"
+        )  # about glyphs that no font here has: the reader's browser may have them
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         out = io.StringIO()
@@ -97,7 +100,7 @@ def _for_page(source: str, name: str, title: str, description: str) -> str:
 
 
 def _attribute(key: str, value: str, name: str) -> tuple[str, str]:
-    """An attribute with colours as variables and ids, and what refers to them, beginning with `name`."""
+    """The attribute with colours replaced by variables, and with `name` before ids and references to them."""
     for colour, variable in VARIABLES.items():
         value = value.replace(colour, variable)
     value = value.replace("url(#", f"url(#{name}-")
@@ -109,12 +112,12 @@ def _attribute(key: str, value: str, name: str) -> tuple[str, str]:
 
 
 def methods(document: dict[str, Any]) -> list[str]:
-    """All but the baseline."""
+    """The methods without the baseline."""
     return [m for m in document["geomean"] if m != BASELINE]
 
 
 def speedups(document: dict[str, Any], temperature: float) -> str:
-    """Speed-up over plain decoding by workload and method, with intervals."""
+    """A plot of the speed-up over plain decoding by workload and method, with intervals."""
     entries = _at(document, temperature)
     names = methods(document)
 
@@ -148,7 +151,7 @@ def speedups(document: dict[str, Any], temperature: float) -> str:
 
 
 def phases(document: dict[str, Any], temperature: float) -> str:
-    """Milliseconds of a token by phase: the target's pass, drafting, sampling, the rest."""
+    """A bar chart of milliseconds per token by phase: verification, drafting, sampling, other."""
     entries = _at(document, temperature)
     bars = [
         (f"{label(e['workload'])}  {method}", [1e3 * m["seconds"][p] / m["tokens"] for p in PHASES])
@@ -184,9 +187,9 @@ def phases(document: dict[str, Any], temperature: float) -> str:
 
 
 def acceptance_by_position(entries: Sequence[Mapping[str, Any]], method: str) -> dict[str, list[float]]:
-    """By workload, the share of drafts that had a token accepted at depth 1, 2, …; all temperatures together.
+    """For each workload, the share of the method's drafts with a token accepted at depth 1, 2, ….
 
-    Only workloads in which the method drafted.
+    All temperatures are counted together. Workloads in which the method did not draft are left out.
     """
     found = {}
     for workload in dict.fromkeys(e["workload"] for e in entries):
@@ -199,7 +202,7 @@ def acceptance_by_position(entries: Sequence[Mapping[str, Any]], method: str) ->
 
 
 def acceptance(document: dict[str, Any]) -> str | None:
-    """Acceptance by position, a panel for each method; None when nothing was drafted."""
+    """A plot of acceptance by position, with a panel for each method; None when nothing was drafted."""
     by_method = {m: acceptance_by_position(document["workloads"], m) for m in methods(document)}
     by_method = {m: lines for m, lines in by_method.items() if lines}
     if not by_method:
@@ -237,7 +240,7 @@ def acceptance(document: dict[str, Any]) -> str | None:
 
 
 def cost_curve(curve: Mapping[str, Any]) -> str:
-    """Milliseconds of a pass over n tokens, and the time to read the weights once."""
+    """A plot of T(n), the milliseconds of a pass over n tokens, and of the time to read the weights once."""
     times = {int(n): ms for n, ms in curve["cost_curve_ms"].items()}
 
     def draw(figure: Figure) -> None:
@@ -261,12 +264,12 @@ def _at(document: dict[str, Any], temperature: float) -> list[Mapping[str, Any]]
 
 
 def _code(temperature: float) -> str:
-    """A temperature in letters and digits."""
+    """A temperature in letters and digits, for ids."""
     return f"{temperature:g}".replace(".", "p").replace("-", "m").replace("+", "")
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows from the top down, with a line between them."""
+    """Label the rows from the top down, with a line between them."""
     axes.set_yticks(range(len(names)), [label(n) for n in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)

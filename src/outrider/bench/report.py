@@ -1,4 +1,4 @@
-"""A bench document as a table for a terminal or as Markdown."""
+"""Renders a bench document as text for a terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 BASELINE = "none"
-UNSTEADY = 0.1  # a probe that moved by more than this casts doubt on what lies between
+UNSTEADY = 0.1  # if two probes differ by more than this share, what was measured between them is doubtful
 HEADER = (
     "workload",
     "method",
@@ -24,20 +24,20 @@ HEADER = (
 
 
 def temperatures(document: dict[str, Any]) -> list[float]:
-    """Those that were measured; documents of one may lack the list."""
+    """The measured temperatures. Documents of a single one may lack the list."""
     settings = document["settings"]
     found: list[float] = settings.get("temperatures") or [settings["temperature"]]
     return found
 
 
 def name_of(document: dict[str, Any], workload: dict[str, Any]) -> str:
-    """A workload's name, with its temperature where several were measured."""
+    """A workload's name, with its temperature if several were measured."""
     name: str = workload["workload"]
     return f"{name}, T {workload['temperature']:g}" if len(temperatures(document)) > 1 else name
 
 
 def rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row for each workload and method, as text, without the header."""
+    """One row for each workload and method, in the columns of HEADER."""
     found: list[tuple[str, ...]] = []
     for workload in document["workloads"]:
         for method, m in workload["methods"].items():
@@ -59,42 +59,42 @@ def rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def text(document: dict[str, Any]) -> str:
-    """The table, what it was measured on, and the geometric means."""
+    """The machine and settings, the table and the geometric means, for a terminal."""
     return "\n".join([*about(document), "", *_aligned([HEADER, *rows(document)]), "", *_ending(document)])
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The same for a document in Markdown."""
+    """The same as Markdown."""
     notes = "\n".join(f"- {line}" for line in about(document))
     return "\n\n".join([notes, markdown_table([HEADER, *rows(document)]), means(document)])
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Rows of text, the header first, as a table in Markdown."""
+    """A Markdown table of these rows; the first one is the header."""
     header, *rest = lines
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rest])
 
 
 def about(document: dict[str, Any]) -> list[str]:
-    """What the numbers were measured on, in lines."""
+    """The machine, the models and the settings, one line each."""
     on, models, settings = document["machine"], document["models"], document["settings"]
     probe = on["probe"]
     steady = "steady" if probe["steady"] else f"moved by {probe['drift']:.0%}: other load, measure again"
     before, after = probe["before"], probe["after"]
     several = temperatures(document)
-    warmth = f"temperature{'s' if len(several) > 1 else ''} {', '.join(f'{t:g}' for t in several)}"
+    at = f"temperature{'s' if len(several) > 1 else ''} {', '.join(f'{t:g}' for t in several)}"
     return [
         f"machine: {on['cpu']}, {on['cores']} cores",
         f"probe: {before['read_gb_per_s']:.1f} → {after['read_gb_per_s']:.1f} GB/s read, "
         f"{before['gflop_per_s']:.1f} → {after['gflop_per_s']:.1f} Gflop/s on one thread ({steady})",
         *(f"{role}: {name}" for role, name in models.items()),
-        f"{settings['max_tokens']} tokens, {warmth}, seed {settings['seed']}, "
+        f"{settings['max_tokens']} tokens, {at}, seed {settings['seed']}, "
         f"draft of up to {settings['num_speculative_tokens']}, {settings['runs']} interleaved runs",
     ]
 
 
 def unsteady(document: dict[str, Any]) -> list[str]:
-    """Workloads during which the machine's speed moved, in words."""
+    """Names of the workloads during which the machine's speed changed by more than UNSTEADY."""
     return [
         f"{name_of(document, w)} ({w['drift']:.0%})"
         for w in document["workloads"]
@@ -103,7 +103,7 @@ def unsteady(document: dict[str, Any]) -> list[str]:
 
 
 def means(document: dict[str, Any]) -> str:
-    """The geometric means, in a sentence."""
+    """The geometric means as a sentence."""
     values = ", ".join(f"{method} ×{value:.2f}" for method, value in document["geomean"].items())
     return f"Geometric mean over workloads: {values}. Decoding only, without the prompt's prefill."
 
@@ -111,9 +111,9 @@ def means(document: dict[str, Any]) -> str:
 def _ending(document: dict[str, Any]) -> list[str]:
     lines = [means(document)]
     if len(temperatures(document)) > 1:
-        for warmth, by_method in document["geomean_by_temperature"].items():
+        for temperature, by_method in document["geomean_by_temperature"].items():
             lines.append(
-                f"At temperature {warmth}: " + ", ".join(f"{m} ×{v:.2f}" for m, v in by_method.items())
+                f"At temperature {temperature}: " + ", ".join(f"{m} ×{v:.2f}" for m, v in by_method.items())
             )
     if moved := unsteady(document):
         lines.append(f"The probe moved during {', '.join(moved)}: other load, measure those again.")
@@ -133,8 +133,8 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def put_between(text: str, begin: str, end: str, body: str, name: str) -> str:
-    """`text`, the document `name`, with what is between two markers replaced. Raises SystemExit when it has
-    no markers."""
+    """`text` with everything between the two markers replaced by `body`. Raises SystemExit, which names the
+    document `name`, when the markers are missing."""
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
     if not pattern.search(text):
         raise SystemExit(f"{name} has no {begin} … {end}")
@@ -142,18 +142,22 @@ def put_between(text: str, begin: str, end: str, body: str, name: str) -> str:
 
 
 def put_into(document: Path, begin: str, end: str, body: str) -> None:
-    """Replace what is between two markers of a file. Raises SystemExit when it has no markers."""
+    """Replace everything between two markers of a file. Raises SystemExit when they are missing."""
     text = document.read_text("utf-8")
     document.write_text(put_between(text, begin, end, body, document.name), "utf-8")
 
 
 def markers(name: str) -> tuple[str, str]:
-    """What is before and behind the section of a results file."""
+    """The lines that begin and end the section of a results file in a document."""
     return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
 def put_sections(document: Path, place: Path, section: Callable[[Mapping[str, Any]], str]) -> None:
-    """Put what `section` makes of a results file into a document, and what it makes of those beside it whose
-    names begin alike, as other machines have measured; each has `markers` of its name."""
+    """Update the sections of a document that are generated from results files.
+
+    document: has a pair of `markers` for each results file.
+    place:    a results file NAME.json. Files NAME*.json in its folder, from other machines, are rendered too.
+    section:  makes the Markdown of one results file.
+    """
     for found in sorted(place.parent.glob(f"{place.stem}*.json")):
         put_into(document, *markers(found.stem), section(json.loads(found.read_text("utf-8"))))

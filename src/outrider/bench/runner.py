@@ -1,8 +1,9 @@
-"""Measure what drafters gain over plain decoding, and check that the tokens stay the same meanwhile.
+"""Measures the speed-up of each method over plain decoding, and checks that the tokens stay the same.
 
-The methods run side by side (race.py), and a method's speed-up is its ratio to the plain run beside it, so
-that other load on the machine falls on both; every second turn goes backwards. Seconds are those of decoding:
-from the end of the prompt's prefill, which is the same for every method, to the last token.
+The methods run interleaved (interleaved.py), and a method's speed-up is its ratio to the plain run of the
+same round, so that other load on the machine slows both. The order of the methods is reversed in every second
+round. Seconds count decoding only: from the end of the prompt's prefill, which is the same for every method,
+to the last token.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.bench import machine, stats
-from outrider.bench.race import Contestant, race
+from outrider.bench.interleaved import TimedMethod, run_interleaved
 from outrider.bench.report import BASELINE, UNSTEADY
 from outrider.bench.summary import Pairs, summary
-from outrider.bench.workloads import Item, drawn, texts_of
+from outrider.bench.workloads import Item, texts_of, texts_per_prompt
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline
@@ -24,7 +25,7 @@ WARM_UP_TOKENS = 24
 
 
 def prompt_of(pipeline: Pipeline, text: str, raw: bool) -> Any:
-    """The prompt as generated from: under the model's chat template when it has one, unless `raw`."""
+    """The prompt for `LLM.generate`: rendered with the model's chat template if it has one, unless `raw`."""
     if raw or pipeline.source.chat_template is None:
         return text
     return LLM.from_pipeline(pipeline).render_chat([{"role": "user", "content": text}])
@@ -39,52 +40,56 @@ def measure(
     runs: int = 3,
     seeds: int = 1,
     raw: bool = False,
-    on_race: Callable[[Item], object] = lambda item: None,
+    on_text: Callable[[Item], object] = lambda item: None,
 ) -> dict[str, Any]:
-    """The document of `outrider bench --json` but for `settings`, see docs/bench.md.
+    """The document of `outrider bench --json` without its `settings`; see docs/bench.md.
 
-    pipelines:    by a name; one is "none", the baseline, and all share the target, which must have room for a
-                  sequence of each.
+    A "text" is one prompt generated with one seed.
+
+    pipelines:    by method name. "none" is the baseline. All share the target, whose engine must hold one
+                  sequence for each of them at the same time.
     params:       with a seed; prompt i of the whole list uses seed + i.
     temperatures: measured one after the other on each workload; None means that of `params`.
-    seeds:        texts of a prompt where they are drawn (`workloads.texts_of`); each counts as a prompt does.
-    on_race:      called when all methods have run on a text, once for each of the `runs`.
-    Raises ConfigError when two texts would have one name.
+    seeds:        texts of each prompt above temperature 0 (`workloads.texts_of`). In the statistics each
+                  counts like a prompt.
+    on_text:      called when all methods have run on a text, once in each of the `runs` rounds.
+    Raises ConfigError when two texts would have the same name.
     """
     base = pipelines[BASELINE]
-    warmths = [params.temperature] if temperatures is None else temperatures
-    texts = {t: texts_of(items, params.seed or 0, drawn(seeds, t)) for t in warmths}
-    contestants = {name: Contestant(p) for name, p in pipelines.items()}
+    temperatures = [params.temperature] if temperatures is None else temperatures
+    texts = {t: texts_of(items, params.seed or 0, texts_per_prompt(seeds, t)) for t in temperatures}
+    methods = {name: TimedMethod(p) for name, p in pipelines.items()}
     prompts = {item.id: prompt_of(base, item.prompt, raw) for item in items}
     brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
-    for contestant in contestants.values():  # pages in the weights, fills the tokenizer's caches
-        contestant.run(prompts[items[0].id], brief)
-        contestant.account()
+    for method in methods.values():  # pages in the weights and fills the tokenizer's caches
+        method.run(prompts[items[0].id], brief)
+        method.take_account()
 
     def entry(workload: str, temperature: float) -> dict[str, Any]:
-        """One workload at one temperature."""
+        """The results of one workload at one temperature."""
         chosen = {name: text for name, text in texts[temperature].items() if text[0].workload == workload}
-        pairs: dict[str, dict[str, Pairs]] = {m: {name: [] for name in chosen} for m in contestants}
-        for turn in range(runs):
+        pairs: dict[str, dict[str, Pairs]] = {m: {name: [] for name in chosen} for m in methods}
+        for round_number in range(runs):
             for name, (item, seed) in chosen.items():
                 seeded = replace(params, temperature=temperature, seed=seed)
-                turned = list(contestants)[:: -1 if turn % 2 else 1]
-                taken = race({m: contestants[m] for m in turned}, prompts[item.id], seeded)
-                for method, run in taken.items():
-                    pairs[method][name].append((taken[BASELINE], run))
-                on_race(item)
-        methods = {m: summary(pairs[m], pairs[BASELINE], contestants[m].account()) for m in contestants}
+                order = list(methods)[:: -1 if round_number % 2 else 1]
+                results = run_interleaved({m: methods[m] for m in order}, prompts[item.id], seeded)
+                for name_of_method, run in results.items():
+                    pairs[name_of_method][name].append((results[BASELINE], run))
+                on_text(item)
         return {
             "workload": workload,
             "temperature": temperature,
             "prompts": len({item.id for item, _ in chosen.values()}),
-            "methods": methods,
+            "methods": {
+                m: summary(pairs[m], pairs[BASELINE], method.take_account()) for m, method in methods.items()
+            },
         }
 
     probes = [machine.probe()]
     found = []
     for workload in dict.fromkeys(item.workload for item in items):
-        for temperature in warmths:
+        for temperature in temperatures:
             found.append(entry(workload, temperature))
             probes.append(machine.probe())
             found[-1]["drift"] = machine.drift(probes[-2], probes[-1])

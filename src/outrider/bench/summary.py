@@ -1,4 +1,4 @@
-"""What a method's runs on a workload come to: one entry of the bench document."""
+"""Aggregates a method's runs on a workload into one entry of the bench document."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ class Run:
 
 
 Pairs: TypeAlias = list[tuple[Run, Run]]
-"""Runs of one prompt, each behind the plain run beside it."""
+"""Runs of one prompt as pairs (plain run, method's run), both of the same round."""
 
 
 def summary(
     by_prompt: Mapping[str, Pairs], baseline: Mapping[str, Pairs], account: Account | None = None
 ) -> dict[str, Any]:
-    """One method on one workload.
+    """The entry of one method on one workload.
 
-    by_prompt: the method's runs by the prompt's id; `baseline` has the plain ones.
-    account:   what the controller says of the same runs.
-    `seconds` are sums over all runs; `other` is what is left of the total.
+    by_prompt: the method's pairs by the name of the text.
+    baseline:  those of plain decoding, whose tokens the method's must equal.
+    account:   what the controller recorded during the same runs.
+
+    In the entry, `seconds` are sums over all runs, and `other` is the total without the named phases.
     """
     runs = [run for pairs in by_prompt.values() for _, run in pairs]
     ratios = {name: [plain.seconds / run.seconds for plain, run in p] for name, p in by_prompt.items()}

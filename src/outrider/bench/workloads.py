@@ -1,6 +1,6 @@
-"""What is measured on: named prompts, built in or from a JSON-lines file.
+"""Workloads: named prompts that `outrider bench` measures on, built in or from a JSON-lines file.
 
-A line is an object `{"id": …, "workload": …, "prompt": …}`, all text.
+Each line of such a file is an object `{"id": …, "workload": …, "prompt": …}`, all text.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from outrider.errors import ConfigError, nearest
 
-# Questions, sums in words, programming, edits that copy most of the prompt, summaries, text into JSON.
+# Questions, word problems, programming, edits that copy most of the prompt, summaries, extraction to JSON.
 BUILT_IN = ("chat", "reasoning", "code", "edit", "summary", "extract")
-APART = 1000  # the seeds of two texts of one prompt
+SEED_STRIDE = 1000  # between the seeds of two texts of one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +74,23 @@ def parse(text: str, where: str) -> list[Item]:
     return items
 
 
-def drawn(seeds: int, temperature: float) -> int:
-    """How many texts there are of a prompt: one that nothing is drawn in is always the same."""
+def texts_per_prompt(seeds: int, temperature: float) -> int:
+    """How many texts of each prompt are measured: greedy decoding gives the same text with every seed, so
+    one is enough at temperature 0."""
     return seeds if temperature > 0.0 else 1
 
 
-def texts_of(items: Sequence[Item], seed: int, of_each: int) -> dict[str, tuple[Item, int]]:
-    """Prompt and seed of each text, by a name: the prompt's id, and of its further texts `id #2` and so on,
-    with seeds APART from one to the next. Raises ConfigError when two would have one name."""
+def texts_of(items: Sequence[Item], seed: int, per_prompt: int) -> dict[str, tuple[Item, int]]:
+    """Prompt and seed of each text, by the text's name.
+
+    A prompt's first text has the prompt's id as its name; further ones are named `id #2`, `id #3`, …, and
+    their seeds lie SEED_STRIDE apart. Raises ConfigError when two texts would have the same name.
+    """
     found: dict[str, tuple[Item, int]] = {}
-    for k in range(of_each):
+    for k in range(per_prompt):
         for n, item in enumerate(items):
             name = f"{item.id} #{k + 1}" if k else item.id
             if name in found:
                 raise ConfigError(f"a prompt's id is {name!r}, as another's text would be named: change it")
-            found[name] = item, seed + n + APART * k
+            found[name] = item, seed + n + SEED_STRIDE * k
     return found

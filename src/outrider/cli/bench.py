@@ -1,4 +1,4 @@
-"""`outrider bench`: what does speculation gain here, over plain decoding in the same run?"""
+"""`outrider bench`: the speed-up of speculation over plain decoding on this machine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from outrider.errors import ConfigError, nearest
 
 TEMPERATURE = 0.0
 PLOT_ROUNDS = 5  # of the cost curve
-STDOUT = Path("-")  # where --json goes without a name
+STDOUT = Path("-")  # the value of --json without a file name
 
 _DESCRIPTION = """\
-Measure drafters against plain decoding on the same prompts, side by side, and check that
-the tokens are the same. Speed-ups are of decoding: the prompt's prefill, the same for all, is left out.
+Measure drafters against plain decoding on the same prompts, with their steps interleaved, and check
+that the tokens are the same. Speed-ups count decoding only, without the prompt's prefill.
 Or, with --cost-curve, measure what a pass of the target over n tokens costs."""
 
 
@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
         "--seeds",
         type=integer,
         metavar="K",
-        help="texts of each prompt, drawn with seeds of their own, above temperature 0 (default: 1)",
+        help="texts of each prompt above temperature 0, each with its own seed (default: 1)",
     )
     add("--limit", type=integer, metavar="N", help="only the first N prompts of each workload")
     add("--raw", action="store_true", help="prompts as they are, without the model's chat template")
@@ -83,7 +83,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
         nargs="?",
         const=STDOUT,
         metavar="FILE",
-        help="print one JSON document instead of a table; with FILE, write it there beside the table",
+        help="print one JSON document instead of a table; with FILE, write it there and print the table",
     )
     add(
         "--plot",
@@ -111,11 +111,11 @@ def run(args: argparse.Namespace) -> int:
     temperatures = _temperatures(args)
     choices = _choices(args)
     items = _items(args.workload or workloads.BUILT_IN, args.limit)
-    draws = [workloads.drawn(args.seeds, t) for t in temperatures]
-    workloads.texts_of(items, params.seed or 0, max(draws))  # names are refused before anything is loaded
-    # They run side by side: memory must do for a sequence of each.
+    texts = [workloads.texts_per_prompt(args.seeds, t) for t in temperatures]
+    workloads.texts_of(items, params.seed or 0, max(texts))  # raises before anything is loaded
+    # Interleaved runs hold one sequence for each method.
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=len(choices))
-    _check_places(args)
+    _check_writable(args)
 
     from outrider.bench.runner import measure
     from outrider.pipeline import build_all
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         return model
 
     pipelines = {p.speculative.method: p for p in build_all(config, choices, wrap=watch)}
-    total = len(items) * args.runs * sum(draws)
+    total = len(items) * args.runs * sum(texts)
     with tqdm(total=total, unit="prompt", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def show(item: Item) -> None:
@@ -142,14 +142,14 @@ def run(args: argparse.Namespace) -> int:
             runs=args.runs,
             seeds=args.seeds,
             raw=args.raw,
-            on_race=show,
+            on_text=show,
         )
     document["settings"] = settings(
         params, choices, runs=args.runs, seeds=args.seeds, raw=args.raw, temperatures=temperatures
     )
     if args.plot is not None:
         _add_cost_curve(document, models[0], config.threads)
-    _give(document, report.text, args.json)
+    _output(document, report.text, args.json)
     if args.plot is not None:
         from outrider.bench import page
 
@@ -158,8 +158,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
-def _check_places(args: argparse.Namespace) -> None:
-    """Refuse before anything is measured what could not be written in the end."""
+def _check_writable(args: argparse.Namespace) -> None:
+    """Raise ConfigError, before anything is measured, if an output file could not be written."""
     if args.plot is not None:
         from outrider.bench import page
 
@@ -171,17 +171,17 @@ def _check_places(args: argparse.Namespace) -> None:
             raise ConfigError(f"{flag}: {str(path)!r} cannot be written")
 
 
-def _give(document: dict[str, Any], text: Callable[[dict[str, Any]], str], place: Path | None) -> None:
-    """Print what was measured as a table, or as JSON, or write the JSON beside the table."""
-    if place != STDOUT:
+def _output(document: dict[str, Any], text: Callable[[dict[str, Any]], str], json_to: Path | None) -> None:
+    """Print the document: as a table (None), as JSON (STDOUT), or as a table with the JSON in a file."""
+    if json_to != STDOUT:
         print(text(document), flush=True)
-    if place is None:
+    if json_to is None:
         return
     found = json.dumps(document, ensure_ascii=False, allow_nan=False)
-    if place == STDOUT:
+    if json_to == STDOUT:
         print(found, flush=True)
     else:
-        _write("--json", place, f"{found}\n")
+        _write("--json", json_to, f"{found}\n")
 
 
 def _write(flag: str, path: Path, text: str) -> None:
@@ -192,7 +192,7 @@ def _write(flag: str, path: Path, text: str) -> None:
 
 
 def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: int | None) -> None:
-    """Time the target's passes, where they can be timed alone."""
+    """Measure the target's cost curve, if the native engine runs it, and add it to the document."""
     from outrider.bench import cost_curve as curve
     from outrider.engines.native import NativeModel
 
@@ -213,7 +213,7 @@ def cost_curve(args: argparse.Namespace) -> int:
     rounds = 7 if args.runs is None else args.runs
     if rounds < 1:
         raise ConfigError(f"--runs must be at least 1, not {rounds}")
-    _check_places(args)
+    _check_writable(args)
 
     from outrider.bench import cost_curve as curve
     from outrider.engines.native import NativeModel
@@ -230,7 +230,7 @@ def cost_curve(args: argparse.Namespace) -> int:
         document = curve.measure(
             model, threads=config.threads, context=context, rounds=rounds, on_pass=bar.update
         )
-    _give(document, curve.text, args.json)
+    _output(document, curve.text, args.json)
     return 0
 
 
@@ -243,7 +243,7 @@ def settings(
     seeds: int = 1,
     temperatures: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """What the numbers depend on besides machine and models. With several temperatures, `temperature` is the
+    """The settings of a measurement, for its document. Of several temperatures, `temperature` is the
     first."""
     drafts = [c.num_speculative_tokens for c in choices if not isinstance(c, NoneConfig)]
     temperatures = temperatures or [params.temperature]
@@ -271,7 +271,7 @@ def _temperatures(args: argparse.Namespace) -> list[float]:
         raise ConfigError("give either --temp or --temps, not both")
     found = list(dict.fromkeys(_number("--temps", text) for text in args.temps.split(",")))
     for temperature in found:
-        SamplingParams(temperature=temperature)  # refuses what is out of range
+        SamplingParams(temperature=temperature)  # raises ConfigError if it is out of range
     return found
 
 
@@ -283,7 +283,7 @@ def _number(flag: str, text: str) -> float:
 
 
 def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
-    """The methods' configurations, the baseline first."""
+    """The configurations of the methods to measure, the baseline first."""
     if args.draft is not None and args.draft < 1:
         raise ConfigError(f"--draft must be at least 1, not {args.draft}")
     if args.methods is None:

@@ -1,4 +1,4 @@
-"""`outrider demo`: the default model on three prompts, plainly and with speculation, side by side."""
+"""`outrider demo`: the default model on three prompts, by plain decoding and with speculation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from outrider.errors import ConfigError
 
 MODEL = "smollm2"
 PAIR = ("qwen-coder-1.5b", "qwen-coder-0.5b")
-PROMPTS = ("chat-tea", "code-primes", "edit-port")  # a question, code, and an edit that copies its prompt
+PROMPTS = (
+    "chat-tea",
+    "code-primes",
+    "edit-port",
+)  # a question, code, and an edit that copies most of its prompt
 PAIR_TOKENS = 96
 
 
@@ -75,24 +79,24 @@ def present_pair() -> tuple[Path, Path] | None:
 
 def _show(model: str, choices: Sequence[SpeculativeConfig], max_tokens: int) -> bool:
     """Generate with every choice, the first of which is plain decoding, and print the comparison."""
-    from outrider.bench.race import Contestant, race
+    from outrider.bench.interleaved import TimedMethod, run_interleaved
     from outrider.bench.runner import prompt_of
     from outrider.pipeline import build_all
 
     config = EngineConfig(model, max_num_seqs=len(choices))
     pipelines = build_all(config, choices)
-    contestants = {p.speculative.method: Contestant(p) for p in pipelines}
+    methods = {p.speculative.method: TimedMethod(p) for p in pipelines}
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
     print(
         f"\n{pipelines[0].source.display_name}, up to {max_tokens} tokens a prompt, temperature 0", flush=True
     )
     items = [item for w in workloads.BUILT_IN for item in workloads.load(w) if item.id in PROMPTS]
-    ratios: dict[str, list[float]] = {method: [] for method in contestants}
+    ratios: dict[str, list[float]] = {method: [] for method in methods}
     same = True
     for item in items:
         prompt = prompt_of(pipelines[0], item.prompt, raw=False)
         _progress(item)
-        runs = race(contestants, prompt, params)
+        runs = run_interleaved(methods, prompt, params)
         _progress(None)
         plain = next(iter(runs.values()))
         print(f"\n[{item.workload}] {_short(item.prompt)}\n> {_short(plain.output.outputs[0].text, 300)}")

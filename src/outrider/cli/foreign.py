@@ -1,5 +1,8 @@
-"""Flags of vLLM's server and of llama-server that nothing here reads: accepted where they change nothing,
-refused with the reason and what to use instead where they would."""
+"""Flags of vLLM's server and of llama-server that Outrider does not implement.
+
+A flag whose value asks for what Outrider does anyway is accepted and ignored. Any other is refused, with the
+reason and what to use instead.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-# Arguments of vLLM's engine; `parse_engine` judges their values.
+# Arguments of vLLM's engine; `parse_engine` decides which values are accepted.
 ENGINE = (
     *("runner", "task", "tokenizer-mode", "tensor-parallel-size", "pipeline-parallel-size"),
     *("data-parallel-size", "dtype", "load-format", "kv-cache-dtype", "tokenizer-revision", "code-revision"),
@@ -28,7 +31,7 @@ _CONFIG = "use --speculative-config"
 _CONTROLLER = "how far to draft is measured and chosen; --draft N bounds it"
 _TEXT = "this server reads and writes text only"
 
-# Flags with a value: (spellings, values that change nothing or None for any, why others are refused).
+# Flags with a value: (spellings, values that are ignored (None: any), why other values are refused).
 VALUES: tuple[tuple[tuple[str, ...], tuple[str, ...] | None, str], ...] = (
     # vLLM
     (("--speculative-draft-tensor-parallel-size",), ("1",), "Outrider runs in one process on the CPU"),
@@ -84,7 +87,7 @@ VALUES: tuple[tuple[tuple[str, ...], tuple[str, ...] | None, str], ...] = (
     (("-to", "--timeout"), (), "use --stall-timeout and --body-timeout"),
     (("--path",), (), "the web page is part of the package"),
 )
-# Switches: (spellings, why they are refused; "" for those that change nothing).
+# Switches: (spellings, why they are refused; "" for those that are ignored).
 SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
     # vLLM
     (("--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--enable-server-load-tracking"), ""),
@@ -105,7 +108,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 class _Foreign(argparse.Action):
-    """Refuses a flag unless its value changes nothing."""
+    """Ignores a flag with one of the `neutral` values (None: any) and refuses it otherwise."""
 
     def __init__(self, *args: Any, neutral: tuple[str, ...] | None, reason: str, **kwargs: Any) -> None:
         self._neutral, self._reason = neutral, reason
@@ -124,7 +127,8 @@ class _Foreign(argparse.Action):
 
 
 def add_foreign(parser: argparse.ArgumentParser) -> None:
-    """Add all of them, unseen in the help; those of vLLM's engine are kept for `engine_arguments`."""
+    """Add these flags to a parser, hidden from its help. Values of vLLM's engine arguments are stored for
+    `engine_arguments`."""
     quiet: dict[str, Any] = {"dest": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for flags, neutral, reason in VALUES:
         parser.add_argument(*flags, action=_Foreign, neutral=neutral, reason=reason, **quiet)
@@ -144,7 +148,7 @@ def add_foreign(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of vLLM's engine arguments, for `parse_engine`."""
+    """The given engine arguments of vLLM, by their Python names, for `parse_engine`."""
     names = [_word(name) for name in (*ENGINE, *ENGINE_SWITCHES)]
     given = {name: getattr(args, f"vllm_{name}") for name in names}
     return {name: _value(value) for name, value in given.items() if value is not None}
@@ -155,7 +159,7 @@ def _word(name: str) -> str:
 
 
 def _value(text: Any) -> Any:
-    """A flag's text as the value that Python would have been given."""
+    """A flag's text as vLLM's Python API would get the value: a JSON value, or else the text."""
     if not isinstance(text, str):
         return text
     try:

@@ -1,7 +1,7 @@
 """The `outrider` command.
 
-Exit status: 0 well, 1 the answer is no (commands that ask a question), 2 bad input or a model that cannot
-be used (one line on stderr), 130 interrupted.
+Exit status: 0 success; 1 a check failed (bench, demo, verify: the output changed); 2 bad input or a model
+that cannot be used, with one line on stderr; 130 interrupted; 141 the reader of stdout has closed it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMANDS = (run, serve, bench, verify, pull, demo)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # text that the terminal cannot show must not end the run
+        if hasattr(stream, "reconfigure"):  # characters outside the terminal's encoding must not raise
             stream.reconfigure(errors="replace")
     try:
         args = parser().parse_args(argv)
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is quiet
+    except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
         return 141
 
 

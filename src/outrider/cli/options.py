@@ -1,4 +1,4 @@
-"""The flags that several commands share, in llama.cpp's spellings and vLLM's long ones."""
+"""Flags that several commands share, with llama.cpp's names and vLLM's as aliases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.errors import ConfigError
 
 
 def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """The target (which may be left out unless `required`), the draft, and the engine's sizes."""
+    """Add the flags of the target (`required`: -m must be given), the draft model and the engine."""
     group = parser.add_argument_group("models")
     group.add_argument(
         "-m", "--model", metavar="MODEL", required=required, help="target: path, name or reference"
@@ -60,7 +60,7 @@ def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """The drafter of one run."""
+    """Add the flags that configure one drafter."""
     group = parser.add_argument_group("speculation")
     group.add_argument(
         *("--spec", "--spec-method"),
@@ -91,6 +91,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
 
 
 def add_draft_length(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that bound the length of drafts and of n-gram matches."""
     group.add_argument(
         *("--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"),
         *("--num-speculative-tokens", "--spec-tokens"),
@@ -111,7 +112,7 @@ def add_draft_length(group: argparse._ArgumentGroup) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser, temperature: float) -> None:
-    """How tokens are chosen; the defaults of top-k, top-p and min-p are llama.cpp's."""
+    """Add the sampling flags; the defaults of top-k, top-p and min-p are llama.cpp's."""
     group = parser.add_argument_group("sampling")
     add = group.add_argument
     add("--temp", "--temperature", dest="temp", type=number, default=temperature, metavar="T", help=_default)
@@ -126,7 +127,7 @@ def add_sampling(parser: argparse.ArgumentParser, temperature: float) -> None:
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
-    """What single tokens and the whole output may be, in llama.cpp's spellings."""
+    """Add the flags of structured output and logit bias, with llama.cpp's names."""
     group = parser.add_argument_group("form of the output")
     add = group.add_argument
     add("-j", "--json-schema", metavar="FILE|TEXT", help="write JSON of this schema; {}: any object")
@@ -144,7 +145,8 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def form(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments for SamplingParams. Raises ConfigError, in the flags' words where they have their own."""
+    """The arguments for SamplingParams of `add_form`'s flags. Raises ConfigError, which names the flag if its
+    name differs from the parameter's."""
     flags = {
         "--json-schema": args.json_schema,
         "--json-schema-file": args.json_schema_file,
@@ -174,7 +176,7 @@ def form(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_file(flag: str, name: str) -> str:
-    """A flag's file as text. Raises ConfigError."""
+    """The text of the file that a flag names. Raises ConfigError if it cannot be read."""
     try:
         return Path(name).read_text("utf-8")
     except (OSError, ValueError) as e:
@@ -186,7 +188,8 @@ _default = "default: %(default)s"
 
 
 def sampling(args: argparse.Namespace, **more: Any) -> SamplingParams:
-    """SamplingParams of parsed flags. Raises ConfigError, in the flags' words where they have their own."""
+    """The SamplingParams of the parsed flags. Raises ConfigError, which names the flag if its name differs
+    from the parameter's."""
     if args.n_predict < 1:
         raise ConfigError(f"-n must be at least 1, not {args.n_predict}")
     return SamplingParams(
@@ -205,7 +208,7 @@ def sampling(args: argparse.Namespace, **more: Any) -> SamplingParams:
 
 
 def speculation(args: argparse.Namespace) -> SpeculativeConfig:
-    """The drafter of parsed flags. Raises ConfigError."""
+    """The drafter's configuration of the parsed flags. Raises ConfigError."""
     if args.draft is not None and args.draft < 1:
         raise ConfigError(f"--draft must be at least 1, not {args.draft}; --spec none turns speculation off")
     given = {
@@ -226,7 +229,7 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
 
 
 def engine(args: argparse.Namespace, speculative: SpeculativeConfig) -> EngineConfig:
-    """The engine of parsed flags, for one sequence at a time. Raises ConfigError."""
+    """The engine's configuration of the parsed flags, for one sequence at a time. Raises ConfigError."""
     for flag, value in (("-c", args.ctx_size), ("-t", 1 if args.threads is None else args.threads)):
         if value < (0 if flag == "-c" else 1):
             raise ConfigError(f"{flag} must not be {value}")

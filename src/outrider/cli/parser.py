@@ -1,4 +1,4 @@
-"""An argument parser whose complaints are ConfigErrors of one line, with the nearest known flag."""
+"""An argument parser that raises ConfigErrors of one line, which suggest the nearest known flag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, but what is left over is refused here, where this command's flags are known."""
+        """As argparse's, but unknown arguments are refused here, where the subcommand's flags are known."""
         found, extra = super().parse_known_args(args, namespace)
         if extra:
             self._refuse(extra)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(text: str) -> float:
-    """A float for argparse; NaN and infinity pass, for whoever checks the range to name them."""
+    """A float for argparse. NaN and infinity are accepted; the check of the range reports them."""
     try:
         return float(text)
     except ValueError:
@@ -44,7 +44,7 @@ def number(text: str) -> float:
 
 
 def integer(text: str) -> int:
-    """An int for argparse, in base ten."""
+    """A decimal int for argparse."""
     try:
         return int(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""`outrider pull`: bring models into the cache, and say where they lie.
+"""`outrider pull`: download models into the cache and print their paths.
 
-stdout carries the paths, one a line (or one JSON document); progress goes to stderr.
+Paths go to stdout, one a line (or one JSON document); progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.models:
         raise ConfigError("pull: name a model to fetch, or --list to see the catalog")
-    for text in args.models:  # all are looked at before the first is fetched
+    for text in args.models:  # check all before the first download
         if parse_reference(text).kind == "path" and args.verify:
             raise ConfigError(f"pull: {text!r} is a path; --verify is for models that were fetched")
     found = []

@@ -1,4 +1,4 @@
-"""`outrider run`: complete one prompt. The text streams to stdout, a summary goes to stderr."""
+"""`outrider run`: complete one prompt. The text is streamed to stdout, a summary goes to stderr."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def document(output: RequestOutput) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The document that `--json` prints."""
     sample = output.outputs[0]
     found: dict[str, Any] = {
         "text": sample.text,
@@ -134,13 +134,13 @@ def document(output: RequestOutput) -> dict[str, Any]:
 
 
 def _logprob(token: int, entry: Logprob) -> dict[str, Any]:
-    """One token's entry; JSON has no -inf, so what cannot be is -9999 (as in vLLM's server)."""
+    """One token's entry. JSON has no -inf, so the least log-probability is -9999, as in vLLM's server."""
     logprob = max(entry.logprob, -9999.0)
     return {"token_id": token, "token": entry.decoded_token, "logprob": logprob, "rank": entry.rank}
 
 
 def summary(output: RequestOutput) -> str:
-    """Counts and rates, as the glossary defines them, one line each."""
+    """Counts and rates, one line each; docs/architecture.md defines them."""
     sample = output.outputs[0]
     m = sample.metrics.to_dict()
     first = "" if m["ttft_ms"] is None else f", first after {m['ttft_ms']:.0f} ms"
@@ -181,7 +181,7 @@ def _shown(chunk: Chunk, colour: bool) -> str:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    """The prompt's text, from the flags, a file or stdin."""
+    """The text of the prompt, from -p, a file or stdin."""
     if (args.prompt is None) == (args.file is None):
         raise ConfigError("give a prompt, with -p TEXT, -p - (stdin) or -f FILE (one of them)")
     if args.prompt is not None and args.prompt != "-":
@@ -197,7 +197,8 @@ def _prompt(args: argparse.Namespace) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C, so that what there is can be finished in order; a second one breaks off."""
+    """Record the first Ctrl-C in the list, so that the run can end with its output and summary; a second one
+    raises KeyboardInterrupt."""
     seen: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -207,7 +208,7 @@ def _interrupts() -> Iterator[list[int]]:
 
     try:
         before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not the main thread: signals go elsewhere
+    except ValueError:  # outside the main thread no handler can be set
         yield seen
         return
     try:

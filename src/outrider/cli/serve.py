@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
     )
-    with bind(at.host, at.port) as place:  # before anything is loaded
+    with bind(at.host, at.port) as place:  # fails early if the port is taken
         pipeline = build(config, memory_check=before_loading(args.memory_limit))
         engine = ServerEngine(
             pipeline,

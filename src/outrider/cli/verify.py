@@ -1,6 +1,6 @@
-"""`outrider verify`: is the output really unchanged? On the user's own models, or between two servers.
+"""`outrider verify`: checks that speculation leaves the output unchanged, on models or between two servers.
 
-stdout carries the report (or one JSON document), stderr the progress and notes.
+The report (or one JSON document) goes to stdout, progress and notes to stderr.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from outrider.verify.claims import Claim, Progress, document
 from outrider.verify.endpoint import Endpoint
 from outrider.verify.memoized_model import MemoizedModel
 
-DRAFTS = (1, 3, 5, 8)  # draft lengths tried unless --draft says one
+DRAFTS = (1, 3, 5, 8)  # draft lengths that are checked without --draft
 BATCH = 4  # sequences that share a pass
 LIMIT = 1  # prompts of each built-in workload
 TEMPERATURES, SEEDS, SAMPLES = "0,0.7,1", 2, 2000
 TIMEOUT = 120.0  # seconds
 KEY = "OUTRIDER_API_KEY"
 
-# Flags that mean something on one side only, and are refused on the other.
+# Flags that apply only to models, and only to servers; each is refused in the other case.
 FOR_MODELS = {
     **{
         name: f"--{name.replace('_', '-')}"
@@ -180,11 +180,11 @@ def _check_servers(args: argparse.Namespace, progress: Progress) -> Iterator[Cla
 
 
 def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
-    """The drafter under each rule: the one that is named, or all."""
+    """The drafter's configuration under each acceptance rule to check: the one that is given, or all."""
     if args.spec is None and args.model_draft is None and args.speculative_config is None:
         args.spec = "ngram"
     if args.spec == "ngram" and args.prompt_lookup_max is args.prompt_lookup_min is None:
-        args.prompt_lookup_max, args.prompt_lookup_min = 3, 1  # drafts more often than the usual 5
+        args.prompt_lookup_max, args.prompt_lookup_min = 3, 1  # drafts more often than the default of 5
     given = options.speculation(args)
     if isinstance(given, NoneConfig):
         raise ConfigError("the method 'none' leaves nothing to verify: give -md MODEL or another --spec")
@@ -194,8 +194,8 @@ def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
 
 
 def _variants(made: Pipeline, draft: int | None) -> list[tuple[str, Pipeline]]:
-    """The pipeline with fixed drafts of several lengths, and as it is if it chooses them itself, for
-    `identity`."""
+    """The variants of a pipeline that `identity` checks: with fixed draft lengths, and under the `auto`
+    controller if it has one."""
     rule, usual = made.verifier.name, made.speculative
     assert not isinstance(usual, NoneConfig)
     lengths = DRAFTS if draft is None and rule == "coupled" else (usual.num_speculative_tokens,)
@@ -206,7 +206,7 @@ def _variants(made: Pipeline, draft: int | None) -> list[tuple[str, Pipeline]]:
 
 
 def _items(args: argparse.Namespace) -> list[Item]:
-    """The prompts, the first so many of each workload."""
+    """The prompts to check: the first ones of each workload, up to the limit."""
     _at_least(args, "--limit", 1)
     names: Sequence[str] = workloads.BUILT_IN if args.prompts is None else [args.prompts]
     limit = args.limit or (LIMIT if args.prompts is None else None)
@@ -218,7 +218,7 @@ def _items(args: argparse.Namespace) -> list[Item]:
 
 
 def _prompt(llm: LLM, item: Item, *, raw: bool) -> dict[str, Any]:
-    """The prompt as generated from, with its token ids."""
+    """The prompt for `LLM.generate`, with its token ids; rendered with the chat template unless `raw`."""
     if raw:
         return {"prompt": item.prompt, "prompt_token_ids": llm.get_tokenizer().encode(item.prompt)}
     return llm.render_chat([{"role": "user", "content": item.prompt}])
@@ -236,7 +236,7 @@ def _temperatures(text: str) -> list[float]:
 
 
 def _guarded(name: str, check: Callable[[], Claim | None]) -> Iterator[Claim]:
-    """The claim that a check makes, if it makes one. A failure of the engine in the middle breaks it."""
+    """The check's claim, or nothing if it makes none. An exception during the check is a broken claim."""
     try:
         claim = check()
     except OutriderError:
@@ -256,7 +256,7 @@ def _at_least(args: argparse.Namespace, flag: str, least: int) -> None:
 
 
 def _refuse(args: argparse.Namespace, flags: Mapping[str, str], why: str) -> None:
-    """Refuse flags that would change nothing."""
+    """Raise ConfigError if one of these flags was given."""
     for name, flag in flags.items():
         if getattr(args, name):
             raise ConfigError(f"{flag} {why}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.bench import machine, report, runner
-from outrider.bench.race import race
+from outrider.bench.interleaved import run_interleaved
 from outrider.cli.main import main
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.verifiers.coupled import CoupledVerifier
@@ -202,14 +202,14 @@ def test_flags_without_a_meaning_beside_a_cost_curve(
     assert flag in capsys.readouterr().err
 
 
-def test_several_texts_of_a_prompt_are_drawn(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_prompt_is_measured_with_several_seeds(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int | None]] = []
 
-    def watched(contestants: Any, prompt: Any, params: SamplingParams) -> Any:
+    def watched(methods: Any, prompt: Any, params: SamplingParams) -> Any:
         asked.append((params.temperature, params.seed))
-        return race(contestants, prompt, params)
+        return run_interleaved(methods, prompt, params)
 
-    monkeypatch.setattr(runner, "race", watched)
+    monkeypatch.setattr(runner, "run_interleaved", watched)
     status, out, _ = bench(
         *("--methods", "ngram", "--runs", "2", "--seeds", "2", "--temps", "0,0.7", "--seed", "5", "--json")
     )

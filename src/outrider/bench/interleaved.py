@@ -1,9 +1,11 @@
-"""Several methods on one prompt, side by side: the machine's moods fall on all of them alike.
+"""Runs several methods on one prompt with their steps interleaved, so that other load slows all of them
+alike.
 
-Other load on a machine comes and goes within seconds. Where whole runs are compared, one of them has it and
-the other has not. Here all runs of a prompt are under way at once and take turns, step by step: it is always
-the turn of the one whose text is the shortest so far, so that all write the same part of it at the same time.
-A run's clock goes only while it is its turn.
+Load from other processes comes and goes within seconds. If whole runs were timed one after the other, it
+could slow one of them and not the other. Here all runs of a prompt are in progress at once and take turns,
+step by
+step: the run with the fewest tokens so far goes next, so that all generate the same part of the text at about
+the same time. A run's clock is stopped while another run takes its step.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from outrider.policy.report import Account
 
 
 class Stopwatch:
-    """A clock that goes only within `running`; seconds, as `clock` has them."""
+    """Sums the time spent within `running`, in seconds of `clock`. Calling it gives the sum so far."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -37,7 +39,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Not within itself."""
+        """Time the body of the `with` statement. Must not be nested."""
         self._since = self._clock()
         try:
             yield
@@ -46,7 +48,7 @@ class Stopwatch:
 
 
 class PrefillClock:
-    """A StepEngine that passes everything on, with a watch that goes while it prefills."""
+    """A StepEngine that forwards every call to `inner` and times prefill; `watch` has the sum."""
 
     def __init__(self, inner: StepEngine) -> None:
         self._inner = inner
@@ -93,19 +95,19 @@ class PrefillClock:
         self._inner.close(seq)
 
 
-class Racer(Protocol):
-    """A run under way."""
+class SteppedRun(Protocol):
+    """A run that is executed one decoding step at a time."""
 
     @property
     def tokens(self) -> int:
-        """The length of its text so far."""
+        """Tokens generated so far."""
 
     def step(self) -> bool:
-        """Go on by one step; False when the text has ended."""
+        """Execute one step; False when the run had ended before."""
 
 
-class _Course:
-    """One method's run of one prompt."""
+class _RunInProgress:
+    """One method's run on one prompt: a `SteppedRun` with a clock that counts decoding only."""
 
     def __init__(
         self, llm: LLM, watch: Stopwatch, prefill: Stopwatch, prompt: Any, params: SamplingParams
@@ -125,8 +127,9 @@ class _Course:
         self._output = chunks[-1].output or self._output
         return True
 
-    def ended(self) -> Run:
-        """Its output and the seconds of decoding, those of prefill left out."""
+    def result(self) -> Run:
+        """The output and the seconds of decoding, without prefill. To be called once `step` has returned
+        False."""
         assert self._output is not None
         return Run(self._output, self._watch() - self._prefill() - self._start)
 
@@ -134,8 +137,8 @@ class _Course:
         self._steps.close()
 
 
-class Contestant:
-    """One method's pipeline, timed."""
+class TimedMethod:
+    """The pipeline of one method, with a clock for decoding and one for prefill."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         engine = PrefillClock(pipeline.engine)
@@ -143,33 +146,40 @@ class Contestant:
         self._controller = pipeline.drafting.controller
         self._llm = LLM.from_pipeline(replace(pipeline, engine=engine, clock=self._watch), shared=False)
 
-    def start(self, prompt: Any, params: SamplingParams) -> _Course:
-        return _Course(self._llm, self._watch, self._prefill, prompt, params)
+    def start(self, prompt: Any, params: SamplingParams) -> _RunInProgress:
+        """Begin a run; its steps are executed by the caller."""
+        return _RunInProgress(self._llm, self._watch, self._prefill, prompt, params)
 
     def run(self, prompt: Any, params: SamplingParams) -> Run:
-        """Without others beside it."""
-        return race({"": self}, prompt, params)[""]
+        """One whole run, not interleaved with others."""
+        return run_interleaved({"": self}, prompt, params)[""]
 
-    def account(self) -> Account | None:
-        """What the controller did since the last call, by its own account; None if it keeps none."""
+    def take_account(self) -> Account | None:
+        """The controller's counts and predictions since the last call; None if it keeps none."""
         return self._controller.take_account()
 
 
-def race(contestants: Mapping[str, Contestant], prompt: Any, params: SamplingParams) -> dict[str, Run]:
-    """All on one prompt, side by side; the runs by name. Holds a sequence for each."""
+def run_interleaved(
+    methods: Mapping[str, TimedMethod], prompt: Any, params: SamplingParams
+) -> dict[str, Run]:
+    """Run all methods on one prompt with their steps interleaved; the results by the methods' names.
+
+    The engine holds one sequence for each method meanwhile.
+    """
     with contextlib.ExitStack() as stack:
-        courses = {
-            name: stack.enter_context(contextlib.closing(contestant.start(prompt, params)))
-            for name, contestant in contestants.items()
+        runs = {
+            name: stack.enter_context(contextlib.closing(method.start(prompt, params)))
+            for name, method in methods.items()
         }
-        side_by_side(list(courses.values()))
-        return {name: course.ended() for name, course in courses.items()}
+        interleave(list(runs.values()))
+        return {name: run.result() for name, run in runs.items()}
 
 
-def side_by_side(racers: Sequence[Racer]) -> None:
-    """Run all to their end; the first of those whose text is the shortest has its turn."""
-    under_way = list(racers)
-    while under_way:
-        racer = min(under_way, key=lambda r: r.tokens)
-        if not racer.step():
-            under_way.remove(racer)
+def interleave(runs: Sequence[SteppedRun]) -> None:
+    """Execute all runs to their end. The run with the fewest tokens takes the next step; among equals, the
+    first one."""
+    unfinished = list(runs)
+    while unfinished:
+        run = min(unfinished, key=lambda r: r.tokens)
+        if not run.step():
+            unfinished.remove(run)
