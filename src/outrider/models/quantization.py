@@ -1,17 +1,20 @@
-"""Quantization at load: which type each matrix of a model is held in. The model that results is another than
-the file's, and its name says so.
+"""Quantization at load: the weight type in which the engine holds each matrix of a model.
 
-q8_0: every matrix of a float model as Q8_0.
-q4_k: every matrix of a float model as Q4_K, but the embedding and the output as Q6_K.
-Where the columns are not a multiple of a type's block (256 for Q4_K and Q6_K, 32 for Q8_0) Q8_0 is taken, or
-else the file's own type. Norms and biases stay as they are.
+A model that is quantized at load is a different model from the file's, so its display name says so.
 
-q4, for draft models: every matrix of any file as Q4_0, where that saves a good part of its bytes; an
-embedding that is not the output too, and so is not read through, as Q8_0.
-q3, for draft models: the same, but the feed-forward matrices as Q3_0 (csrc/kernels/quantize.h).
-A draft's pass takes as long as its bytes take to be read, and what it gets wrong costs acceptance, never
-exactness. (Q4_K is closer to the weights, but takes five times as long to find.) auto is q3, or q4 beside a
-target so large that acceptance counts for more than the draft's time.
+For float models:
+- q8_0: every matrix as Q8_0.
+- q4_k: every matrix as Q4_K, but the embedding and the output matrix as Q6_K.
+If the number of columns is not a multiple of a type's group of weights (256 for Q4_K and Q6_K, 32 for Q8_0),
+Q8_0 is used instead, or else the file's own type. Norms and biases are not quantized.
+
+For draft models, whatever the file's types:
+- q4: every matrix as Q4_0, if that makes it considerably smaller. An embedding that is not also the output
+  matrix becomes Q8_0, as a pass reads only a few of its rows.
+- q3: the same, but the feed-forward matrices as Q3_0 (csrc/kernels/quantize.h).
+- auto: q3, or q4 if the target is so much larger that acceptance matters more than the draft model's time.
+The time of a draft model's pass is the time to read its bytes, and quantization errors of a draft model cost
+acceptance, never exactness. (Q4_K would be more accurate, but takes five times as long to compute.)
 """
 
 from __future__ import annotations
@@ -25,25 +28,33 @@ from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
 from outrider.models.weight_types import BLOCKS, FLOAT_TYPES
 
-LARGE = 12  # times a draft's bytes: of such a target's step, drafting takes too little to save at
-SAVES = 1.15  # times as large a matrix must be in the file, or it stays as it is under q3 and q4
+# Target bytes / draft bytes from which `auto` chooses q4: drafting takes too little of a step to save time
+# at.
+LARGE_TARGET_RATIO = 12
+# Bytes in the file / bytes as Q4_0 or Q3_0: a matrix with a smaller ratio keeps its type under q3 and q4.
+MIN_SHRINKAGE = 1.15
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 FEED_FORWARD = ".ffn_"
 
 
 def for_draft(name: str | None, draft: ModelSource, target: ModelSource) -> str | None:
-    """The quantization of `draft` beside `target` that `name` stands for: itself, but for auto."""
+    """Replace "auto" by the quantization that suits `draft` and `target`; other names are returned as they
+    are."""
     if name != "auto":
         return name
-    return "q3" if LARGE * loaded_bytes(replace(draft, quantization="q4")) > loaded_bytes(target) else "q4"
+    return (
+        "q3"
+        if LARGE_TARGET_RATIO * loaded_bytes(replace(draft, quantization="q4")) > loaded_bytes(target)
+        else "q4"
+    )
 
 
 def quantized(source: ModelSource, name: str | None) -> ModelSource:
-    """`source`, to be loaded with its matrices quantized as `name` says, under a name that tells it.
+    """`source` with its matrices to be quantized at load as `name` says, and a display name that says so.
 
-    None leaves it as it is, and so do q3 and q4 what they would not make smaller. Raises ConfigError for an
-    unknown name, and for a source that is quantized in its file already, unless the name is one of these two.
+    The source itself is returned when `name` is None, and when q3 or q4 would change no matrix. Raises
+    ConfigError for an unknown name, and, except under q3 and q4, for a source that its file stores quantized.
     """
     if name is None:
         return source
@@ -65,8 +76,8 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
 
 
 def describe(source: ModelSource) -> str:
-    """What a quantized source is held in: "q4_k at load", or "q4_k at load; q8_0: ffn_down" where that had to
-    be taken for some matrices."""
+    """The quantization in words: "q4_k at load", or "q4_k at load; q8_0: ffn_down" when some matrices had to
+    be given another type."""
     usual = {"Q8_0"} if source.quantization == "q8_0" else {"Q4_K", "Q6_K"}
     others: dict[str, dict[str, None]] = {}
     for tensor in source.tensors.values():
@@ -79,7 +90,7 @@ def describe(source: ModelSource) -> str:
 
 
 def loaded_type(source: ModelSource, tensor: Tensor) -> str:
-    """The type in which the engine holds `tensor` of `source`."""
+    """The weight type in which the engine holds `tensor` of `source`."""
     if source.quantization is None or len(tensor.shape) != 2:
         return tensor.type
     if source.quantization in quantization.LIGHT_QUANTIZATIONS:
@@ -92,19 +103,19 @@ def loaded_type(source: ModelSource, tensor: Tensor) -> str:
 
 
 def _light_type(source: ModelSource, tensor: Tensor) -> str:
-    """The type of a draft's matrix under q3 or q4."""
+    """The weight type of a draft model's matrix under q3 or q4."""
     if tensor.name == EMBEDDING and OUTPUT in source.tensors:
         kind = "Q8_0"
     else:
         kind = "Q3_0" if source.quantization == "q3" and FEED_FORWARD in tensor.name else "Q4_0"
     fits = tensor.shape[1] % BLOCKS[kind][0] == 0
-    if fits and SAVES * type_bytes(kind, tensor.shape) <= type_bytes(tensor.type, tensor.shape):
+    if fits and MIN_SHRINKAGE * type_bytes(kind, tensor.shape) <= type_bytes(tensor.type, tensor.shape):
         return kind
     return tensor.type
 
 
 def type_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor in the file's encoding of a type."""
+    """Bytes of a tensor of this shape in the file encoding of the weight type `kind`."""
     block, size = BLOCKS[kind]
     return math.prod(shape) // block * size
 

@@ -1,6 +1,6 @@
-"""What a file of any format is turned into: one description that engines and tokenizers read.
+"""The format-independent description of a model, which engines and tokenizers are built from.
 
-Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …) whatever the file called them.
+Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …), whatever the file's format.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from outrider.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One weight matrix or vector, still in its file's encoding.
+    """One weight matrix or vector, in its file's encoding.
 
-    data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it. Its
-           start has the alignment that the file gave it, which may be none: copy before casting.
+    data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it. It is
+    aligned
+           only as the file aligns it, so copy it before viewing it as a wider type.
     type:  name of the ggml type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
     shape: (rows, columns) with rows contiguous, or (length,) for a vector.
     """
@@ -38,7 +39,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizerData:
-    """What a tokenizer is built from, in GGUF's terms or as a Hugging Face tokenizer.json.
+    """The data of a tokenizer, as GGUF stores it or as a Hugging Face tokenizer.json.
 
     kind: "bpe" (GGUF `gpt2`: byte-level BPE), "spm" (GGUF `llama`: SentencePiece-style), or
           "json" (tokenizer_json holds the file's text; tokens, types, merges and scores are empty, and
@@ -67,16 +68,15 @@ class TokenizerData:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSource:
-    """A model that was opened and checked, with nothing computed or copied yet.
+    """A model that was opened and checked; no weight has been copied or converted.
 
-    architecture: what an engine has to compute.
-    tensors: exactly those that the architecture calls for, each with the right shape
-             (`families.expected_tensors`): token_embd.weight [vocab, hidden], output_norm.weight, and of
+    architecture: the computation of a forward pass.
+    tensors: exactly the tensors that the architecture needs, with checked shapes
+             (`families.expected_tensors`): token_embd.weight [vocab, hidden], output_norm.weight, and for
              each layer blk.N.{attn_norm, attn_q, …}.weight, some with a bias. Without output.weight
-             [vocab, hidden] the output is tied to token_embd.weight. Vectors are F32, F16 or BF16.
-             rope_freqs.weight is not here: the rotary frequencies have it.
-    quantization: how an engine is to quantize the matrices when it loads them, see models/quantization.py;
-             None for as stored.
+             [vocab, hidden] the output matrix is tied to token_embd.weight. Vectors are F32, F16 or BF16.
+             rope_freqs.weight is left out, as the rotary frequencies of `architecture` include it.
+    quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
     """
 
     path: Path
@@ -88,9 +88,9 @@ class ModelSource:
     chat_template: str | None
     quantization: str | None = None
 
-    def file_facts(self) -> list[str | int | None]:
-        """What tells these weights from others in a record that is kept of them: the file's path, its bytes,
-        the time of its last change in nanoseconds, and the quantization. Raises OSError when it is gone."""
+    def fingerprint(self) -> list[str | int | None]:
+        """Identifies these weights in caches: the file's absolute path, its size in bytes, the time of its
+        last change in nanoseconds, and the quantization. Raises OSError when the file is gone."""
         path = self.path.resolve()
         stat = path.stat()
         return [str(path), stat.st_size, stat.st_mtime_ns, self.quantization]

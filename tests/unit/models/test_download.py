@@ -23,7 +23,7 @@ from outrider.models.sources.download import (
     one_line,
     publish,
     read_json,
-    record_of,
+    record_path,
     recorded_sha256,
     sha256_file,
     write_record,
@@ -96,9 +96,9 @@ def test_hash_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_damaged_record_is_no_record(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "m"
     path.write_bytes(b"abc")
-    record_of(path).write_bytes(damage)
+    record_path(path).write_bytes(damage)
     assert recorded_sha256(path) is None
-    assert isinstance(read_json(record_of(path)), dict)
+    assert isinstance(read_json(record_path(path)), dict)
 
 
 def test_publish_leaves_only_the_file_and_its_record(tmp_path: Path) -> None:

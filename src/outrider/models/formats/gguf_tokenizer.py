@@ -1,4 +1,4 @@
-"""The `tokenizer.ggml.*` keys of a GGUF file into a `TokenizerData`; defaults are llama.cpp's."""
+"""Reads the `tokenizer.ggml.*` keys of a GGUF file as a `TokenizerData`; defaults are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from outrider.models.source import TokenizerData
 _KEY = "tokenizer.ggml."
 _KINDS: dict[str, Literal["bpe", "spm"]] = {"gpt2": "bpe", "llama": "spm"}
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
-_UNSET = (1 << 32) - 1  # some converters write -1, as a uint32, for an id that the model does not have
+_UNSET = (1 << 32) - 1  # some converters write -1 as a uint32 for a token that the model does not have
 
-# Pre-tokenizers whose models start a text with bos unless add_bos_token says otherwise.
+# Pre-tokenizers of models whose prompts begin with bos unless add_bos_token is given.
 _BOS_BY_DEFAULT = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"))
 
 
 def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
-    """The tokenizer of a model with `vocab_size` embedding rows (padding may make them more than pieces).
+    """The tokenizer of a model with `vocab_size` embedding rows, which may be padded to more than its pieces.
 
     Raises UnsupportedModelError for another kind of tokenizer, ModelFileError for keys that are missing
     or do not fit together.
@@ -68,7 +68,7 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
         pre=pre,
         tokens=tokens,
         types=types.astype(np.int32),
-        # llama.cpp ignores merges of a SentencePiece-style vocabulary; its scores say it all.
+        # llama.cpp ignores the merges of a SentencePiece-style vocabulary: its scores order all merges.
         merges=() if spm else metadata.pieces(_KEY + "merges"),
         scores=scores,
         bos_id=special("bos", 1 if spm and n > 1 else None),

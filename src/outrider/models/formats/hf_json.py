@@ -1,4 +1,4 @@
-"""JSON from outside: bounded in size, without NaN or duplicate keys, with typed access that names the key."""
+"""Reads untrusted JSON files: limited in size, without NaN or duplicate keys, with typed getters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from outrider.models.formats.mapped import map_file
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The UTF-8 text of a regular file of at most `limit` bytes; ModelFileError otherwise."""
+    """The UTF-8 text of a regular file. Raises ModelFileError when it has more than `limit` bytes or is not
+    UTF-8, ModelNotFoundError when there is none."""
     data = map_file(path)
     if len(data) > limit:
         raise ModelFileError(f"{path}: has {len(data)} bytes; at most {limit} are read")
@@ -51,8 +52,11 @@ def parse_object(path: Path, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A JSON object of `path`. Getters treat null like an absent key, and raise ModelFileError, naming the
-    key, for an absent key without a default and for a value of another type or out of range."""
+    """A JSON object of the file `path`.
+
+    The getters treat null like an absent key. They raise ModelFileError, which names the key, when the key is
+    absent and has no default, and when its value has another type or is out of range.
+    """
 
     path: Path
     values: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The tokenizer, the ids that end a turn, and the chat template of a Hugging Face folder."""
+"""Reads the tokenizer, the end-of-turn ids and the chat template of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def read_tokenizer(folder: Path, config: Section, vocab_size: int) -> tuple[Toke
 
 
 def _pieces(parsed: Section, vocab_size: int) -> tuple[dict[str, int], list[str]]:
-    """All pieces with their ids, checked to be below vocab_size, and the special ones of them."""
+    """The pieces with their ids, which must be below vocab_size, and the pieces of special tokens."""
     model = parsed.section("model")
     vocab: Any = model.values.get("vocab") if model is not None else None
-    if isinstance(vocab, list):  # the Unigram model: [piece, score] pairs, the id is the place
+    if isinstance(vocab, list):  # the Unigram model: [piece, score] pairs; the id is the index
         pieces = {p[0]: i for i, p in enumerate(vocab) if isinstance(p, list) and p and isinstance(p[0], str)}
     elif isinstance(vocab, dict):
         pieces = dict(vocab)
@@ -91,7 +91,7 @@ def _chat_template(folder: Path, settings: Section) -> str | None:
     except ModelNotFoundError:
         pass
     value = settings.values.get("chat_template")
-    if isinstance(value, list):  # several, by name: the one called "default" counts
+    if isinstance(value, list):  # several named templates: use the one named "default"
         entries = [entry for entry in value if isinstance(entry, dict)]
         value = next((e.get("template") for e in entries if e.get("name") == "default"), None)
     if value is None:

@@ -1,6 +1,7 @@
-"""Files as read-only memory.
+"""Memory-maps files for reading.
 
-Nothing guards against a file that shrinks while it is mapped: the kernel then ends the process.
+If a file shrinks while it is mapped, an access past its end kills the process (SIGBUS); nothing prevents
+that.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from outrider.errors import ModelFileError, ModelNotFoundError
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
-    """The bytes of a regular file, memory-mapped read-only (an empty one cannot be: b"" then).
+    """The bytes of a regular file, memory-mapped read-only; b"" for an empty file, which cannot be mapped.
 
-    Raises ModelNotFoundError when nothing is there or it is a folder, ModelFileError when it is no
+    Raises ModelNotFoundError when the path does not exist or is a folder, ModelFileError when it is not a
     regular file or cannot be read.
     """
     try:
-        # Non-blocking, so that a pipe with nobody at the other end is refused and not waited for.
+        # Non-blocking, because opening a pipe without a writer would wait forever.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ModelNotFoundError(f"{path}: no such file") from error
@@ -43,8 +44,11 @@ def map_file(path: Path) -> mmap.mmap | bytes:
 
 
 def release(view: npt.NDArray[np.uint8]) -> None:
-    """Let go of the whole pages under a view into a mapped file: they leave this process's memory, and are
-    read from the file again when touched. Does nothing for other arrays and where the system cannot."""
+    """Release the memory of the whole pages that a view into a mapped file covers (MADV_DONTNEED).
+
+    A later access reads them from the file again. Does nothing for other arrays, and on systems without
+    madvise.
+    """
     base: object = view
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj

@@ -1,8 +1,8 @@
-"""The safetensors container, one file or shards with an index, as views into mapped files.
+"""Reads the safetensors container, one file or shards with an index, as views into memory-mapped files.
 
 Format: https://github.com/huggingface/safetensors#format. Eight bytes of header length, a JSON header
-(name -> dtype, shape, data_offsets), the tensors' bytes without holes. The `safetensors` package is not
-used: its NumPy side copies each tensor and has no bfloat16, and engines here want the file's own bytes.
+(name -> dtype, shape, data_offsets), then the tensors' bytes without gaps. The `safetensors` package is not
+used, because its NumPy interface copies each tensor and has no bfloat16; engines need the file's own bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outrider.models.source import Tensor
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# 100 bytes are usual for a tensor's entry, so this is room for 160k tensors in one file.
+# A tensor's entry usually takes 100 bytes, so this allows about 160k tensors in one file.
 HEADER_LIMIT = 16 << 20
 INDEX_LIMIT = 16 << 20
 SHARD_LIMIT = 1024
@@ -34,7 +34,7 @@ _ITEM_SIZE = {"F32": 4, "F16": 2, "BF16": 2}
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of one file, by name.
 
-    Raises ModelFileError unless the header is sound and the tensors fill the rest of the file exactly;
+    Raises ModelFileError unless the header is valid and the tensors fill the rest of the file exactly;
     UnsupportedModelError for a dtype other than F32, F16 and BF16.
     """
     data = map_file(path)
@@ -102,9 +102,11 @@ def _naturals(value: Any) -> TypeGuard[list[int]]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the model in `folder`: of model.safetensors, else of the shards that its index names.
+    """All tensors of the model in `folder`, from model.safetensors or else from the shards that its index
+    names.
 
-    Raises ModelNotFoundError when there is neither (a pickle is refused), and what `read_safetensors` does.
+    Raises ModelNotFoundError when there is neither, UnsupportedModelError when the weights are in a pickle,
+    and the errors of `read_safetensors`.
     """
     if (folder / WEIGHTS).exists():
         return read_safetensors(folder / WEIGHTS)
@@ -119,7 +121,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise ModelFileError(f"{index}: names {len(shards)} files; at most {SHARD_LIMIT} are read")
     opened: dict[str, dict[str, Tensor]] = {}
     for shard in sorted(shards):
-        # A symlink may lead out, hub caches are made of them; a name may not.
+        # Files may be symlinks to other folders, as in hub caches, but names must not contain paths.
         if not shard.endswith(".safetensors") or any(c in shard for c in "/\\:\0"):
             raise ModelFileError(f"{index}: {shown(shard)} is not the name of a .safetensors file beside it")
         opened[shard] = read_safetensors(folder / shard)

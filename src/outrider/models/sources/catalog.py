@@ -1,6 +1,6 @@
-"""The models that can be pulled by a short name: small, permissively licensed, and checked by SHA-256.
+"""The catalog: models that can be pulled by a short name. All are small and permissively licensed.
 
-Each comes out of ordinary wheels on the package index, so no model hub is needed.
+They are stored in wheels on the package index, so no model hub is needed, and are checked by SHA-256.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One known model file and where its bytes lie.
+    """One model file and the packages that contain it.
 
-    packages: requirements, `name==version`; the file is their members' bytes, one after the other.
-    member_suffix: how the name of the one member of each wheel ends that holds those bytes.
-    size: bytes of the whole file. sha256: of the whole file, lower-case hexadecimal.
+    packages:      requirements `name==version`. The file is the concatenation of one member of each wheel.
+    member_suffix: the ending of that member's name.
+    size:          bytes of the whole file.
+    sha256:        of the whole file, lower-case hexadecimal.
     """
 
     name: str

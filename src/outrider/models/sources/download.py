@@ -1,8 +1,8 @@
-"""What every way of fetching a model shares: the cache folder, disk space, checksums, locks, progress.
+"""What all downloads share: the cache folder, checks of disk space, checksums, locks and progress bars.
 
-A file comes into the cache whole or not at all: it is written as `NAME.partial`, checked, and renamed.
-Beside it lies `NAME.json`, a record of the size, modification time and SHA-256 that were true when it
-was last hashed; while size and time still agree the file is not hashed again.
+The cache never has incomplete files under their final names: a file is written as `NAME.partial`, checked,
+and then renamed. `NAME.json` in the same folder records its size, modification time and SHA-256 at the time
+of the last hashing. While size and time are unchanged, the file is not hashed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOCK_SECONDS = 3600.0  # how long one pull waits for another of the same file
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that holds what Outrider fetched. It need not exist yet.
+    """The folder of downloaded models. It may not exist yet.
 
     In order: `cache_dir`, OUTRIDER_CACHE, XDG_CACHE_HOME/outrider, LOCALAPPDATA/outrider on Windows,
     ~/.cache/outrider. A relative XDG_CACHE_HOME is ignored, as its specification asks.
@@ -45,7 +45,7 @@ def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def human(size: int) -> str:
-    """Bytes as people write them, in powers of ten: `98.4 MB`, `1.12 GB`."""
+    """A size in bytes with a decimal unit: `98.4 MB`, `1.12 GB`."""
     if size < 1000:
         return f"{size} B"
     value = float(size)
@@ -57,13 +57,13 @@ def human(size: int) -> str:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Text from outside made fit for an error line: one line, printable, at most `limit` characters."""
+    """Untrusted text for an error message: on one line, printable, of at most `limit` characters."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
 def check_disk(folder: Path, needed: int, what: str, *, setting: str = "OUTRIDER_CACHE") -> None:
-    """Raise DownloadError unless `needed` bytes fit on the disk of `folder`, which need not exist.
+    """Raise DownloadError unless `needed` bytes fit on the disk of `folder`, which may not exist yet.
 
     `setting` is the environment variable that names another folder, for the error.
     """
@@ -80,7 +80,7 @@ def check_disk(folder: Path, needed: int, what: str, *, setting: str = "OUTRIDER
 
 @contextmanager
 def writing(what: str, folder: Path, *, setting: str = "OUTRIDER_CACHE") -> Iterator[None]:
-    """Turn the operating system's refusal to write into `folder` into one clear DownloadError."""
+    """Convert OSErrors of writing into `folder` to a DownloadError that says what to do."""
     try:
         yield
     except OutriderError:  # ModelNotFoundError is an OSError too
@@ -97,7 +97,7 @@ def writing(what: str, folder: Path, *, setting: str = "OUTRIDER_CACHE") -> Iter
 
 @contextmanager
 def exclusive(target: Path) -> Iterator[None]:
-    """Hold the lock of `target` while it is being made, so that two pulls at once do not collide."""
+    """Hold the file lock of `target`, so that two processes do not download it at the same time."""
     lock_path = target.parent / ".locks" / f"{target.name}.lock"
     lock_path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(lock_path)
@@ -118,7 +118,7 @@ def exclusive(target: Path) -> Iterator[None]:
 
 
 class Progress:
-    """A bar over bytes on stderr; `enabled=False` makes it silent. `total` is None when unknown."""
+    """A progress bar on stderr that counts bytes; hidden unless `enabled`. `total` is None when unknown."""
 
     def __init__(self, title: str, total: int | None, *, enabled: bool = True) -> None:
         self._bar = tqdm(
@@ -128,18 +128,18 @@ class Progress:
             unit_scale=True,
             file=sys.stderr,
             disable=not enabled,
-            # A log file does not want ten lines a second.
+            # In a log file ten updates a second would be too many.
             mininterval=0.1 if sys.stderr.isatty() else 5.0,
         )
 
     def at(self, done: int) -> None:
-        """Show that `done` bytes are there, which may be fewer than before."""
+        """Show that `done` bytes have arrived; it may be fewer than before, after a retry."""
         if self._bar.total is not None:
             done = min(done, self._bar.total)
         self._bar.update(done - self._bar.n)
 
     def after(self, start: int) -> Callable[[int], None]:
-        """`at` for one part of the whole, which begins at byte `start`."""
+        """The `at` function of a part that begins at byte `start` of the whole."""
         return lambda done: self.at(start + done)
 
     def __enter__(self) -> Progress:
@@ -152,7 +152,7 @@ class Progress:
 
 
 def sha256_file(path: Path, *, progress: bool = False, title: str = "") -> str:
-    """SHA-256 of the file, in lower-case hexadecimal; `title` names it on the bar."""
+    """SHA-256 of the file, in lower-case hexadecimal; `title` is shown with the progress bar."""
     title = title or path.name.removesuffix(".partial")
     digest = hashlib.sha256()
     done = 0
@@ -167,24 +167,25 @@ def sha256_file(path: Path, *, progress: bool = False, title: str = "") -> str:
     return digest.hexdigest()
 
 
-def record_of(path: Path) -> Path:
-    """Where the record of a cached file lies."""
+def record_path(path: Path) -> Path:
+    """The path of a cached file's record."""
     return path.with_name(path.name + ".json")
 
 
 def write_record(path: Path, sha256: str) -> None:
-    """Note that the file, as it is now, has this SHA-256. A cache that is read-only stays as it is."""
+    """Record the SHA-256 of the file in its current state. Errors are ignored, as the cache may be
+    read-only."""
     status = path.stat()
     record = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256}
     try:
-        write_json(record_of(path), record)
+        write_json(record_path(path), record)
     except OSError as error:
-        logger.debug("no record beside %s: %s", path, error)
+        logger.debug("no record written for %s: %s", path, error)
 
 
 def recorded_sha256(path: Path) -> str | None:
-    """The SHA-256 on record, or None when there is none or the file has changed since."""
-    record = read_json(record_of(path))
+    """The recorded SHA-256, or None when there is no record or the file has changed since."""
+    record = read_json(record_path(path))
     try:
         status = path.stat()
     except OSError:
@@ -196,7 +197,7 @@ def recorded_sha256(path: Path) -> str | None:
 
 
 def write_json(path: Path, value: dict[str, object]) -> None:
-    """Replace a small JSON file in one go."""
+    """Replace a small JSON file atomically."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         fresh.write_text(json.dumps(value), encoding="utf-8")
@@ -206,7 +207,7 @@ def write_json(path: Path, value: dict[str, object]) -> None:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """A small JSON object, or an empty one when it is missing, damaged, or not an object."""
+    """The JSON object in a small file; empty when the file is missing, damaged, or holds something else."""
     try:
         with path.open("rb") as file:
             value = json.loads(file.read(1 << 16))
@@ -216,7 +217,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def publish(partial: Path, final: Path, sha256: str) -> Path:
-    """Give a checked file its name, in one step that leaves no half of it behind."""
+    """Rename a checked file to its final name, atomically, and record its SHA-256."""
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
     partial.replace(final)

@@ -1,11 +1,11 @@
-"""Models from a model hub, through `huggingface_hub` and its cache, which other programs share.
+"""Downloads models from a model hub with `huggingface_hub`, into its cache, which other programs share.
 
-HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they mean everywhere. Two things are done
-here because the library does not: a large file that was interrupted goes on where it stopped, even in a
-later run, and what came is checked against the SHA-256 that the hub lists. Only weights, JSON, tokenizer
-files and chat templates are fetched: never pickles, never Python code.
+HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE have their usual meaning. This module adds two things that
+the library does not do: an interrupted download of a large file is resumed, even in a later run, and the file
+is checked against the SHA-256 that the hub lists. Only weights, JSON, tokenizer files and chat templates are
+downloaded, never pickles or Python code.
 
-Import this module lazily: the library takes a while to load.
+Import this module lazily, as the library takes a while to load.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from outrider.models.sources.download import check_disk, exclusive, logger, one_
 from outrider.models.sources.hub_files import choose
 
 TIMEOUT = 10.0  # seconds without an answer to a small request
-MAX_PLAIN_BYTES = 45 * 10**9  # larger files only come through the library's own protocol
+MAX_PLAIN_BYTES = 45 * 10**9  # larger files are left to the library, which has a protocol for them
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -67,11 +67,11 @@ def fetch_hub(
     """The GGUF file or safetensors folder of a hub repository, in the library's cache.
 
     file:   a file name, a quantization tag (`Q4_K_M`), or None to choose: the folder when the repository
-            has safetensors, its only GGUF, or the one Q4_K_M among several.
+            has safetensors, else its only GGUF, else the only Q4_K_M.
     cache:  the library's cache folder; None for its default.
-    verify: hash large files that are there already; a damaged one is fetched again.
+    verify: hash large files that are in the cache already; a damaged one is downloaded again.
 
-    When the hub cannot be reached, what an earlier run fetched is used, and a warning says so.
+    When the hub cannot be reached, a copy from an earlier run is used, with a warning.
     Raises ModelNotFoundError and DownloadError, each one line that says what to do.
     """
     root = Path(cache or constants.HF_HUB_CACHE).expanduser().absolute()
@@ -108,10 +108,10 @@ def _online(remote: _Remote, file: str | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """One repository at one revision, and the folder of the library's cache that is its own.
+    """One repository at one revision. `store` is its folder in the library's cache.
 
-    store/blobs/SHA256 holds a file's bytes, store/snapshots/COMMIT/NAME links to them, and
-    store/refs/BRANCH names a commit.
+    store/blobs/SHA256 holds a file's bytes, store/snapshots/COMMIT/NAME is a link to them, and
+    store/refs/BRANCH has the commit of a branch.
     """
 
     repo: str
@@ -123,8 +123,8 @@ class _Remote:
     verify: bool
 
     def listing(self) -> tuple[str, list[RemoteFile]]:
-        """(commit, files), as the hub lists them; names that are unsafe as paths are dropped."""
-        with _explained(self.what):
+        """(commit, files) as the hub lists them, without names that would be unsafe as paths."""
+        with _library_errors(self.what):
             info = HfApi(endpoint=self.endpoint, library_name="outrider").model_info(
                 self.repo, revision=self.revision, files_metadata=True, timeout=TIMEOUT
             )
@@ -142,9 +142,9 @@ class _Remote:
         return str(info.sha), files
 
     def fetch(self, commit: str, files: list[RemoteFile]) -> Path:
-        """Bring the files into the cache; returns the folder that holds them under their names."""
+        """Download the files into the cache and return the snapshot folder that links to them."""
         handled = [self._fetch_large(commit, file) for file in files]
-        with _explained(self.what), _bars(self.progress and not all(handled)):
+        with _library_errors(self.what), _bars(self.progress and not all(handled)):
             folder = Path(
                 snapshot_download(
                     self.repo,
@@ -161,31 +161,32 @@ class _Remote:
         return folder
 
     def _fetch_large(self, commit: str, file: RemoteFile) -> bool:
-        """Put a file whose SHA-256 is known where the library looks for it, resuming and checking.
+        """Download a file with a listed SHA-256 to where the library expects it, with resuming and a check.
 
-        Returns False for one that is left to the library: small, or too large for a plain request.
+        Returns False for files that are left to the library: small ones without a listed SHA-256, and those
+        larger than MAX_PLAIN_BYTES.
         """
         if file.sha256 is None or file.size is None or file.size > MAX_PLAIN_BYTES:
             return False
         blob = self.store / "blobs" / file.sha256
         pointer = self.store / "snapshots" / commit / file.name
-        if self._held(blob, pointer, file, verify=self.verify):
+        if self._is_cached(blob, pointer, file, verify=self.verify):
             return True
         blob.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(blob):
-            if self._held(blob, pointer, file, verify=False):  # another process was faster
+            if self._is_cached(blob, pointer, file, verify=False):  # another process was faster
                 return True
             partial = blob.with_name(blob.name + ".incomplete")
-            held = partial.stat().st_size if partial.exists() else 0
-            if held > file.size:
+            present = partial.stat().st_size if partial.exists() else 0
+            if present > file.size:
                 partial.unlink()
-                held = 0
-            check_disk(blob.parent, file.size - held, self.what, setting="HF_HOME")
-            with partial.open("ab") as out, _explained(self.what), _bars(self.progress):
+                present = 0
+            check_disk(blob.parent, file.size - present, self.what, setting="HF_HOME")
+            with partial.open("ab") as out, _library_errors(self.what), _bars(self.progress):
                 http_get(
                     hf_hub_url(self.repo, file.name, revision=commit, endpoint=self.endpoint),
                     out,
-                    resume_size=held,
+                    resume_size=present,
                     headers=build_hf_headers(library_name="outrider"),
                     expected_size=file.size,
                     displayed_filename=file.name,
@@ -201,8 +202,8 @@ class _Remote:
             partial.replace(blob)
         return True
 
-    def _held(self, blob: Path, pointer: Path, file: RemoteFile, *, verify: bool) -> bool:
-        """Whether the cache holds the file; a damaged copy is removed, so that it is fetched again."""
+    def _is_cached(self, blob: Path, pointer: Path, file: RemoteFile, *, verify: bool) -> bool:
+        """Whether the cache has the file. A damaged copy is deleted, so that it is downloaded again."""
         for path in (pointer, blob):
             if not path.is_file():
                 continue
@@ -219,7 +220,7 @@ class _Remote:
         return sha256_file(path, progress=self.progress, title=name)
 
     def cached(self, file: str | None) -> Path:
-        """What an earlier run left in the cache. Raises DownloadError when it is not all there."""
+        """The copy of an earlier run in the cache. Raises DownloadError when it is missing or incomplete."""
         missing = DownloadError(f"{self.what}: not in {self.store.parent}, and offline; pull it when online")
         try:
             commit = (self.store / "refs" / self.revision).read_text(encoding="utf-8").strip()
@@ -228,7 +229,7 @@ class _Remote:
         folder = self.store / "snapshots" / commit
         if not COMMIT.fullmatch(commit) or not folder.is_dir():
             raise missing
-        # A link whose blob is gone is no file.
+        # `is_file` is False for a link whose blob was deleted.
         names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
         if not names:
             raise missing
@@ -249,7 +250,7 @@ class _Remote:
 
 
 def _shards(index: Path) -> set[str]:
-    """The files that a safetensors index names; the loader judges the rest."""
+    """The files that a safetensors index names; empty for a damaged index, which the loader reports."""
     try:
         table = json.loads(index.read_bytes())["weight_map"]
         return {name for name in table.values() if isinstance(name, str)}
@@ -259,7 +260,7 @@ def _shards(index: Path) -> set[str]:
 
 @contextmanager
 def _bars(shown: bool) -> Iterator[None]:
-    """Let the library draw its progress bars on stderr, or not; the user's own setting wins."""
+    """Hide the library's progress bars unless `shown`; a user's setting to hide them takes precedence."""
     if shown or are_progress_bars_disabled() or os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
         yield
         return
@@ -275,16 +276,21 @@ class _UnreachableError(DownloadError):
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turn whatever the library raises while it is called into one clear line.
+def _library_errors(what: str) -> Iterator[None]:
+    """Convert exceptions of the library to errors with a message of one line.
 
-    That may be anything: the hub's answers are not checked before they are taken apart. Only the
-    system's own refusals (disk full, no access) pass, to be explained by `writing`.
+    Any exception is possible, as the library parses the hub's answers without checking them. Only errors of
+    the operating system (disk full, no access) are raised unchanged, for `writing` to convert.
     """
     try:
         yield
     except Exception as error:
-        system = (OSError, PermissionError, FileExistsError, NotADirectoryError)  # no subclass of theirs
+        system = (
+            OSError,
+            PermissionError,
+            FileExistsError,
+            NotADirectoryError,
+        )  # exactly these, no subclasses
         if isinstance(error, system) and type(error) in system and error.errno:
             raise
         logger.debug("%s: %r", what, error)
@@ -293,7 +299,7 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _diagnosis(error: Exception) -> tuple[type[OutriderError], str]:
-    """The first line of this table that fits."""
+    """The error class and message: the first entry of the table whose condition holds."""
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     sign_in = "set HF_TOKEN, or run `hf auth login`"
     table: list[tuple[bool, type[OutriderError], str]] = [
@@ -325,7 +331,7 @@ def _diagnosis(error: Exception) -> tuple[type[OutriderError], str]:
         (status >= 500, _UnreachableError, f"the hub is down (HTTP {status}); pull again later"),
         (status > 0, DownloadError, f"the hub answered HTTP {status}; pull again later"),
         (
-            _of_the_network(error),
+            _is_network_error(error),
             _UnreachableError,
             f"the connection to the hub failed ({type(error).__name__}); check the network and HF_ENDPOINT,"
             " then pull again: it goes on where it stopped",
@@ -337,8 +343,8 @@ def _diagnosis(error: Exception) -> tuple[type[OutriderError], str]:
     return DownloadError, f"{type(error).__name__}: {one_line(str(error))}"
 
 
-def _of_the_network(error: BaseException | None) -> bool:
-    """Whether the error, or what caused it, came from the connection, whichever HTTP client is in use."""
+def _is_network_error(error: BaseException | None) -> bool:
+    """Whether the error or one of its causes is a connection error, of whichever HTTP client."""
     for _ in range(8):
         if error is None:
             return False

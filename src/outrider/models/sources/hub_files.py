@@ -1,4 +1,4 @@
-"""Which files of a hub repository make up a model. Names only: no network, no disk."""
+"""Chooses the files of a hub repository that make up a model, by their names alone."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ PREFERRED = "Q4_K_M"
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
-_SIDE_FILE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUFs that are no language model
+_SIDE_FILE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUF files that are not language models
 _SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to fetch: one GGUF, or the files of a folder (weights first)."""
+    """The files to download: one GGUF file, or those of a folder (weights first)."""
 
     names: tuple[str, ...]
     folder: bool
 
 
 def choose(names: Sequence[str], file: str | None, what: str) -> Choice:
-    """The model among a repository's files; `file` is a name, a quantization tag, or None to choose.
+    """Choose the model among a repository's files; `file` is a name, a quantization tag, or None.
 
-    None takes the safetensors folder if there is one, else the only GGUF, else the one Q4_K_M.
+    None stands for the safetensors folder if there is one, else the only GGUF, else the only Q4_K_M.
     Raises ModelNotFoundError, naming the files, when there is no single answer.
     """
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
@@ -71,9 +71,9 @@ def _choose_named(names: Sequence[str], ggufs: list[str], models: list[str], fil
 
 
 def _tagged(models: list[str], tag: str) -> list[str]:
-    """The files that carry a quantization tag, as llama.cpp's `:Q4_K_M` finds them.
+    """The files with a quantization tag in their names, found as llama.cpp does for `:Q4_K_M`.
 
-    `Q4_0` is m-Q4_0.gguf before it is m-Q4_0_4_4.gguf.
+    For `Q4_0`, m-Q4_0.gguf takes precedence over m-Q4_0_4_4.gguf.
     """
     for end in ("[-./]", "_"):
         mark = re.compile(rf"(?:^|[-._/]){re.escape(tag)}(?={end})", re.IGNORECASE)
@@ -92,7 +92,7 @@ def _one_gguf(name: str, what: str) -> Choice:
 
 
 def _weights(names: Sequence[str]) -> list[str]:
-    """The safetensors of a Hugging Face folder; empty when the repository is none."""
+    """The safetensors files of a Hugging Face folder; empty when the repository does not hold one."""
     here = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     if "config.json" not in names:
         return []

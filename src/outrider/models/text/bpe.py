@@ -1,8 +1,8 @@
 """Byte-level BPE with the pre-tokenizers that GGUF names (`tokenizer.ggml.pre`), on the `tokenizers` package.
 
-The expressions cut a text into words before merging; they follow llama.cpp's, which differ in places
-from the original tokenizers: no Unicode normalization (Qwen2's original applies NFC), and only ASCII
-letters in contractions. Characters newer than Unicode 15 may be cut differently.
+Regular expressions split a text into words before merging. They follow llama.cpp's, which differ from the
+original tokenizers: no Unicode normalization (Qwen2's original applies NFC), and only ASCII letters in
+contractions. Characters newer than Unicode 15 may be split differently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from outrider.errors import ModelFileError, UnsupportedModelError, nearest
 from outrider.models.source import TokenizerData
-from outrider.models.text.faults import fault
+from outrider.models.text.package_errors import describe_error
 from outrider.models.text.pieces import byte_alphabet
 
 _CONTRACTION = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
@@ -23,25 +23,30 @@ _WORDS = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}
 
 
 @dataclass(frozen=True, slots=True)
-class Pre:
-    """How a pre-tokenizer works: expressions applied one after the other, each to the parts that the one
-    before left; and whether a word that is a token needs no merging (`ignore_merges`)."""
+class PreTokenizer:
+    """How a text is split into words before merging.
+
+    expressions:   applied in order, each to the parts that the one before it produced.
+    ignore_merges: a word that is a token is used as it is, without merging.
+    """
 
     expressions: tuple[str, ...]
     ignore_merges: bool = False
 
 
-_LLAMA3 = Pre((_WORDS % r"\p{N}{1,3}",), ignore_merges=True)
-_QWEN2 = Pre((_WORDS % r"\p{N}",))
-_DIGITS_GPT2 = Pre((r"\p{N}", _GPT2))
+_LLAMA3 = PreTokenizer((_WORDS % r"\p{N}{1,3}",), ignore_merges=True)
+_QWEN2 = PreTokenizer((_WORDS % r"\p{N}",))
+_DIGITS_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
 
-PRE_TOKENIZERS: dict[str, Pre] = {
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Pre(_LLAMA3.expressions)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer(_LLAMA3.expressions)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS_GPT2),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), Pre((_GPT2,))),
-    **dict.fromkeys(("default", ""), Pre((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), PreTokenizer((_GPT2,))),
+    **dict.fromkeys(
+        ("default", ""), PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
+    ),
 }
 
 
@@ -64,19 +69,21 @@ class BpeEncoder:
             raise ModelFileError("the byte-level BPE vocabulary has no merges")
         self._size = len(data.tokens)
         vocab = {text or f"[EMPTY_{i}]": i for i, text in enumerate(data.tokens)}
-        # Some vocabularies lack a few bytes. Such a byte gives no token, but it must still keep its
-        # neighbours apart, so it gets an id beyond the vocabulary here, which encode drops.
+        # Some vocabularies lack a few bytes. Such a byte gives no token, but its neighbours must not be
+        # merged across it, so it gets an id beyond the vocabulary, which `encode` removes.
         missing = [char for char in byte_alphabet() if char not in vocab]
         vocab.update(zip(missing, range(self._size, self._size + len(missing)), strict=True))
         self._complete = not missing
         merges = _merge_pairs(data.merges)
-        # (Of one longer than every token the package panics, and tells of it at length.)
+        # Checked here, because the package panics on a merge that is longer than every token.
         if (unknown := next((a + b for a, b in merges if a + b not in vocab), None)) is not None:
             raise ModelFileError(f"the BPE merges do not fit the vocabulary: it has no {unknown!r}")
         try:
             model = models.BPE(vocab, merges, fuse_unk=False, ignore_merges=pre.ignore_merges)
         except BaseException as error:
-            raise ModelFileError(f"the BPE merges do not fit the vocabulary: {fault(error)}") from None
+            raise ModelFileError(
+                f"the BPE merges do not fit the vocabulary: {describe_error(error)}"
+            ) from None
         self._tokenizer = Tokenizer(model)
         cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.expressions]
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -90,8 +97,8 @@ class BpeEncoder:
 
 
 def _merge_pairs(merges: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Merges as pairs, best first. The blank that divides a merge is never its first character; of equal
-    merges the first counts."""
+    """The merges as pairs, best first; of equal merges the first counts. A merge is split at its first space
+    after the first character, which may be a space itself."""
     pairs: dict[tuple[str, str], None] = {}
     for merge in merges:
         middle = merge.find(" ", 1)

@@ -1,4 +1,4 @@
-"""Chat messages into a prompt, with the jinja2 template that a model brings."""
+"""Renders chat messages as a prompt, with the model's jinja2 template."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 from outrider.errors import ConfigError, PromptError
 from outrider.models.text.tokenizer import Tokenizer
 
-START_SECONDS = 60.0  # to start Python and import jinja2, on a machine that is very busy
+START_SECONDS = 60.0  # to start Python and import jinja2 on a heavily loaded machine
 MEMORY_BYTES = 1 << 30
 
 
 class ChatTemplate:
     """A model's chat template.
 
-    It may come from anywhere, so it runs in jinja2's sandbox and in a process of its own, which starts
-    with the first rendering. Guaranteed: `render` returns or raises within `seconds` (plus the process's
-    start, once), the text has at most `max_chars` characters, and, where the system knows such limits,
-    the process has at most MEMORY_BYTES of memory. A template that goes too far costs its process, not
-    this one. Safe to share between threads; renderings wait for each other.
+    A template comes from a model file and is not trusted, so it runs in jinja2's sandbox and in a separate
+    process, which is started by the first rendering. `render` returns or raises within `seconds` (plus, once,
+    the start of the process). The text has at most `max_chars` characters. Where the system supports such
+    limits, the process has at most MEMORY_BYTES of memory. A template that exceeds a limit ends its own
+    process, not this one. Instances may be shared between threads; their renderings run one at a time.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class ChatTemplate:
         seconds: float = 10.0,
         max_chars: int = 16 << 20,
     ) -> None:
-        """Take a template; it is compiled when first used.
+        """`source` is the template, which is compiled at its first use.
 
-        Raises ConfigError when there is none (`source` None or empty).
+        Raises ConfigError when `source` is None or empty.
         """
         if not source:
             raise ConfigError(
@@ -74,19 +74,19 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for a conversation: special tokens are written out in it, so encode it with
+        """The prompt of a conversation. It contains special tokens as text, so encode it with
         `add_special=False`.
 
-        messages: dicts with `role` and `content` as in OpenAI's API; content given as text parts is joined
-                  with newlines.
-        add_generation_prompt: end with the opening of the assistant's turn.
-        tools, variables: handed to the template; anything that JSON can hold.
+        messages: dicts with `role` and `content` as in OpenAI's API. Content that is a list of text parts is
+                  joined with newlines.
+        add_generation_prompt: end with the beginning of the assistant's turn.
+        tools, variables: passed to the template; JSON values.
         Raises PromptError for messages that are malformed or that the template refuses, ConfigError when
-        the template itself fails or goes beyond its limits.
+        the template fails or exceeds its limits.
         """
         document = {
             **self._tokens,
-            "documents": None,  # defined, as transformers has it
+            "documents": None,  # transformers defines it too
             **variables,
             "messages": _checked(messages),
             "add_generation_prompt": add_generation_prompt,
@@ -108,7 +108,7 @@ class ChatTemplate:
         )
 
     def close(self) -> None:
-        """End the process. A later `render` starts another."""
+        """End the process. A later `render` starts a new one."""
         with self._lock:
             self._end()
 
@@ -138,7 +138,7 @@ class ChatTemplate:
 
 
 class _Process:
-    """chat_sandbox.py, running. It ends with this object."""
+    """A process that runs chat_sandbox.py. It is killed when this object is deleted."""
 
     def __init__(self) -> None:
         script = Path(__file__).with_name("chat_sandbox.py")
@@ -159,7 +159,7 @@ class _Process:
         return not self.late and self._child.poll() is None
 
     def ask(self, line: bytes, seconds: float) -> dict[str, Any]:
-        """Send one line and return the answer; {} when the process died, or was killed for being late."""
+        """Send one line and return the answer; {} when the process died or was killed after `seconds`."""
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
@@ -169,7 +169,7 @@ class _Process:
             child.stdin.write(line)
             child.stdin.flush()
             found: dict[str, Any] = json.loads(child.stdout.readline() or b"{}")
-        except (OSError, ValueError):  # the pipe broke, or the answer was cut off
+        except (OSError, ValueError):  # broken pipe or incomplete answer
             return {}
         finally:
             timer.cancel()
@@ -190,7 +190,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their content as plain text. Raises PromptError for anything else."""
+    """The messages with their content as plain text. Raises PromptError for malformed messages."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise PromptError("messages must be a list of {'role': …, 'content': …}")
     if not messages:
@@ -210,7 +210,7 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _text(content: object, n: int) -> str | None:
-    """Content as text: a string, or OpenAI's list of {'type': 'text', 'text': …}."""
+    """The text of a content: a string, or OpenAI's list of {'type': 'text', 'text': …}."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):

@@ -1,11 +1,12 @@
-"""The process in which chat templates run. Started by chat.py as a script; imports nothing of outrider.
+"""The process in which chat templates run. chat.py starts it as a script; it imports nothing of outrider.
 
-A template comes with a model file and may be hostile: jinja2's sandbox keeps it from Python's objects,
-but not from looping or growing without end. A process can be limited in memory, and killed.
+A template comes with a model file and may be malicious. jinja2's sandbox denies it access to Python's
+objects, but does not prevent endless loops or unlimited output. A process can be killed and limited in
+memory.
 
 Protocol, one JSON document per line: {"seconds", "max_chars", "memory", "source"} once, answered by
-{"ready": true}; then {"variables": {...}} for each rendering, answered by {"text"} or {"refused"} (the
-template raised it for these messages) or {"failed"} (the template is at fault).
+{"ready": true}; then {"variables": {...}} for each rendering, answered by {"text"}, by {"refused"} (the
+template called `raise_exception` for these messages) or by {"failed"} (an error in the template).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class RefusedError(TemplateError):
-    """What `raise_exception` in a template raises."""
+    """Raised by `raise_exception` in a template."""
 
 
 class Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is just rendered."""
+    """`{% generation %}` marks the assistant's text for training; here its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -40,7 +41,7 @@ class Generation(Extension):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """jinja2 set up as `transformers.apply_chat_template` does it, so that templates mean the same."""
+    """jinja2 set up as in `transformers.apply_chat_template`, so that templates give the same text."""
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
@@ -68,7 +69,7 @@ def refuse(message: object) -> NoReturn:
 
 
 def render(template: Template, variables: dict[str, Any], max_chars: int) -> dict[str, Any]:
-    """One answer. Output beyond max_chars ends the rendering."""
+    """The answer to one request. A rendering of more than `max_chars` characters is stopped and fails."""
     parts: list[str] = []
     size = 0
     for part in template.generate(variables):
@@ -80,7 +81,7 @@ def render(template: Template, variables: dict[str, Any], max_chars: int) -> dic
 
 
 def answer(source: str, cached: list[Template], variables: dict[str, Any], max_chars: int) -> dict[str, Any]:
-    """Compile the template once, render it, and put whatever goes wrong in words."""
+    """Compile the template if `cached` is empty, and render it; any exception is described in the answer."""
     try:
         if not cached:
             cached.append(environment().from_string(source))
@@ -95,7 +96,7 @@ def answer(source: str, cached: list[Template], variables: dict[str, Any], max_c
 
 
 def line_of(error: BaseException) -> int | None:
-    """The template's line that raised, from the traceback that jinja2 rewrites."""
+    """The line of the template that raised the error, from the traceback as jinja2 rewrites it."""
     line, step = None, error.__traceback__
     while step is not None:
         if step.tb_frame.f_code.co_filename == "<template>":
@@ -113,7 +114,7 @@ def limit_memory(size: int) -> None:
 
 @contextlib.contextmanager
 def last_resort(seconds: float) -> Iterator[None]:
-    """End this process if a rendering outlives its time and the parent is not there to kill it."""
+    """End this process if a rendering exceeds its time and the parent process did not kill it."""
     if not hasattr(signal, "alarm"):
         yield
         return
@@ -123,7 +124,7 @@ def last_resort(seconds: float) -> Iterator[None]:
 
 
 def serve(lines: IO[bytes], out: IO[bytes]) -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
 
     def send(document: dict[str, Any]) -> None:
         out.write(json.dumps(document).encode() + b"\n")
@@ -140,5 +141,5 @@ def serve(lines: IO[bytes], out: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,4 +1,4 @@
-"""Text out of tokens, as they come."""
+"""Incremental detokenization of a stream of tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from outrider.models.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """Turns the tokens of one output into text that can be printed at once.
+    """Turns the tokens of one output into text as they are generated.
 
-    A character whose bytes are spread over several tokens comes with the last of them; bytes that turn
-    out to be no UTF-8 come as U+FFFD. What `push` and `flush` return, put together, is
-    `tokenizer.decode(all ids)` with the same options. A push takes time in proportion to the token's
-    bytes, however long the text is.
+    A character whose bytes are spread over several tokens is returned with the last of them; invalid UTF-8
+    gives U+FFFD. The concatenation of all that `push` and `flush` return is `tokenizer.decode(all ids)` with
+    the same options. A push takes time proportional to the token's bytes, not to the length of the text.
 
     skip_special: leave out control and unknown tokens.
-    continues:    the tokens follow a text that is already there (see `Tokenizer.decode`).
+    continues:    the tokens continue an earlier text (see `Tokenizer.decode`).
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = False) -> None:
@@ -34,7 +33,7 @@ class IncrementalDetokenizer:
         return self._done[0] if self._done else ""
 
     def push(self, token_id: int) -> str:
-        """Take one token; return the text that is certain now and was not before (often "")."""
+        """Add one token and return the text that is now complete (often "")."""
         data = self._tokenizer.piece_bytes(token_id, skip_special=self._skip_special)
         if data and self._strip_space:
             self._strip_space = False
@@ -42,7 +41,7 @@ class IncrementalDetokenizer:
         return self._keep(self._decoder.decode(data))
 
     def flush(self) -> str:
-        """End the text: return U+FFFD for a character that was begun and never finished, else ""."""
+        """End the text: return U+FFFD if its last character is incomplete, else ""."""
         return self._keep(self._decoder.decode(b"", final=True))
 
     def _keep(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the tokens of a vocabulary are: their text in the file, their type, and the bytes they stand for."""
+"""The tokens of a vocabulary: their text in the file, their type, and the bytes that they stand for."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PieceStyle: TypeAlias = Literal["byte-level", "spaces"]
 SPACE_MARK = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
 
-# Tokens that are control tokens by their name, whatever type the file gives them (llama.cpp does so, for
-# converters that marked them as ordinary text).
+# Tokens that are control tokens whatever type the file gives them, as in llama.cpp: some converters marked
+# them as ordinary text.
 _CONTROL_NAMES = (
     "<|eot_id|>",
     "<|eom_id|>",
@@ -91,17 +91,19 @@ _BYTE_OF = {char: byte for byte, char in enumerate(byte_alphabet())}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """A vocabulary without its merging rules.
+    """A vocabulary without its merges.
 
-    texts: the piece of each id as the file spells it ("Ġhello", "▁hello", "<0x0A>"); all different,
-           but for empty ones, which match nothing.
+    texts: the piece of each id as in the file ("Ġhello", "▁hello", "<0x0A>"). All are different, except
+           empty ones, which match nothing.
     types: int32[n] of GGUF token types.
     """
 
     texts: tuple[str, ...]
     types: npt.NDArray[np.int32]
     style: PieceStyle
-    _specials: frozenset[int] = field(init=False, repr=False)  # asked for with every token that is written
+    _specials: frozenset[int] = field(
+        init=False, repr=False
+    )  # a set, as `is_special` is called for every generated token
 
     def __post_init__(self) -> None:
         special = np.isin(self.types[: len(self.texts)], [CONTROL, UNKNOWN])
@@ -136,11 +138,11 @@ class Pieces:
         return len(self.texts)
 
     def is_special(self, token: int) -> bool:
-        """Whether the token is a control or unknown token, which text for people leaves out."""
+        """Whether the token is a control or unknown token, which decoding leaves out by default."""
         return token in self._specials
 
     def is_used(self, token: int) -> bool:
-        """Whether the id means something: it is inside the vocabulary and not padding."""
+        """Whether the id is inside the vocabulary and not padding."""
         return (
             0 <= token < len(self.texts)
             and int(self.types[token]) != UNUSED
@@ -158,20 +160,21 @@ class Pieces:
             return bytes((int(text[3:5], 16),))
         return text.encode() if kind in {CONTROL, UNKNOWN, USER_DEFINED} else b""
 
-    def in_text(self, *, hidden: bool) -> Iterator[tuple[str, int]]:
-        """The (text, id) pairs that are cut out of a text before anything else, longest (in bytes) first:
-        user-defined tokens always, control and unknown tokens when `hidden`."""
-        kinds = [USER_DEFINED, CONTROL, UNKNOWN] if hidden else [USER_DEFINED]
+    def split_tokens(self, *, special: bool) -> Iterator[tuple[str, int]]:
+        """The (text, id) pairs that `split_special` splits a text at, longest (in bytes) first: user-defined
+        tokens always, control and unknown tokens if `special`."""
+        kinds = [USER_DEFINED, CONTROL, UNKNOWN] if special else [USER_DEFINED]
         ids = np.flatnonzero(np.isin(self.types, kinds)).tolist()
         found = [(self.texts[i], i) for i in ids if self.texts[i]]
         yield from sorted(found, key=lambda pair: -len(pair[0].encode()))
 
 
 def split_special(text: str, specials: Sequence[tuple[str, int]]) -> list[str | int]:
-    """Cut tokens written out in a text: the parts in order, a str for plain text and an int for a token.
+    """Split a text at the tokens that are written out in it.
 
-    As in llama.cpp, an earlier entry of `specials` wins over a later one wherever they overlap, even when
-    the later one starts further left. No part is empty.
+    Returns the parts in order: a str, never empty, for plain text and an int for a token. As in llama.cpp, an
+    earlier entry of `specials` takes precedence over a later one wherever they overlap, even when the later
+    one starts further left.
     """
     parts: list[str | int] = [text] if text else []
     for piece, token in specials:
@@ -201,7 +204,7 @@ def _bytes_of(text: str, style: PieceStyle) -> bytes:
 
 
 def _refuse_duplicates(tokens: Sequence[str]) -> None:
-    """Raise for the first token that has two ids. Empty tokens match nothing and may repeat."""
+    """Raise ModelFileError if a token has two ids. Empty tokens match nothing and may repeat."""
     first: dict[str, int] = {}
     for token, text in enumerate(tokens):
         if text and first.setdefault(text, token) != token:

@@ -1,7 +1,7 @@
 """SentencePiece-style BPE driven by scores, with byte fallback (GGUF's `llama` tokenizer).
 
-Own code, because score order cannot be written as a list of merges: tokens of equal score are merged
-from left to right, and a merge may start from characters that are no tokens themselves.
+The `tokenizers` package cannot express this as a list of merges: tokens of equal score are merged from left
+to right, and a merge may start from characters that are not tokens themselves.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from outrider.models.text.pieces import SPACE_MARK, Pieces
 
 
 class SpmEncoder:
-    """Turns plain text (no special tokens) into ids: of all neighbours that together are a token, the pair
-    with the highest score is merged first (Kudo and Richardson 2018, as llama.cpp runs it). Merging never
-    makes a control token out of plain text; SentencePiece holds to that, llama.cpp does not.
+    """Turns plain text (no special tokens) into ids (Kudo and Richardson 2018, in llama.cpp's variant).
+
+    Of all adjacent pairs whose concatenation is a token, the one with the highest score is merged first.
+    Merging never makes a control token out of plain text, as in SentencePiece but unlike llama.cpp.
 
     Raises ModelFileError when scores are missing or NaN, or when some byte has no token and there is no
     unknown token either.
@@ -35,7 +36,7 @@ class SpmEncoder:
         }
         self._costs: list[float] = (-data.scores).tolist()
         self._bytes = [self._ids.get(f"<0x{b:02X}>", self._ids.get(chr(b), -1)) for b in range(256)]
-        for b in range(128, 256):  # a character from U+0080 on is no single byte
+        for b in range(128, 256):  # characters from U+0080 on take several bytes in UTF-8
             self._bytes[b] = self._ids.get(f"<0x{b:02X}>", -1)
         self._unknown = data.unk_id if data.unk_id is not None and 0 <= data.unk_id < n else None
         if self._unknown is None and -1 in self._bytes:
@@ -45,7 +46,7 @@ class SpmEncoder:
             )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. Takes O(n log n) steps for n characters."""
+        """The ids of a text, in O(n log n) time for n characters."""
         text = text.replace(" ", SPACE_MARK)
         n = len(text)
         # A symbol is text[start:end[start]]; before[start] is where the symbol to its left starts.
@@ -62,7 +63,7 @@ class SpmEncoder:
         while queue:
             _, left, right, stop = heappop(queue)
             if end[left] != right or end[right] != stop:
-                continue  # one of the two has been merged since
+                continue  # one of the two symbols has been merged meanwhile
             end[left], end[right] = stop, -1
             if stop < n:
                 before[stop] = left
@@ -83,6 +84,6 @@ class SpmEncoder:
         return out
 
     def _fall_back(self, char: str) -> list[int]:
-        """The tokens of a character that is no token: its bytes, or one unknown token."""
+        """The ids of a character that has no token: those of its bytes, or else the unknown token."""
         found = [self._bytes[b] for b in char.encode()]
         return [self._unknown] if -1 in found and self._unknown is not None else found

@@ -1,8 +1,7 @@
-"""Text into token ids and back, equal to llama.cpp's for GGUF vocabularies and to the `tokenizers`
-package's for a tokenizer.json.
+"""Tokenizers: as in llama.cpp for GGUF vocabularies, as in the `tokenizers` package for a tokenizer.json.
 
-Note on Qwen2: its original tokenizer normalizes text to NFC first; llama.cpp, and so this tokenizer, when
-built from a GGUF file, does not.
+Qwen2's original tokenizer normalizes text to NFC first. llama.cpp does not, so neither does a tokenizer that
+is built from a GGUF file.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ class _Encoder(Protocol):
 
 
 class Tokenizer:
-    """The tokenizer of one model. Safe to share between threads.
+    """The tokenizer of one model. Instances may be shared between threads.
 
-    Ids outside the vocabulary and padding ids, which a model with padded embeddings can emit, stand for
+    Ids outside the vocabulary and padding ids, which a model with padded embeddings can generate, decode to
     no text.
     """
 
     def __init__(self, data: TokenizerData, pieces: Pieces, encoder: _Encoder, *, strips_space: bool) -> None:
-        """Use `Tokenizer.from_data`."""
+        """For `from_data` only."""
         self.pieces = pieces
         self._encoder = encoder
         self._strips_space = strips_space
@@ -45,10 +44,10 @@ class Tokenizer:
 
     @classmethod
     def from_data(cls, data: TokenizerData) -> Tokenizer:
-        """Build the tokenizer that a model file describes.
+        """Build the tokenizer of a model file.
 
-        Raises ModelFileError when the description is damaged or contradicts itself, and
-        UnsupportedModelError for a pre-tokenizer or decoder that is not known here.
+        Raises ModelFileError when the data is damaged or inconsistent, and UnsupportedModelError for an
+        unsupported pre-tokenizer or decoder.
         """
         size = None if data.kind == "json" else len(data.tokens)
         for wanted, ids, name in (
@@ -66,16 +65,17 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, padding in the vocabulary's own list included."""
+        """Number of ids, including padding that the vocabulary's list contains."""
         return len(self.pieces)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a text.
 
-        add_special:   put the model's bos in front and its eos behind, where the model asks for it.
-        parse_special: read control tokens written in the text ("<|im_end|>") as these tokens; else they
-                       are plain text, as text from strangers should be.
-        Raises PromptError for a text that is not Unicode (half of a surrogate pair).
+        add_special:   add bos before and eos after the text, as far as the model asks for it.
+        parse_special: encode control tokens written in the text ("<|im_end|>") as these tokens. Otherwise
+        they
+                       are plain text, which is right for untrusted text.
+        Raises PromptError for a text with a lone surrogate, which is not valid Unicode.
         """
         try:
             text.encode()
@@ -86,11 +86,11 @@ class Tokenizer:
         return self._encoder.encode(text, add_special=add_special, parse_special=parse_special)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
-        """The text of ids; bytes that are no UTF-8 become U+FFFD.
+        """The text of ids; invalid UTF-8 becomes U+FFFD.
 
         skip_special: leave out control and unknown tokens.
-        continues:    the ids follow a text that is already there. Otherwise the blank that a SentencePiece
-                      tokenizer puts in front of a text is taken off.
+        continues:    the ids continue an earlier text. Otherwise the space that a SentencePiece tokenizer
+                      adds before a text is removed.
         """
         data = b"".join(self.piece_bytes(i, skip_special=skip_special) for i in ids)
         if self.strips_space and not continues:
@@ -99,23 +99,22 @@ class Tokenizer:
 
     @property
     def strips_space(self) -> bool:
-        """Whether the first blank of a decoded text is the tokenizer's own and is taken off."""
+        """Whether the tokenizer adds a space before a text, which decoding removes."""
         return self._strips_space
 
     def piece_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
-        """The bytes that a token adds to a text; b"" for ids that stand for none, and for special tokens
-        when they are skipped."""
+        """The bytes of a token; b"" for padding, ids outside the vocabulary, and skipped special tokens."""
         if skip_special and self.pieces.is_special(token):
             return b""
         found = self._bytes.get(token)
         if found is None:
             found = self.pieces.raw(token)
-            if found:  # ids without text are not kept: there is no end of them
+            if found:  # ids without text are not cached, as there is no limit to their number
                 self._bytes[token] = found
         return found
 
     def piece(self, token: int) -> str:
-        """A token as text, for messages: always something to see."""
+        """A token as text for messages, never empty."""
         if not 0 <= token < self.vocab_size:
             return f"[id {token} beyond the vocabulary]"
         shown = self.pieces.raw(token).decode(errors="backslashreplace")
@@ -127,25 +126,25 @@ class Tokenizer:
 
 
 class _GgufEncoder:
-    """Cuts special tokens out of the text as llama.cpp does, and gives the rest to the BPE or SPM encoder."""
+    """Splits a text at special tokens, as llama.cpp does, and encodes the parts with BPE or SPM."""
 
     def __init__(self, data: TokenizerData, pieces: Pieces) -> None:
         self._inner = BpeEncoder(data) if data.kind == "bpe" else SpmEncoder(data, pieces)
-        self._blank = " " if data.kind == "spm" and data.add_space_prefix else ""
-        self._specials = {hidden: tuple(pieces.in_text(hidden=hidden)) for hidden in (True, False)}
+        self._prefix = " " if data.kind == "spm" and data.add_space_prefix else ""
+        self._specials = {special: tuple(pieces.split_tokens(special=special)) for special in (True, False)}
         self._before = [data.bos_id] if data.add_bos and data.bos_id is not None else []
         self._after = list(data.eos_ids[:1]) if data.add_eos else []
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         ids = list(self._before) if add_special else []
-        blank = self._blank  # at the start of a text, and again after each special token
+        prefix = self._prefix  # at the start of a text, and again after each special token
         for part in split_special(text, self._specials[parse_special]):
             if isinstance(part, int):
                 ids.append(part)
-                blank = self._blank
+                prefix = self._prefix
             else:
-                ids += self._inner.encode(blank + part)
-                blank = ""
+                ids += self._inner.encode(prefix + part)
+                prefix = ""
         return ids + self._after if add_special else ids
 
 

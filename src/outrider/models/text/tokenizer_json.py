@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer.json, run by the `tokenizers` package."""
+"""Encodes text as a Hugging Face tokenizer.json says, with the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.source import TokenizerData
-from outrider.models.text.faults import fault
+from outrider.models.text.package_errors import describe_error
 from outrider.models.text.pieces import (
     BYTE,
     CONTROL,
@@ -28,7 +28,8 @@ from outrider.models.text.pieces import (
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """What the file's decoder does: the style of the pieces, <0x0A> as bytes, the first blank dropped."""
+    """The file's decoder: the style of its pieces, whether pieces like <0x0A> are bytes, and whether it
+    removes the first space of a text."""
 
     style: PieceStyle
     byte_fallback: bool
@@ -36,10 +37,10 @@ class _Decoder:
 
 
 class JsonEncoder:
-    """Encodes whole texts, special tokens included, as the file says (normalizer and post-processor too).
+    """Encodes texts with special tokens, by the normalizer, model and post-processor of the file.
 
-    Raises ModelFileError when the text is no sound tokenizer.json, UnsupportedModelError when its pieces
-    cannot be turned into bytes one by one.
+    Raises ModelFileError when the file is not a valid tokenizer.json, UnsupportedModelError when its pieces
+    cannot be converted to bytes one by one.
     """
 
     def __init__(self, data: TokenizerData) -> None:
@@ -49,7 +50,7 @@ class JsonEncoder:
             tokenizer.no_padding()
             state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
         except BaseException as error:
-            raise ModelFileError(f"tokenizer.json cannot be read: {fault(error)}") from None
+            raise ModelFileError(f"tokenizer.json cannot be read: {describe_error(error)}") from None
         self._tokenizer = tokenizer
         self._bos = data.bos_id if data.add_bos else None
         self._eos = data.eos_ids[0] if data.add_eos else None
@@ -59,13 +60,13 @@ class JsonEncoder:
         self.pieces = _pieces(tokenizer, decoder)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The ids of a text. `parse_special` False leaves only the special tokens of the file unparsed;
-        added tokens that are not special are cut out always."""
-        with self._lock:  # the switch belongs to the tokenizer, not to the call
+        """The ids of a text. Without `parse_special`, special tokens in it are encoded as plain text; added
+        tokens that are not special are always parsed."""
+        with self._lock:  # encode_special_tokens is a property of the tokenizer, not an argument
             self._tokenizer.encode_special_tokens = not parse_special
             # The batch call lets other threads run, unlike `encode`, and skips offsets.
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
-        # The file's post-processor usually adds these; a tokenizer_config.json may ask for them on top.
+        # The file's post-processor usually adds these; tokenizer_config.json may require them in addition.
         if add_special and self._bos is not None and ids[:1] != [self._bos]:
             ids = [self._bos, *ids]
         if add_special and self._eos is not None and ids[-1:] != [self._eos]:

@@ -1,4 +1,4 @@
-"""Whether two models speak the same tokens, which a draft model must do with its target."""
+"""Compares the vocabularies of two models; a draft model must have its target's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.models.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class VocabularyDifference:
-    """One id that means different things. A piece is None where the model has no token of that id."""
+    """An id with different pieces in two models. A piece is None if the model has no token of that id."""
 
     token_id: int
     target_piece: str | None
@@ -30,12 +30,12 @@ class VocabularyDifference:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMatch:
-    """What `compare_vocabularies` found.
+    """The result of `compare_vocabularies`.
 
-    common_size:      leading ids that mean the same in both; a drafter may use ids below it only.
+    common_size:      number of leading ids that have the same pieces in both; a drafter may use only these.
     first_difference: None when the vocabularies agree, whatever their padding.
-    role_differences: one line for each difference in how bos and eos are used. Such a pair works, as the
-                      draft is given the target's ids, but may guess less well.
+    role_differences: one line for each difference in the use of bos and eos. Such a pair works, as the draft
+                      model is given the target's ids, but its acceptance may be lower.
     """
 
     target_size: int
@@ -46,18 +46,18 @@ class VocabularyMatch:
 
     @property
     def compatible(self) -> bool:
-        """Whether every id that either model uses means the same in the other."""
+        """Whether every id that either model uses has the same piece in the other."""
         return self.first_difference is None
 
 
 def compare_vocabularies(
     target: Tokenizer | TokenizerData, draft: Tokenizer | TokenizerData
 ) -> VocabularyMatch:
-    """Compare two vocabularies id by id, as pieces.
+    """Compare the pieces of two vocabularies, id by id.
 
-    Padding does not count: ids at the end of one list that the other does not have, tokens marked as
-    unused, and converters' "[PAD151665]". The roles compared are those that llama.cpp checks for a pair:
-    whether bos and eos are added, and which they are; here they are reported, not refused.
+    Padding is ignored: ids at the end of one list that the other does not have, tokens marked as unused, and
+    the "[PAD151665]" of converters. Roles are compared as llama.cpp does for a pair: whether bos and eos are
+    added, and which they are. Differences in roles are reported, not refused.
     """
     targets, drafts = _used_texts(_pieces(target)), _used_texts(_pieces(draft))
     difference = None
