@@ -1,14 +1,15 @@
-"""How much of a draft each rule keeps: coupled, rejection and block, from cold to hot.
+"""Compares how many draft tokens the acceptance rules coupled, rejection and block accept, by temperature.
 
     python benchmarks/acceptance.py [--temps T,…] [--limit N] [-n N] [--draft N] [--docs]
 
 Generates with the Qwen pair (from the cache, or the folder OUTRIDER_DEV_MODELS) on the built-in workloads,
-from the whole vocabulary, once for each rule and temperature; all with the same prompts and seeds. The rules
-write different texts, some easier than others, so the rules are also compared on the very same drafts, those
-of the runs under `rejection`: what each can expect of them, from the two models' probabilities.
+without top_p or top_k, once for each rule and temperature, with the same prompts and seeds. As the rules
+generate different texts, some easier to draft than others, they are also compared on the same drafts, those
+of the runs under `rejection`: the expected number of accepted tokens is computed from the two models'
+probabilities.
 
 Writes benchmarks/results/acceptance.json and prints the tables; --docs also puts them into docs/exactness.md
-between its markers. What is accepted does not depend on the machine's load, and comes out the same again.
+between its markers. The results do not depend on the machine's load and are the same in every run.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main() -> int:
 def measure(
     pair: tuple[Path, Path], temperatures: Sequence[float], limit: int, tokens: int, length: int
 ) -> dict[str, Any]:
-    """The document: settings; one cell for each rule and temperature; expectations for each temperature."""
+    """The document: the settings, a cell for each rule and temperature, and expectations by temperature."""
     target, draft = map(str, pair)
     choices = [DraftModelConfig(draft, length, verification=rule) for rule in VERIFICATIONS]
     pipelines = build_all(EngineConfig(target, max_num_seqs=4, max_model_len=1024), choices)
@@ -81,7 +82,7 @@ def measure(
     prompts = [prompt_of(pipelines[0], item.prompt, raw=False) for item in items]
     cells, expected = [], []
     for temperature in temperatures:
-        watching = Watching()
+        recording = RecordingVerifier()
         for pipeline in pipelines:
             rule = pipeline.verifier.name
             print(f"temperature {temperature:g}, {rule}", file=sys.stderr)
@@ -91,11 +92,11 @@ def measure(
             ]
             run = pipeline
             if rule == "rejection":
-                run = replace(pipeline, drafting=replace(pipeline.drafting, verifier=watching))
+                run = replace(pipeline, drafting=replace(pipeline.drafting, verifier=recording))
             outputs = LLM.from_pipeline(run, shared=False).generate(prompts, params)
             total = merge([output.outputs[0].metrics for output in outputs])
             cells.append({"verification": rule, "temperature": temperature, **summary(total)})
-        expected.append({"temperature": temperature, **watching.summary()})
+        expected.append({"temperature": temperature, **recording.summary()})
     return {
         "machine": machine.describe(),
         "models": pipelines[0].models,
@@ -111,12 +112,13 @@ def measure(
     }
 
 
-class Watching(RejectionVerifier):
-    """Judges by `rejection`, and notes what each rule could expect of the drafts that it is given."""
+class RecordingVerifier(RejectionVerifier):
+    """Verifies by `rejection`, and records for each draft how much of it each rule would accept on
+    average."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.notes: list[dict[str, float]] = []
+        self.expectations: list[dict[str, float]] = []
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         if len(draft):
@@ -125,35 +127,37 @@ class Watching(RejectionVerifier):
             for row, token in zip(scores.logits[1:], draft.tokens.tolist(), strict=True):
                 at = at.then(token)
                 rows.append(sampler.distribution(row, at))
-            self.notes.append(expectations(draft, rows))
+            self.expectations.append(expectations(draft, rows))
         return super().verify(draft, scores, sampler, context)
 
     def summary(self) -> dict[str, Any]:
-        """Means, and the standard error of the mean of what `block` gains over `rejection`."""
-        gains = np.array([note["block"] - note["rejection"] for note in self.notes])
-        means = {name: float(np.mean([note[name] for note in self.notes])) for name in self.notes[0]}
+        """Means, and the standard error of the mean gain of `block` over `rejection`."""
+        gains = np.array([e["block"] - e["rejection"] for e in self.expectations])
+        means = {name: float(np.mean([e[name] for e in self.expectations])) for name in self.expectations[0]}
         return {"num_drafts": len(gains), **means, "gain_error": float(gains.std() / len(gains) ** 0.5)}
 
 
 def expectations(draft: Draft, rows: Sequence[Distribution]) -> dict[str, float]:
-    """Of a drawn chain and the target's distributions before and after its tokens:
+    """What the rules accept of a sampled chain, given the target's distributions before and after its tokens.
 
-    first_rejection, first_coupled: chance that a first token, drawn anew, is accepted (`block` as
-                                    `rejection`).
-    rejection, block:               how many tokens of this chain are accepted on average.
+    first_rejection, first_coupled: probability that a newly sampled first token is accepted (for `block` the
+                                    same as for `rejection`).
+    rejection, block:               expected number of accepted tokens of this chain.
     """
-    sure = weight = 1.0
+    path_probability = weight = 1.0
     rejection = 0.0
-    shares = []  # `block`'s chance for each prefix
+    shares = []  # `block`'s acceptance probability of each prefix
     for i, (token, target) in enumerate(zip(draft.tokens.tolist(), rows[:-1], strict=True)):
         drawn_from = draft.distribution(i)
         if i:
             surplus = float(positive_excess(target, drawn_from, weight).sum())
             shares.append(surplus / (surplus + (1.0 - weight)) if surplus > 0.0 else 0.0)
-        sure *= min(1.0, ratio(target, drawn_from, token))
-        rejection += sure
+        path_probability *= min(1.0, ratio(target, drawn_from, token))
+        rejection += path_probability
         weight = min(1.0, weight * ratio(target, drawn_from, token))
-    refused = np.cumprod(1.0 - np.array([weight, *reversed(shares)]))  # all of the longest 1, 2, … prefixes
+    refused = np.cumprod(
+        1.0 - np.array([weight, *reversed(shares)])
+    )  # the longest 1, 2, … prefixes are all rejected
     overlap, coupled = first_token(rows[0], draft.distribution(0))
     return {
         "first_rejection": overlap,
@@ -164,8 +168,8 @@ def expectations(draft: Draft, rows: Sequence[Distribution]) -> dict[str, float]
 
 
 def first_token(target: Distribution, draft: Distribution) -> tuple[float, float]:
-    """(sum of min(p, q), sum over x of 1 / sum over y of max(p(y) / p(x), q(y) / q(x))): the chances that
-    `rejection` and `coupled` accept a token."""
+    """(sum of min(p, q), sum over x of 1 / sum over y of max(p(y) / p(x), q(y) / q(x))): the
+    probabilities that `rejection` and `coupled` accept a token."""
     ids = np.union1d(target.ids, draft.ids)
     p, q = np.zeros(len(ids)), np.zeros(len(ids))
     p[ids.searchsorted(target.ids)] = target.probs
@@ -181,7 +185,7 @@ def first_token(target: Distribution, draft: Distribution) -> tuple[float, float
 
 
 def summary(metrics: RequestMetrics) -> dict[str, Any]:
-    """Counts, rates, and the standard error of the mean acceptance length, drafts taken as independent."""
+    """Counts, rates, and the standard error of the mean acceptance length (drafts assumed independent)."""
     counts, drafts = metrics.to_dict(), metrics.drafts.num_drafts
     mean = metrics.drafts.num_accepted_tokens / drafts
     square = sum((2 * depth - 1) * count for depth, count in metrics.accepted_at.items()) / drafts
@@ -193,7 +197,7 @@ def summary(metrics: RequestMetrics) -> dict[str, Any]:
 
 
 def rendered(document: Mapping[str, Any]) -> str:
-    """The tables in Markdown: a row for each temperature."""
+    """The tables in Markdown, with a row for each temperature."""
     return "\n\n".join([_measured(document), _expected(document)])
 
 
@@ -239,7 +243,7 @@ def _expected(document: Mapping[str, Any]) -> str:
 
 
 def replaced(text: str, table: str) -> str:
-    """`text` with what is between the markers replaced. Raises SystemExit when it has no markers."""
+    """`text` with everything between the markers replaced. Raises SystemExit when they are missing."""
     return report.put_between(text, BEGIN, END, table, DOCUMENT.name)
 
 

@@ -1,9 +1,9 @@
-"""How a forward pass of one token fares beside other busy processes.
+"""Measures how much other busy processes slow down a forward pass over one token.
 
     python benchmarks/contention.py -m MODEL.gguf [--busy 2] [--threads 2]
 
 Prints the median and the 95th percentile of a pass with 0, 1, … busy processes on the machine. With as
-many threads as processors, one busy neighbour can at best cost a factor of two.
+many threads as processors, one other busy process can at best cost a factor of two.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-m", "--model", type=Path, required=True)
-    parser.add_argument("--busy", type=int, default=2, help="most busy processes beside it")
+    parser.add_argument("--busy", type=int, default=2, help="measure with up to this many busy processes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--passes", type=int, default=60)
     args = parser.parse_args()

@@ -1,12 +1,12 @@
-"""What a forward pass over n tokens costs, T(n): Outrider, and peers beside it in the same run.
+"""Measures the cost curve T(n), the time of a forward pass over n tokens, of Outrider and of peers.
 
     python benchmarks/cost_curve.py -m MODEL.gguf [--peer llama.cpp=PYTHON] [--peer ik_llama.cpp=PYTHON]
 
-Each engine runs in a process of its own and they take turns, pass by pass, so that a noisy neighbour slows
-all of them alike. A peer is an interpreter that has its package: llama-cpp-py-sync for llama.cpp,
-ik-llama-cpp-python for ik_llama.cpp. GB/s and GMAC/s are Outrider's: weights read, and multiplied, over time.
-The floor is the time to read them once at the bandwidth measured in this run. `outrider bench --cost-curve`
-measures Outrider alone.
+Each engine runs in its own process, and their passes are interleaved, so that other load slows all of them
+alike. A peer is given as a Python interpreter that has its package: llama-cpp-py-sync for llama.cpp,
+ik-llama-cpp-python for ik_llama.cpp. The columns GB/s and GMAC/s are Outrider's: weights read, and
+multiplications done, over time. The floor is the time to read the weights once at the bandwidth measured in
+this run. `outrider bench --cost-curve` measures Outrider alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def started(name: str, python: str, args: argparse.Namespace) -> EngineProcess:
-    """One engine; asked for a width, it answers the milliseconds of one pass."""
+    """Start an engine, which answers a width with the milliseconds of one pass."""
     command = [python, str(HERE / "cost_curve_worker.py"), name, str(args.model)]
     return EngineProcess(name, [*command, str(args.context), str(args.threads)])
 
@@ -35,7 +35,7 @@ def started(name: str, python: str, args: argparse.Namespace) -> EngineProcess:
 def measure(
     workers: list[EngineProcess], widths: list[int], rounds: int, rest: float
 ) -> dict[str, dict[int, float]]:
-    """Medians in ms by engine and width, the engines interleaved."""
+    """Median milliseconds by engine and width, measured with the engines interleaved."""
     times: dict[str, dict[int, list[float]]] = {w.name: {n: [] for n in widths} for w in workers}
     for _ in range(rounds):
         for n in widths:
@@ -46,8 +46,8 @@ def measure(
 
 
 def table(result: dict[str, Any]) -> str:
-    """One line for each width: ms of each engine, Outrider's ratio to the best peer and to its own T(1),
-    its GB/s and GMAC/s; then what each engine's curve rises to."""
+    """One line for each width: ms of each engine, Outrider's ratios to the best peer and to its own T(1), and
+    its GB/s and GMAC/s. Then, for each engine, the ratios T(n)/T(1)."""
     curves, weights, macs = result["cost_curve_ms"], result["weights_bytes"], result["macs_per_token"]
     peers = [curve for name, curve in curves.items() if name != "outrider"]
     header = ["tokens", *curves, *(["/ best peer"] if peers else []), "T(n)/T(1)", "GB/s", "GMAC/s"]
@@ -76,7 +76,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Milliseconds over tokens for each engine, and the floor. Needs matplotlib (the extra `plots`)."""
+    """Plot milliseconds by tokens for each engine, and the floor. Needs matplotlib (the extra `plots`)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -104,11 +104,13 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prefill", type=int, metavar="N", help="a prompt of N tokens as well, up to 1024")
+    parser.add_argument(
+        "--prefill", type=int, metavar="N", help="also time the prefill of a prompt of N tokens, up to 1024"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--widths", type=lambda s: [int(n) for n in s.split(",")], default=list(WIDTHS))
     parser.add_argument(
-        "--rest", type=float, default=0.02, help="seconds between passes: peers' threads spin on"
+        "--rest", type=float, default=0.02, help="seconds between passes, as threads of peers keep spinning"
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument(

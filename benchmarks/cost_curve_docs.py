@@ -1,9 +1,9 @@
-"""Put the cost curves that benchmarks/cost_curve.py measured into docs/kernels.md, between its markers.
+"""Writes the cost curves measured by benchmarks/cost_curve.py into docs/kernels.md, between its markers.
 
     python benchmarks/cost_curve.py -m MODEL.gguf … --json benchmarks/results/cost_curve-NAME.json
     python benchmarks/cost_curve_docs.py
 
-Files are taken in the order of their models' sizes, the largest first.
+The tables are sorted by the models' sizes, the largest first.
 """
 
 from __future__ import annotations

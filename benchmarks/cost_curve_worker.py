@@ -1,8 +1,8 @@
-"""One engine of cost_curve.py, in a process of its own. Arguments: name, model, context, threads.
+"""The process of one engine for cost_curve.py. Arguments: name, model, context, threads.
 
-Prints one JSON line when ready, then for every width read from stdin the milliseconds of one pass over
-that many tokens at the given context, logits of all of them included; for a number below 0, of the prefill
-of a prompt of so many tokens, with the last one's logits.
+Prints one JSON line when ready. Then, for every number n read from stdin, it prints milliseconds: for n > 0
+of one pass over n tokens at the given context, with the logits of all of them; for n < 0 of the prefill of a
+prompt of -n tokens, with the logits of the last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 Pass = Callable[[int], float]
 WIDEST = 64
 LONGEST = 1024  # tokens of a prompt to prefill
-FIRST_ID = 1000  # any ids do: the work does not depend on them
+FIRST_ID = 1000  # arbitrary: the work does not depend on the ids
 
 
 def outrider(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
@@ -62,11 +62,11 @@ def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], 
         lib.llama_synchronize(session)
         return (time.perf_counter() - began) * 1e3
 
-    def forget(start: int) -> None:
+    def truncate(start: int) -> None:
         lib.llama_memory_seq_rm(memory, 0, start, -1)
 
     def run(n: int) -> float:
-        return one_pass(decode, forget, n, context)
+        return one_pass(decode, truncate, n, context)
 
     decode(context, 0, "none")
     return {"package": "llama-cpp-py-sync"}, run
@@ -96,33 +96,33 @@ def ik_llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any
         assert lib.llama_decode(session, batch) == 0
         return (time.perf_counter() - began) * 1e3
 
-    def forget(start: int) -> None:
+    def truncate(start: int) -> None:
         remove(ctypes.c_void_p(session), 0, start, -1)
 
     def run(n: int) -> float:
-        return one_pass(decode, forget, n, context)
+        return one_pass(decode, truncate, n, context)
 
     decode(context, 0, "none")
     return {"package": "ik-llama-cpp-python"}, run
 
 
 def one_pass(
-    decode: Callable[[int, int, str], float], forget: Callable[[int], None], n: int, context: int
+    decode: Callable[[int, int, str], float], truncate: Callable[[int], None], n: int, context: int
 ) -> float:
-    """Milliseconds of a pass or, for n below 0, of a prefill, after which the context is read again."""
+    """Milliseconds of a pass or, for n < 0, of a prefill, after which the context is computed again."""
     if n > 0:
         elapsed = decode(n, context, "all")
-        forget(context)
+        truncate(context)
     else:
-        forget(0)
+        truncate(0)
         elapsed = decode(-n, 0, "last")
-        forget(0)
+        truncate(0)
         decode(context, 0, "none")
     return elapsed
 
 
 def fill(batch: Any, n: int, start: int, logits: str) -> None:
-    """n consecutive tokens of sequence 0 into a llama_batch; logits of "all", the "last" or "none"."""
+    """Fill a llama_batch with n consecutive tokens of sequence 0; logits of "all", the "last" or "none"."""
     batch.n_tokens = n
     for i in range(n):
         batch.token[i] = FIRST_ID + i

@@ -1,12 +1,12 @@
-"""What a draft held in fewer bits costs and gives: its pass, what it gets right, the speed-up that follows.
+"""Compares weight types of a draft model: the time of its pass, how many tokens it predicts, the speed-up.
 
     python benchmarks/draft_bits.py [--limit N] [--temps 0,0.7]
 
-The texts are those of replay.py, which the Qwen target wrote. The 0.5B is held as in its file and in each of
-the quantizations for drafts, all in turns. "Right" is the share of a text's tokens that the draft draws, with
-the target's noise, behind the text so far. The speed-up is of drafts of the best fixed length for each text,
-from these tokens, the pass measured here and what replay.py says of the target's. Writes
-results/draft_bits.json.
+The texts are those of replay.py, which the Qwen target generated. The 0.5B is loaded as stored in its file
+and with each quantization for draft models, and their passes are interleaved. "Right" is the share of a
+text's tokens that the draft model samples with the target's noise, given the text before each. The speed-up
+is computed for drafts of the best fixed length for each text, from these tokens, the pass time measured here
+and replay.py's pass times of the target. Writes results/draft_bits.json.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHOWN = ("right", "speed-up")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Of a workload and temperature: the share of tokens that are right, and the speed-up, over its texts."""
+    """The share of right tokens and the speed-up over the texts of one workload and temperature."""
 
     workload: str
     temperature: float
@@ -55,7 +55,7 @@ class Cell:
 
 
 def blocks_of(model: NativeModel, ids: Sequence[int]) -> IntArray | None:
-    """The part of the vocabulary that a draft of these tokens' text computes; None for all."""
+    """The vocabulary blocks that the draft model computes for a text of these tokens; None for all."""
     always = frequent_blocks(model)
     if always is None:
         return None
@@ -68,7 +68,7 @@ def forward(model: NativeModel, item: ForwardItem, blocks: IntArray | None) -> n
 
 
 def right(model: NativeModel, text: Text) -> list[bool]:
-    """For each token of the output, whether the draft draws it behind those before."""
+    """For each token of the output, whether the draft model samples it, given the tokens before it."""
     ids = [*text.prompt, *text.output]
     first = len(text.prompt)
     blocks = blocks_of(model, ids)
@@ -90,7 +90,7 @@ def right(model: NativeModel, text: Text) -> list[bool]:
 
 
 def speedup(hits: Sequence[bool], target: CostCurve, draft_seconds: float) -> float:
-    """Over plain decoding, of drafts of the best fixed length; 1 where none pays."""
+    """The speed-up over plain decoding of drafts of the best fixed length; 1 if none is faster."""
     best = 1.0
     for length in range(1, LONGEST + 1):
         at, seconds = 0, 0.0
@@ -103,8 +103,8 @@ def speedup(hits: Sequence[bool], target: CostCurve, draft_seconds: float) -> fl
     return best
 
 
-def judged(model: NativeModel, texts: Sequence[Text], target: CostCurve, draft_seconds: float) -> Cell:
-    """What the draft makes of one workload's texts of one temperature."""
+def cell_of(model: NativeModel, texts: Sequence[Text], target: CostCurve, draft_seconds: float) -> Cell:
+    """The results of the draft model on the texts of one workload and temperature."""
     hits = [right(model, text) for text in texts]
     return Cell(
         texts[0].workload,
@@ -115,7 +115,7 @@ def judged(model: NativeModel, texts: Sequence[Text], target: CostCurve, draft_s
 
 
 def pass_seconds(models: Mapping[str, NativeModel], text: Text) -> dict[str, float]:
-    """Of a pass over one token behind the prompt: medians of rounds over all models."""
+    """Seconds of a pass over one token after the prompt: medians of rounds in which the models alternate."""
     times: dict[str, list[float]] = {name: [] for name in models}
     caches = {name: model.new_cache(len(text.prompt) + 1) for name, model in models.items()}
     ids = np.array(text.prompt, np.int32)
@@ -158,7 +158,7 @@ def main() -> int:
     passes = curve(COSTS["target"])
     cells = {
         name: [
-            judged(model, [t for t in texts if (t.workload, t.temperature) == place], passes, seconds[name])
+            cell_of(model, [t for t in texts if (t.workload, t.temperature) == place], passes, seconds[name])
             for place in product(args.workloads, args.temps)
         ]
         for name, model in models.items()

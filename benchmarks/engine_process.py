@@ -1,4 +1,4 @@
-"""An engine in a process of its own, so that several can take turns in one benchmark."""
+"""Runs an engine in its own process, so that a benchmark can interleave several."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class EngineProcess:
-    """Runs `command`, a script that writes a line of JSON about itself, and one for each line that it reads.
+    """Runs `command`, a script that prints a line of JSON about itself, and then one for each line it reads.
 
-    log: where what it says beside that is kept; without one it is known only until the process ends.
-    Raises SystemExit with the last line of that, and `advice`, where the process ends before it has answered.
+    log: a file that keeps the process's stderr; None for a temporary file.
+    Raises SystemExit, with the last line of stderr and `advice`, when the process ends without an answer.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path | None = None, advice: str = "") -> None:
@@ -37,13 +37,13 @@ class EngineProcess:
         return json.loads(line)
 
     def ask(self, request: Any) -> Any:
-        """What the process answers."""
+        """The process's answer to a request; both are JSON values."""
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._answer()
 
     def close(self) -> None:
-        """Let it end; at most a minute."""
+        """Close the process's stdin and wait for its end, at most a minute."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

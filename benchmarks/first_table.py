@@ -1,4 +1,4 @@
-"""The first table: plain decoding against speculation, on the built-in workloads.
+"""Measures plain decoding against speculation on the built-in workloads, with default settings.
 
     python benchmarks/first_table.py [--runs K] [-n N] [--limit N]
 
@@ -37,7 +37,7 @@ BEGIN, END = report.markers("first_table")
 
 
 def main() -> int:
-    """Measure, write, print; 1 when a method changed a token."""
+    """Measure, write the results and print them. Returns 1 when a method changed a token."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,7 +84,7 @@ def rendered(documents: dict[str, dict[str, Any]]) -> str:
 
 
 def replaced(text: str, tables: str) -> str:
-    """`text` with what is between the markers replaced. Raises SystemExit when it has no markers."""
+    """`text` with everything between the markers replaced. Raises SystemExit when they are missing."""
     return report.put_between(text, BEGIN, END, tables, DOCUMENT.name)
 
 

@@ -1,13 +1,13 @@
-"""How many instructions the products take for a group of 32 columns of a panel, counted in compiled code.
+"""Counts the instructions that a kernel executes for a group of 32 columns of a panel, in compiled code.
 
     python benchmarks/instruction_counts.py OBJECT… [--objdump PROGRAM] [--json FILE]
 
-OBJECT is a compiled kernel file, such as build/dev/CMakeFiles/_core.dir/csrc/kernels/avx2.cpp.o; for another
-architecture's give that architecture's objdump (--json adds to what the file has). In each
-`panel_tile<type, tokens>` the loop with the multiplications is taken, and its instructions are scaled to the
-multiplications that one group needs. Unlike time, counts do not depend on what else the machine does. A group
-is 16 rows x 32 columns: 512 multiplications and additions (MACs) a token. (A tile that the compiler put into
-its caller is not found.)
+OBJECT is a compiled kernel file, such as build/dev/CMakeFiles/_core.dir/csrc/kernels/avx2.cpp.o. For another
+architecture, give its objdump (--json merges the results into an existing file). In each function
+`panel_tile<type, tokens>` the loop with the multiplications is found, and its instructions are scaled to the
+multiplications that one group needs. Unlike times, these counts do not depend on the machine's load. A group
+is 16 rows x 32 columns: 512 multiplications and additions (MACs) for each token. Tiles that the compiler
+inlined are not found.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from pathlib import Path
 
 from outrider.engines.native import _core
 
-TYPES = tuple(_core.weight_types())  # in the order of the enumeration that names the functions
-# Instruction of an integer product -> how many of them a group and token need.
+TYPES = tuple(
+    _core.weight_types()
+)  # in the order of the C++ enumeration, whose values are in the functions' names
+# For each integer product instruction, how many of them one group needs for each token.
 PRODUCTS = {"vpmaddubsw": 16, "vpdpbusd": 8, "sdot": 32}
 MACS = 512
 _SYMBOL = re.compile(r"^[0-9a-f]+ <.*panel_tile<\(outrider::WeightType\)(\d+), (\d+)>")
@@ -32,7 +34,7 @@ _TARGET = re.compile(r"\b([0-9a-f]+) <")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instruction: its address, name, and where it jumps to (or None)."""
+    """One instruction: its address, its name, and the address that it jumps to (or None)."""
 
     address: int
     name: str
@@ -58,7 +60,7 @@ def functions(objdump: str, path: Path) -> dict[tuple[str, int], list[Line]]:
 
 
 def per_group(lines: list[Line], tokens: int) -> float | None:
-    """Instructions for a group in the loop that has the products, or None when there is no such loop."""
+    """Instructions for one group in the loop with the products; None when there is no such loop."""
     best: float | None = None
     for line in lines:
         if line.target is None or line.target >= line.address:

@@ -1,14 +1,14 @@
-"""Does `auto` keep its promise? Against plain decoding, and against the best fixed setting of a sweep.
+"""Checks that `auto` is never slower than plain decoding, and as fast as the best fixed setting of a sweep.
 
     python benchmarks/never_slower.py [--sets smollm2,qwen,pair] [--limit N] [--runs K] [-n N]
                                       [--fixed 'suffix 8,draft_model 3'] [--estimate]
 
-The default model alone, and, where they are in the cache (or in the folder OUTRIDER_DEV_MODELS), the Qwen
-1.5B with lookup only and with the 0.5B draft; each on all built-in workloads, at two temperatures. A cell
-first tries every fixed setting on a few prompts, then measures plain decoding, `auto` and the best of them
-beside each other. At the end an adversary: text at temperature 1.5, where no draft can be right. What is
-finished is kept in a journal; started again, it goes on from there. Writes the table's numbers to
-benchmarks/results/never_slower.json and says which targets hold.
+Measures the default model alone and, if they are in the cache (or in the folder OUTRIDER_DEV_MODELS), the
+Qwen 1.5B with lookups only and with the 0.5B as draft model; each on all built-in workloads, at two
+temperatures. In each cell (models, temperature, workload) every fixed setting is tried on a few prompts; then
+plain decoding, `auto` and the best fixed settings are measured interleaved. The last cell is adversarial:
+text at temperature 1.5, which no drafter can predict. Finished cells are kept in a journal, so an interrupted
+measurement can be resumed. Writes benchmarks/results/never_slower.json and prints which targets hold.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from outrider.pipeline import Pipeline, build_all
 RESULTS = Path(__file__).resolve().parent / "results"
 NEVER_SLOWER, ADVERSARY, AS_THE_BEST, GEOMEAN, COPY_HEAVY = 0.98, 0.97, 0.95, 1.8, 3.5
 PLAIN = SamplingParams(top_k=40, top_p=0.95, min_p=0.05, seed=0)  # llama.cpp's defaults, as `outrider bench`
-RANDOM = SamplingParams(temperature=1.5, ignore_eos=True, seed=0)  # of the whole vocabulary
+RANDOM = SamplingParams(temperature=1.5, ignore_eos=True, seed=0)  # from the whole vocabulary
 RANDOM_NAME = "random text"
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What one part of the table is about."""
+    """The models of one part of the table: a target and perhaps a draft model."""
 
     name: str
     target: str
@@ -58,13 +58,13 @@ class Models:
 
     @property
     def size(self) -> int:
-        """Bytes that a plain pass reads, or a guess for a name."""
+        """Bytes that a pass of the target reads; a guess if it is not a file."""
         path = Path(self.target)
         return path.stat().st_size if path.is_file() else 100_000_000
 
 
 def fixed_settings(draft: str | None, wanted: Sequence[str] = ()) -> dict[str, SpeculativeConfig]:
-    """The sweep, by name; of them those that are wanted, or all."""
+    """The settings of the sweep by name; only those in `wanted`, if any."""
     found: dict[str, SpeculativeConfig] = {f"suffix {n}": SuffixConfig(n) for n in (4, 8, 16)}
     found["ngram 5"] = NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=2)
     if draft is not None:
@@ -73,7 +73,7 @@ def fixed_settings(draft: str | None, wanted: Sequence[str] = ()) -> dict[str, S
 
 
 def sets() -> list[Models]:
-    """The models that are there."""
+    """The sets of models that are available."""
     found = [Models("smollm2", MODEL, None)]
     if (pair := present_pair()) is not None:
         target, draft = map(str, pair)
@@ -90,29 +90,30 @@ def cells(args: argparse.Namespace) -> list[tuple[str, str, str]]:
 
 
 def runs_of(cell: tuple[str, str, str], args: argparse.Namespace) -> int:
-    """Generations of a cell, without those that warm up or are repeated."""
-    races = int(args.limit) * int(args.runs)
+    """Generations that a cell takes, without warm-up and repetitions."""
+    full = int(args.limit) * int(args.runs)
     if cell[2] == RANDOM_NAME:
-        return 2 * races
+        return 2 * full
     fixed = len(fixed_settings("draft" if cell[0] == "pair" else None, args.fixed))
-    return int(args.sweep) * (1 + fixed) + (2 + min(fixed, int(args.finalists))) * races
+    return int(args.sweep) * (1 + fixed) + (2 + min(fixed, int(args.finalists))) * full
 
 
 def estimate(
     todo: Sequence[tuple[str, str, str]], models: Sequence[Models], args: argparse.Namespace
 ) -> float:
-    """Seconds, roughly, at the bandwidth that one thread reads with: most texts end before their last token,
-    and most runs have speculation."""
+    """Rough estimate of the seconds that the cells take, from the bandwidth of one thread. It assumes that
+    most texts end before the limit and that most runs speculate."""
     bandwidth = max(machine.probe()["read_gb_per_s"] for _ in range(3)) * 1e9
     size = {m.name: m.size for m in models}
-    passes = args.n / 2 + 35  # plain ones, and what a prompt's prefill takes
+    passes = args.n / 2 + 35  # plain passes, and the prefill of the prompt in such passes
     return sum([runs_of(cell, args) * passes * size[cell[0]] / bandwidth for cell in todo], 0.0)
 
 
 def run_cell(
     pipelines: Mapping[str, Pipeline], temperature: float, workload: str, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Sweep, then the finals; again while the probe says that the machine's speed moved."""
+    """Measure a cell: the sweep, then the finals, which are repeated while the machine's speed was
+    unsteady."""
     random = workload == RANDOM_NAME
     params = replace(RANDOM if random else PLAIN, temperature=temperature, max_tokens=args.n)
     items = workloads.load("chat" if random else workload)
@@ -136,9 +137,10 @@ def run_cell(
 
 
 def against_best(cell: Mapping[str, Any]) -> tuple[str, float, tuple[float, float]] | None:
-    """(the best fixed setting of the finals, auto's speed against it, the interval); None without finals.
+    """(best fixed setting of the finals, speed of `auto` / its speed, interval); None without fixed settings.
 
-    Each is taken against the plain runs beside it; the ratio of the speed-ups is that of the speeds.
+    Both are measured against the plain run of the same round, so the ratio of their speed-ups is the ratio of
+    their speeds.
     """
     methods = cell["methods"]
     fixed = [name for name in methods if name not in (BASELINE, "auto")]
@@ -152,12 +154,12 @@ def against_best(cell: Mapping[str, Any]) -> tuple[str, float, tuple[float, floa
 
 
 def verdict(value: float, interval: Sequence[float], bound: float) -> str:
-    """Whether a target holds; "unsure" when it is missed by less than the interval is wide."""
+    """Whether a target holds; "unsure" when the value misses it, but the interval reaches it."""
     return "holds" if value >= bound else "unsure" if interval[1] >= bound else "MISSED"
 
 
 def targets(found: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every target with what was measured."""
+    """Every target with its measured value, interval and verdict."""
     checked: list[dict[str, Any]] = []
 
     def check(target: str, where: str, bound: float, value: float, interval: Sequence[float]) -> None:
@@ -221,7 +223,7 @@ def rows(found: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> list[list[s
 
 
 def summary(checked: Sequence[Mapping[str, Any]]) -> str:
-    """Which targets hold, and every one that does not."""
+    """How many cells hold each target, and the cells that do not."""
     lines = []
     for target in dict.fromkeys(c["target"] for c in checked):
         mine = [c for c in checked if c["target"] == target]
@@ -236,19 +238,19 @@ def summary(checked: Sequence[Mapping[str, Any]]) -> str:
 
 
 def names(text: str) -> list[str]:
-    """Of an option that takes several, parted by commas."""
+    """Parse an option of several names, separated by commas."""
     return [name.strip() for name in text.split(",")]
 
 
 def at_least_one(text: str) -> int:
-    """Of an option that says how many there are to be, one at least."""
+    """Parse an option that is a number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def check_names(parser: argparse.ArgumentParser, args: argparse.Namespace, **known: Sequence[str]) -> None:
-    """End with one line when an option has a name that is not among those known for it."""
+    """Exit with an error of one line when an option has an unknown name."""
     for option, usable in known.items():
         if unknown := [name for name in getattr(args, option) if name not in usable]:
             parser.error(f"--{option}: {unknown[0]!r} is not one of {', '.join(usable)}")
@@ -265,22 +267,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=at_least_one, default=6, help="prompts of a workload")
     parser.add_argument("--runs", type=at_least_one, default=2)
     parser.add_argument("-n", type=at_least_one, default=256, help="most tokens of a run")
-    parser.add_argument("--sweep", type=at_least_one, default=1, help="prompts to try fixed settings on")
+    parser.add_argument(
+        "--sweep", type=at_least_one, default=1, help="prompts on which the fixed settings are tried"
+    )
     parser.add_argument("--fixed", type=names, default=[], help="the sweep's settings (default: all)")
-    parser.add_argument("--finalists", type=int, default=1, help="the best of them, measured in full")
-    parser.add_argument("--again", type=int, default=1, help="repetitions of a cell while the probe moves")
+    parser.add_argument(
+        "--finalists", type=int, default=1, help="how many of the best fixed settings are measured in full"
+    )
+    parser.add_argument(
+        "--again", type=int, default=1, help="repetitions of a cell while the machine is unsteady"
+    )
     parser.add_argument("--no-adversary", dest="adversary", action="store_false")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--journal", type=Path, default=RESULTS / "never_slower.jsonl")
     parser.add_argument("--json", type=Path, default=RESULTS / "never_slower.json")
-    parser.add_argument("--estimate", action="store_true", help="only say how long it would take")
+    parser.add_argument("--estimate", action="store_true", help="only print how long it would take")
     args = parser.parse_args()
     check_names(parser, args, sets=there, workloads=workloads.BUILT_IN, fixed=list(fixed_settings("draft")))
     return args
 
 
 def main() -> int:
-    """Measure what the journal lacks, write, print; 1 when a target is missed or a token was changed."""
+    """Measure what the journal lacks, write the results and print them. Returns 1 when a target is missed or
+    a token was changed."""
     args = arguments()
     models = [m for m in sets() if m.name in args.sets]
     settings = {

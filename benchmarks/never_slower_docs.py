@@ -1,10 +1,10 @@
-"""Write what benchmarks/never_slower.py measured into results/never_slower.md and the README's table.
+"""Writes the results of benchmarks/never_slower.py into results/never_slower.md and the README's table.
 
     python benchmarks/never_slower.py …
     python benchmarks/never_slower_docs.py
 
-The source is benchmarks/results/never_slower.json. Files in the same folder whose names begin alike hold what
-other machines measured; each has a section between markers of its name.
+The source is benchmarks/results/never_slower.json. Files never_slower*.json in the same folder are from
+other machines. Each file has its own section, between markers of its name.
 """
 
 from __future__ import annotations

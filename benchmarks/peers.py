@@ -1,16 +1,16 @@
-"""Outrider and its peers on the same GGUF files and the same prompts: tokens per second of greedy decoding.
+"""Compares Outrider with its peers on the same GGUF files and prompts: tokens per second of greedy decoding.
 
     python benchmarks/peers.py -m TARGET.gguf -md DRAFT.gguf --peer llama.cpp=PYTHON --peer ik_llama.cpp=…
 
-Each engine runs in a process of its own, and they take turns, prompt by prompt. First every setting of every
-engine is tried on a few prompts of each workload; then its plain decoding and its best setting with
-speculation are measured on all. A peer is an interpreter that has its package: xllamacpp (llama.cpp with its
-server and its own speculation), ik-llama-cpp-python, llama-cpp-py-sync (llama.cpp-api) or transformers with
-torch. The bindings of ik_llama.cpp and llama.cpp-api give passes only: speculation there is our own minimal
-greedy loop around them (peers_loop.py), and the table says "loop". Prefill is left out everywhere. The best
-peer of a workload is the fastest setting of any of them there, plain ones too. What is finished is kept in a
-journal; started again, it goes on from there. Writes benchmarks/results/peers.json, of which peers_docs.py
-makes the table in docs/bench.md.
+Each engine runs in its own process, and they are interleaved prompt by prompt. First, every setting of every
+engine is tried on a few prompts of each workload. Then the plain decoding of each engine and its best setting
+with speculation are measured on all prompts. A peer is given as a Python interpreter that has its package:
+xllamacpp (llama.cpp with its server and its own speculation), ik-llama-cpp-python, llama-cpp-py-sync
+(llama.cpp-api) or transformers with torch. The bindings of ik_llama.cpp and llama.cpp-api offer forward
+passes only, so there speculation is the minimal greedy loop of peers_loop.py, and the table says "loop".
+Prefill is never counted. The best peer of a workload is the fastest setting of any peer, plain decoding
+included. Finished runs are kept in a journal, so an interrupted measurement can be resumed. Writes
+benchmarks/results/peers.json, from which peers_docs.py writes the tables.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "peers.json"
 OWN, TARGET = "outrider", 2.0
 LOOPED = ("ik_llama.cpp", "llama.cpp-api")
-Contestant = tuple[str, str]  # engine, setting
-Speeds = Mapping[
-    Contestant, Mapping[str, Sequence[float]]
-]  # tokens per second by prompt, a value for each run
+Method = tuple[str, str]  # engine, setting
+Speeds = Mapping[Method, Mapping[str, Sequence[float]]]  # tokens per second by prompt, a value for each run
 
 
 def started(name: str, python: str, args: argparse.Namespace) -> EngineProcess:
-    """One engine, ready to be asked."""
+    """Start the process of an engine."""
     draft = "" if args.model_draft is None else str(args.model_draft)
     command = [python, str(HERE / "peers_worker.py"), name, str(args.model), draft]
     log = args.log / f"{name}.log" if args.log else None
@@ -49,7 +47,7 @@ def started(name: str, python: str, args: argparse.Namespace) -> EngineProcess:
 
 
 def best_speculative(speeds: Speeds, engine: str) -> str | None:
-    """The setting with speculation that an engine was fastest with, by the geometric mean over prompts."""
+    """An engine's fastest setting with speculation, by the geometric mean over prompts."""
     means = {
         setting: stats.geomean(stats.median(runs) for runs in by_prompt.values())
         for (name, setting), by_prompt in speeds.items()
@@ -58,8 +56,8 @@ def best_speculative(speeds: Speeds, engine: str) -> str | None:
     return max(means, key=lambda setting: means[setting]) if means else None
 
 
-def finals(speeds: Speeds, engines: Sequence[str]) -> list[Contestant]:
-    """What is measured in full: of each engine plain decoding and its best speculation."""
+def finals(speeds: Speeds, engines: Sequence[str]) -> list[Method]:
+    """The methods that are measured in full: plain decoding and the best speculation of each engine."""
     chosen = ((name, setting) for name in engines for setting in ("plain", best_speculative(speeds, name)))
     return [(name, setting) for name, setting in chosen if setting is not None]
 
@@ -67,7 +65,7 @@ def finals(speeds: Speeds, engines: Sequence[str]) -> list[Contestant]:
 def compared(speeds: Speeds, ids: Sequence[str]) -> dict[str, Any]:
     """One workload: mean speeds, and Outrider's `auto` against the fastest setting of all peers.
 
-    ids: of the workload's prompts. Everybody has a value for each prompt and run.
+    ids: of the workload's prompts. `speeds` must have a value for each method, prompt and run.
     """
     means = {c: stats.geomean(stats.median(by[i]) for i in ids) for c, by in speeds.items()}
     found: dict[str, Any] = {
@@ -84,7 +82,7 @@ def compared(speeds: Speeds, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """A heading, and a line for each workload with a column for each setting of the finals."""
+    """The header, and a row for each workload with a column for each method of the finals."""
     found = result["workloads"]
     names = list(next(iter(found.values()))["tokens_per_s"])
     shown = [f"{n} (loop)" if n.split(",")[0] in LOOPED and not n.endswith("plain") else n for n in names]
@@ -104,7 +102,7 @@ def rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """How far the machine moved meanwhile, and whether the target holds."""
+    """How steady the machine was, and whether the target holds."""
     probe, mean = result["machine"]["probe"], result["geomean"]
     before, after = (probe[when]["read_gb_per_s"] for when in ("before", "after"))
     text = f"probe: {before:.1f} → {after:.1f} GB/s (moved by {probe['drift']:.0%})"
@@ -115,24 +113,24 @@ def summary(result: Mapping[str, Any]) -> str:
 
 
 def measured(
-    journal: Journal, contestants: Sequence[Contestant], ids: Sequence[str], runs: int
-) -> dict[Contestant, dict[str, list[float]]]:
-    """What the journal has of these, in the shape of Speeds."""
+    journal: Journal, methods: Sequence[Method], ids: Sequence[str], runs: int
+) -> dict[Method, dict[str, list[float]]]:
+    """The speeds of these methods in the journal."""
     return {
         (name, setting): {
             i: [journal[name, setting, i, str(run)]["tokens_per_s"] for run in range(runs)] for i in ids
         }
-        for name, setting in contestants
+        for name, setting in methods
     }
 
 
-def order(contestants: Sequence[Contestant], run: int) -> Iterator[Contestant]:
-    """Forth and back, so that a steady drift of the machine cancels out."""
-    return iter(contestants) if run % 2 == 0 else reversed(contestants)
+def order(methods: Sequence[Method], run: int) -> Iterator[Method]:
+    """The order of a run: forward and backward in turn, so that a linear drift of the machine cancels out."""
+    return iter(methods) if run % 2 == 0 else reversed(methods)
 
 
 class Measurement:
-    """Runs what the journal lacks."""
+    """Executes the runs that the journal lacks."""
 
     def __init__(self, workers: Sequence[EngineProcess], journal: Journal, args: argparse.Namespace) -> None:
         self._workers = {worker.name: worker for worker in workers}
@@ -144,13 +142,13 @@ class Measurement:
             self._prompts[item.id] = self._workers[OWN].ask({"render": item.prompt})["ids"]
         return self._prompts[item.id]
 
-    def take(self, contestants: Sequence[Contestant], items: Sequence[workloads.Item], runs: int) -> None:
-        """All runs of these, prompt by prompt; says now and then how long it will go on."""
+    def take(self, methods: Sequence[Method], items: Sequence[workloads.Item], runs: int) -> None:
+        """Execute all runs of these methods, prompt by prompt, and print the time that is left."""
         cells = [
             (name, setting, item, run)
             for run in range(runs)
             for item in items
-            for name, setting in order(contestants, run)
+            for name, setting in order(methods, run)
             if (name, setting, item.id, str(run)) not in self._journal
         ]
         start = time.perf_counter()
@@ -171,14 +169,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-md", "--model-draft", type=Path)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--workloads", type=lambda s: s.split(","), default=list(workloads.BUILT_IN))
-    parser.add_argument("--sweep", type=int, default=1, help="prompts of a workload on which all is tried")
+    parser.add_argument(
+        "--sweep", type=int, default=1, help="prompts of a workload on which all settings are tried"
+    )
     parser.add_argument("--limit", type=int, default=6, help="prompts of a workload")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("-n", type=int, default=256, help="most tokens of a run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--rest", type=float, default=0.2, help="seconds between runs: threads spin on")
-    parser.add_argument("--log", type=Path, metavar="DIR", help="keep what the engines say")
+    parser.add_argument(
+        "--rest", type=float, default=0.2, help="seconds between runs, as threads keep spinning"
+    )
+    parser.add_argument("--log", type=Path, metavar="DIR", help="keep the engines' stderr in this folder")
     parser.add_argument("--journal", type=Path, default=RESULT.with_suffix(".jsonl"))
     parser.add_argument("--json", type=Path, default=RESULT)
     args = parser.parse_args()
@@ -188,7 +190,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Sweep, finals, table; 1 when the target is missed."""
+    """Run sweep and finals and print the table. Returns 1 when the target is missed."""
     args = arguments()
     if args.log:
         args.log.mkdir(parents=True, exist_ok=True)
@@ -210,13 +212,13 @@ def main() -> int:
     measurement = Measurement(workers, journal, args)
     measurement.take(everything, swept, 1)
     tried = measured(journal, everything, [item.id for item in swept], 1)
-    contestants = finals(tried, list(pythons))
-    measurement.take(contestants, items, args.runs)
+    methods = finals(tried, list(pythons))
+    measurement.take(methods, items, args.runs)
     after = machine.probe()
     for worker in workers:
         worker.close()
 
-    speeds = measured(journal, contestants, [item.id for item in items], args.runs)
+    speeds = measured(journal, methods, [item.id for item in items], args.runs)
     comparison = {name: compared(speeds, [item.id for item in mine]) for name, mine in by_workload.items()}
     ratios = [row["ratio"] for row in comparison.values() if "ratio" in row]
     result: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Write what benchmarks/peers.py measured into results/peers.md.
+"""Writes the results of benchmarks/peers.py into results/peers.md.
 
     python benchmarks/peers.py …
     python benchmarks/peers_docs.py

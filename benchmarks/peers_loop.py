@@ -1,7 +1,7 @@
-"""A minimal greedy loop with speculation, for engines whose Python binding gives passes only.
+"""A minimal greedy loop with speculation, for engines whose Python binding offers forward passes only.
 
-It is deliberately plain: a chain of k tokens, verified in one pass. A peer measured with it shows what its
-passes allow. In its favour, the draft model's prefill is left out of the time.
+It is deliberately simple: a chain of k tokens, verified in one pass. It shows what the peer's passes would
+allow. In the peer's favour, the draft model's prefill is not counted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ class Session(Protocol):
     """A model with the cache of one sequence."""
 
     def decode(self, tokens: Sequence[int], start: int, rows: int) -> list[int]:
-        """Put tokens at positions start, start + 1, …; the likeliest token after each of the last `rows`."""
+        """Process tokens at positions start, start + 1, …; returns the likeliest token after each of the last
+        `rows` of them."""
 
     def truncate(self, length: int) -> None:
-        """Forget every position from `length` on."""
+        """Remove all positions from `length` on from the cache."""
 
     def ends(self, token: int) -> bool:
         """Whether the token ends the text."""
@@ -31,7 +32,7 @@ class Drafter(Protocol):
         """Tokens that may follow the text."""
 
     def keep(self, length: int) -> None:
-        """Only so many tokens of what was seen stay as they are."""
+        """Called after verification: the text up to `length` is unchanged, later tokens were rejected."""
 
 
 class Plain:
@@ -45,7 +46,8 @@ class Plain:
 
 
 class Lookup(Plain):
-    """What followed the last occurrence of the text's last tokens (prompt lookup): 3 of them, else 2."""
+    """Prompt lookup: the tokens that followed the previous occurrence of the text's last 3 (else 2)
+    tokens."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -60,7 +62,7 @@ class Lookup(Plain):
 
 
 class DraftModel:
-    """The likeliest tokens of a smaller model."""
+    """The greedy continuation of a draft model."""
 
     def __init__(self, model: Session, count: int, prompt: Sequence[int]) -> None:
         self._model, self._count = model, count
@@ -82,7 +84,7 @@ class DraftModel:
 
 
 def prefill(model: Session, prompt: Sequence[int]) -> None:
-    """Start anew with all tokens of a prompt but the last."""
+    """Clear the cache and process all tokens of a prompt but the last."""
     model.truncate(0)
     body = prompt[:-1]
     for start in range(0, len(body), CHUNK):
@@ -92,7 +94,7 @@ def prefill(model: Session, prompt: Sequence[int]) -> None:
 def generate(
     target: Session, prompt: Sequence[int], most: int, drafter: Drafter
 ) -> tuple[list[int], float, int, int]:
-    """(the likeliest tokens after a prompt, seconds after its prefill, drafted, accepted)."""
+    """(greedy tokens after the prompt, seconds without prefill, draft tokens, accepted draft tokens)."""
     prefill(target, prompt)
     text, drafted, accepted = list(prompt), 0, 0
     start = time.perf_counter()

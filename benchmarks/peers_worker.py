@@ -1,8 +1,8 @@
-"""One engine of peers.py, in a process of its own. Arguments: engine, target, draft or "", threads, context.
+"""The process of one engine for peers.py. Arguments: engine, target, draft or "", threads, context.
 
-Prints one JSON line when ready: the engine's settings and package. Then for every line read from stdin,
-`{"setting", "ids", "n"}`, it continues the token ids greedily and prints `{"tokens_per_s", "tokens", …}`: of
-decoding alone, without the prompt's prefill and the token that comes with it.
+Prints one JSON line when ready: the engine's settings and package. Then, for every line `{"setting", "ids",
+"n"}` read from stdin, it generates greedily after the token ids and prints `{"tokens_per_s", "tokens", …}`.
+The rate is of decoding alone, without the prompt's prefill and the token that the prefill gives.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Run = Callable[[str, list[int], int], Answer]
 DRAFTS = (1, 2, 3, 5)
 LOOKUPS = (5, 10)
 WIDEST = 512  # tokens of a pass
-OPEN_SERVERS = 2  # of llama.cpp, which holds the weights once for each
+OPEN_SERVERS = 2  # of llama.cpp at a time, as each of them has the weights in memory
 
 
-def answer(ids: Sequence[int], passes: int, seconds: float, **more: Any) -> Answer:
-    """`passes`: tokens of which none came with the prompt."""
-    return {"tokens_per_s": passes / seconds, "tokens": len(ids), "ids": list(ids), **more}
+def answer(ids: Sequence[int], decoded: int, seconds: float, **more: Any) -> Answer:
+    """decoded: the number of tokens without one that the prefill gave."""
+    return {"tokens_per_s": decoded / seconds, "tokens": len(ids), "ids": list(ids), **more}
 
 
 # --- Outrider -------------------------------------------------------------------------------------
 
 
 class Outrider:
-    """Plain decoding, and `auto` with whatever there is."""
+    """Plain decoding, and `auto` with lookups and, if given, the draft model."""
 
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
         from outrider.bench.interleaved import TimedMethod
@@ -77,7 +77,7 @@ class Outrider:
 
 
 class LlamaServer:
-    """A server for each setting, few of them at a time."""
+    """A server for each setting, with at most OPEN_SERVERS at a time."""
 
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
         self._target, self._draft, self._threads, self._context = target, draft, threads, context
@@ -128,14 +128,15 @@ class LlamaServer:
         }
 
 
-# --- Bindings that give passes, under the loop of peers_loop.py --------------------------------------
+# --- Bindings that offer passes, with the loop of peers_loop.py --------------------------------------
 
 
 class Passes:
-    """A llama.cpp C interface, by cffi or ctypes, as a Session.
+    """llama.cpp's C interface, by cffi or ctypes, as a `Session`.
 
-    remove:  forgets the positions of the sequence from one on.
+    remove:  removes the positions from a given one on from the sequence.
     logits:  float32[vocab] of the i-th token of the last pass.
+    ends:    whether a token ends the text.
     """
 
     def __init__(self, lib: Any, session: Any, remove: Any, logits: Any, ends: Any) -> None:
@@ -208,7 +209,7 @@ def ik_api(path: Path, threads: int, context: int) -> Session:
 
 
 class Looped:
-    """Passes of a binding, and our loop around them."""
+    """The passes of a binding, with the loop of peers_loop.py."""
 
     def __init__(
         self,
@@ -238,7 +239,8 @@ class Looped:
 
 
 class Transformers:
-    """The GGUF files, computed in float32 (its fastest way), with assisted generation and prompt lookup."""
+    """transformers with the GGUF files in float32 (its fastest type), assisted generation and prompt
+    lookup."""
 
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
         import torch  # type: ignore[import-not-found,unused-ignore]
@@ -264,7 +266,7 @@ class Transformers:
         if kind == "lookup":
             more["prompt_lookup_num_tokens"] = int(number)
         elif kind == "draft" and self._draft is not None:
-            own = self._draft.generation_config  # where generate() reads the length from
+            own = self._draft.generation_config  # generate() reads the draft length from it
             own.num_assistant_tokens, own.num_assistant_tokens_schedule = int(number), "constant"
             own.assistant_confidence_threshold = 0.0
             more["assistant_model"] = self._draft
@@ -314,7 +316,7 @@ def outrider_version() -> str:
 
 def main() -> None:
     name, target, draft, threads, context = sys.argv[1:]
-    out = os.fdopen(os.dup(1), "w")  # what an engine prints to stdout must not come between the answers
+    out = os.fdopen(os.dup(1), "w")  # output of the engine itself must not mix with the answers
     os.dup2(2, 1)
     engine = load(name, Path(target), Path(draft) if draft else None, int(threads), int(context))
     package = PACKAGES[name]

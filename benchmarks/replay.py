@@ -1,18 +1,19 @@
-"""What the controller makes of texts: `auto` and fixed settings on recorded ones, by a clock of given costs.
+"""Measures the controller on recorded texts, with a simulated clock: `auto` against fixed settings.
 
     python benchmarks/replay.py [--methods auto,'draft_model 3',…] [--workloads …] [--temps 0,0.7] [--limit N]
         [--seeds N] [--behind N]
 
-The Qwen target wrote the texts of the built-in workloads once; here it only says them again. The draft model
-is real, and so are drafters, controller and step loop, but a pass takes what COSTS says, measured on a quiet
-machine, and nothing else takes time. So a difference of 1% is a difference, on any machine and beside any
-other load, and the next run says the same; the sweep that takes hours in real time takes minutes. What it
-cannot show: the machine's moods, and what looking up and planning take (a quarter of a millisecond a step).
+The Qwen target generated the texts of the built-in workloads once; here its passes replay them. Draft model,
+drafters, controller and step loop are real, but a pass takes the time given in COSTS, measured on an idle
+machine, and nothing else takes time. Results are therefore the same in every run and on every machine, and
+differences of 1% are meaningful. A sweep takes minutes instead of hours. Not simulated are variations of the
+machine's speed, and the time of lookups and planning (a quarter of a millisecond per step).
 
-One text moves a workload's mean by several percent, so what six of them tell of a change of the controller
-may be chance: a 5% gain was seen to be none on the forty texts of `--limit 8 --seeds 5`.
+One text changes a workload's mean by several percent, so results on six texts may be chance: a gain of 5% on
+them vanished on the forty texts of `--limit 8 --seeds 5`.
 
-Texts that the file --texts lacks are written first (some minutes, once). Writes results/replay.json.
+Texts that are missing in the file --texts are generated first (some minutes, once). Writes
+results/replay.json.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from outrider.pipeline import build_all, load_native, native_rows
 from outrider.policy.cost_model import CostCurve, CostModel
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# Milliseconds of a pass over n tokens, at a context of 256: of the 1.5B, and of the 0.5B as it drafts, in
-# three bits and with a quarter of its vocabulary, or, from 9 tokens on, reads what it missed. (Two cores of
-# a Zen 5; tiles of ten tokens make the step behind 10, 16 and 20.)
+# Milliseconds of a pass over n tokens at a context of 256, on two cores of a Zen 5. "draft" is the 0.5B with
+# Q3_0 weights: up to 8 tokens with a quarter of its vocabulary, as when it drafts; from 9 tokens on, as in
+# its prefill. Tiles of ten tokens cause the jumps after 10, 16 and 20.
 COSTS = {
     "target": dict(enumerate((18.9, 19.1, 19.6, 20.0, 21.0, 22.7, 25.1, 27.0, 29.6, 31.3), start=1))
     | {11: 37.3, 12: 39.4, 13: 40.5, 14: 42.7, 15: 45.0, 16: 47.3, 17: 53.9, 18: 56.0, 19: 58.9, 20: 62.5}
@@ -55,14 +56,17 @@ COSTS = {
     "draft": dict(enumerate((3.85, 3.95, 4.15, 4.3, 4.5, 4.9, 5.4, 5.9, 6.3, 6.8), start=1))
     | {11: 7.9, 12: 8.4, 16: 10.5, 20: 12.8, 24: 15.5, 28: 17.7, 32: 19.9},
 }
-RIVAL = 0.04  # of the likeliest token's probability: too little for min_p, so that noise draws none
+RIVAL = 0.04  # probability of each other token / the likeliest token's: below min_p, so none is sampled
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the target wrote for a prompt: that in words, and both as token ids.
+    """A text that the target generated.
 
-    certain: what share the target gave to its likeliest token, for each of the output.
+    asked:   the prompt as text.
+    prompt:  its token ids, with the chat template.
+    output:  the generated token ids.
+    certain: for each token of the output, the probability of the target's likeliest token.
     """
 
     workload: str
@@ -76,7 +80,7 @@ class Text:
 
 
 class Clock:
-    """Seconds that only passes make go by."""
+    """A simulated clock, in seconds, which only forward passes advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -85,17 +89,17 @@ class Clock:
         return self.now
 
     def run(self, costs: CostCurve, items: Sequence[ForwardItem]) -> None:
-        """A pass over these."""
+        """Advance by the time of a pass over these items."""
         self.now += costs.seconds(sum(len(item.tokens) for item in items))
 
 
 def curve(costs: Mapping[int, float]) -> CostCurve:
-    """Seconds by width, of milliseconds."""
+    """A cost curve in seconds from milliseconds by width."""
     return CostCurve({n: ms / 1e3 for n, ms in costs.items()})
 
 
 class ReplayCache:
-    """Remembers nothing but its length."""
+    """A cache without content; it has only a length."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
@@ -111,14 +115,15 @@ class ReplayCache:
 
 
 class Replay:
-    """A LanguageModel that says `text` again, to whoever follows it so far; anything else it finds wrong."""
+    """A LanguageModel that replays `text`: after a prefix of it, its next token is the likeliest. After any
+    other tokens it gives token 0."""
 
     caps = EngineCaps(tree_attention=True, exact_bits=True)
 
     def __init__(self, vocab_size: int, costs: Mapping[int, float], clock: Clock) -> None:
         self.vocab_size, self.max_positions = vocab_size, 1 << 20
         self.text: list[int] = []
-        self.certain: dict[int, float] = {}  # by the token's place in the text
+        self.certain: dict[int, float] = {}  # by the token's position in the text
         self.costs = curve(costs)
         self._clock = clock
 
@@ -144,7 +149,9 @@ class Replay:
             after = places[node] + 1
             token = text[after] if right[node] and after < len(text) else 0
             rows[row, token] = 30.0
-            rest = 1.0 / self.certain.get(after, 1.0) - 1.0  # what all rivals have, of the token's share
+            rest = (
+                1.0 / self.certain.get(after, 1.0) - 1.0
+            )  # probability of all other tokens / the likeliest token's
             if rest > 0.0:
                 count = min(self.vocab_size - 1, math.ceil(rest / RIVAL))
                 rivals = (token + 1 + np.arange(count)) % self.vocab_size
@@ -153,7 +160,7 @@ class Replay:
 
 
 class Timed:
-    """A model whose passes take what they are said to cost."""
+    """A model whose passes advance the simulated clock by given times."""
 
     def __init__(self, inner: VocabSubsetModel, costs: Mapping[int, float], clock: Clock) -> None:
         self._inner, self._clock = inner, clock
@@ -175,8 +182,8 @@ class Timed:
 
 
 def items_of(workload: str, behind: int) -> list[workloads.Item]:
-    """The prompts of a built-in workload, each behind so many others of all workloads: long ones, of which
-    only the end matters, as in a conversation."""
+    """The prompts of a built-in workload. With `behind`, each has that many other prompts before it: long
+    prompts of which only the end matters, as in a conversation."""
     items = workloads.load(workload)
     if not behind:
         return items
@@ -191,11 +198,11 @@ def items_of(workload: str, behind: int) -> list[workloads.Item]:
 
 
 def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
-    """The texts that `args` asks for, from the file at `place`. What it lacks, or has of a prompt that was
-    worded otherwise, the target writes first, at full speed."""
+    """The texts that `args` selects, from the file `place`. Missing ones, and those whose prompt has changed,
+    are generated by the target first."""
     lines = json.loads(place.read_text("utf-8")) if place.exists() else []
     asked = {item.id: item.prompt for name in workloads.BUILT_IN for item in items_of(name, args.behind)}
-    form = {field.name for field in fields(Text)}  # a file of an older form lacks some
+    form = {field.name for field in fields(Text)}  # a file of an older version lacks some
     texts = [Text(**line) for line in lines if line.keys() == form]
     known = {(t.id, t.temperature, t.seed): t for t in texts if asked.get(t.id, t.asked) == t.asked}
     wanted = {
@@ -221,7 +228,7 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
 
 
 def shares(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
-    """`Text.certain` of an output behind its prompt."""
+    """`Text.certain` of an output after its prompt."""
     params = replace(PLAIN, max_tokens=1, prompt_logprobs=1)
     (out,) = llm.generate({"prompt_token_ids": [*prompt, *output]}, params)
     assert out.prompt_logprobs is not None
@@ -230,7 +237,7 @@ def shares(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> list[float
 
 
 class Stage:
-    """All methods on one replayed target."""
+    """Runs methods on one replayed target."""
 
     def __init__(self, target: str, choices: Mapping[str, SpeculativeConfig]) -> None:
         self._clock = Clock()
@@ -257,7 +264,8 @@ class Stage:
         }
 
     def speedup(self, method: str, text: Text) -> float:
-        """Times as fast as plain decoding, from the first token on. Raises SystemExit for a changed text."""
+        """The speed-up over plain decoding, from the first token on. Raises SystemExit when the text
+        changes."""
         self._target.text = [*text.prompt, *text.output]
         self._target.certain = dict(enumerate(text.certain, start=len(text.prompt)))
         params = replace(PLAIN, temperature=text.temperature, max_tokens=len(text.output), seed=text.seed)
@@ -272,7 +280,7 @@ class Stage:
 
 
 def table(rows: Mapping[tuple[str, str], Mapping[str, float]], methods: Sequence[str]) -> str:
-    """A line for each workload and temperature, and their geometric means."""
+    """A row for each workload and temperature, and the geometric means."""
     lines = [["T", "workload", *methods, "auto / best fixed"]]
     for (temperature, workload), row in rows.items():
         fixed = [row[m] for m in methods if m != "auto"]
@@ -286,19 +294,19 @@ def table(rows: Mapping[tuple[str, str], Mapping[str, float]], methods: Sequence
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """What says which texts, but for the workloads."""
+    """Add the options that select texts, except the workloads."""
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
     parser.add_argument("--limit", type=at_least_one, default=6, help="prompts of a workload")
     parser.add_argument(
         "--seeds", type=at_least_one, default=1, help="texts of each prompt above temperature 0"
     )
     parser.add_argument("-n", type=at_least_one, default=256, help="most tokens of a text")
-    parser.add_argument("--behind", type=int, default=0, help="other prompts in front of each")
+    parser.add_argument("--behind", type=int, default=0, help="other prompts before each")
     parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
 
 
 def text_settings(args: argparse.Namespace) -> dict[str, int]:
-    """What a results file says of the texts."""
+    """The settings of the texts, for a results file."""
     return {name: getattr(args, name) for name in ("limit", "seeds", "n", "behind")}
 
 
@@ -317,7 +325,8 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Record what is missing, replay, print; 1 when `auto` is not as fast as the best somewhere."""
+    """Generate missing texts, replay and print. Returns 1 when `auto` is slower than the best fixed setting
+    in some cell."""
     args = arguments()
     if (pair := present_pair()) is None:
         print("needs the Qwen pair: outrider pull qwen-coder-1.5b qwen-coder-0.5b", file=sys.stderr)

@@ -1,15 +1,16 @@
-"""What sampling and verification cost beside a forward pass: NumPy, the specification, against C++.
+"""Measures the time of sampling and verification against a forward pass, in NumPy and in C++.
 
     python benchmarks/sampling.py -m MODEL.gguf [--width 8] [--rounds 24] [--pass-ms MS] [--json FILE]
 
-Each round runs one pass over `width` tokens of text and then verifies a draft that is accepted to its end, so
-that every row of logits counts, once in C++ and once in NumPy: under `coupled` with several settings, and at
-temperature 0.7 under the other rules too, for drafts that were looked up and for drawn ones, which state
-their distributions. A draft that is refused at every length is the most work for `block`.
-Microseconds are for one row: the median over the rounds, the mean and the least, of the thread's own time,
-which other processes do not add to. The share is verification's of pass and verification together, by its
-median and the least time of a pass; a draft model's passes would make it less. Where other processes keep a
-pass from its speed, so that the share would look small, --pass-ms says what it takes on the idle machine.
+NumPy is the specification of the C++ code. Each round runs one pass over `width` tokens of text and then
+verifies a draft that is accepted completely, so that every row of logits is used, once in C++ and once in
+NumPy: under `coupled` with several settings, and at temperature 0.7 also under the other rules, for drafts
+from lookups and for drafts of a draft model, which state their distributions. A draft that is rejected at
+every length is the most work for `block`. Microseconds are for one row: median, mean and minimum over the
+rounds, in CPU time of the thread, which other processes do not change. The share is that of verification in
+the sum of pass and verification, from the median of verification and the minimum of a pass. A draft model's
+passes would make it smaller. When other load slows the passes, which makes the share look small, --pass-ms
+gives the time of a pass on the idle machine.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ SETTINGS: dict[str, SamplingParams] = {
 
 
 class Agrees(StepRandomness):
-    """Accepts whatever it is asked about."""
+    """Accepts every draft token."""
 
     def accepts(self, probability: float, node: int) -> bool:
         return True
 
 
 class Refuses(StepRandomness):
-    """Accepts nothing."""
+    """Rejects every draft token."""
 
     def accepts(self, probability: float, node: int) -> bool:
         return False
 
 
-AT = "T=0.7"  # the setting for all rules
+AT = "T=0.7"  # the setting under which all rules are measured
 RULES: dict[str, tuple[Verifier, bool]] = {  # verifier, whether the draft states its distributions
     "coupled": (CoupledVerifier(), False),
     "rejection, looked up": (RejectionVerifier(Agrees), False),
@@ -81,7 +82,8 @@ SAMPLERS: dict[str, RowSampler | None] = {"c++": NativeRows(), "numpy": None}
 
 
 def text_ids(tokenizer: Tokenizer, size: int) -> list[int]:
-    """The built-in prompts as one text: rows that no model has made easy for itself."""
+    """The built-in prompts as one text: text that the model has not generated, so its logits are
+    realistic."""
     ids: list[int] = []
     for name in workloads.BUILT_IN:
         for item in workloads.load(name):
@@ -101,7 +103,7 @@ def forward(model: NativeModel, cache: NativeCache, ids: list[int], rows: bool) 
 
 
 def verified(logits: FloatArray, sampler: Sampler, context: TokenContext, rule: str) -> float:
-    """Seconds to verify a draft of the tokens that the target draws."""
+    """CPU seconds to verify a draft of the tokens that the target samples."""
     verifier, stated = RULES[rule]
     draft, probs, at = [], [], context
     for row in logits[:-1]:

@@ -1,17 +1,20 @@
-"""The server under load, against plain decoding and against llama.cpp's server; and a soak.
+"""Measures the server under load against plain decoding and llama.cpp's server, and runs a soak test.
 
     python benchmarks/serve.py [-m MODEL] [--peer llama.cpp=PYTHON] [--parts load,prefill,prefix]
     python benchmarks/serve.py --soak 10000 [--seconds 3600]
 
 PYTHON is an interpreter that has the package xllamacpp.
 
-load:    1 to 16 clients send the built-in workloads, greedy; the servers take turns, level by level, so that
-         a noisy neighbour slows all of them alike. What is finished is kept in a journal; started again, it
-         goes on from there.
-prefill: how much slower running streams become while a prompt of 4096 tokens is read.
-prefix:  the time to the first token when a system prompt of 1024 tokens has been read before.
-soak:    clients that leave, break off, send nonsense, are slow, on a server with several keys; every answer
-         is compared with the one that plain decoding gives alone, and memory must not grow.
+load:    1 to 16 clients send the built-in workloads, greedy. The servers are interleaved, level by level, so
+that
+         other load slows all of them alike. Finished parts are kept in a journal, so an interrupted
+         measurement can be resumed.
+prefill: how much slower running streams become during the prefill of a prompt of 4096 tokens.
+prefix:  the time to the first token when a system prompt of 1024 tokens is in the prefix cache.
+soak:    clients that disconnect, cancel, send malformed requests or read slowly, on a server with several
+keys.
+         Every answer is compared with that of plain decoding of one request at a time, and memory must not
+         grow.
 
 Writes benchmarks/results/serve.json (serve_soak.json); `--docs` puts the table into docs/server.md.
 """
@@ -33,9 +36,9 @@ from serve_servers import outrider_server
 from serve_soak import KEYS, Soak, Tally, expected
 
 RESULTS = Path(__file__).resolve().parent / "results"
-BODY_BYTES = 1 << 20  # the soak's server takes no more
+BODY_BYTES = 1 << 20  # the limit of the soak's server
 CONTEXT = 1024
-# What is kept between requests is limited so that it is full when the warm-up is over: what grows then leaks.
+# These caches are small enough to be full after the warm-up, so that any later growth of memory is a leak.
 PREFIX_CACHE = "96M"
 KEPT_OUTPUTS = 1000
 
@@ -52,7 +55,7 @@ def soak(
     prefix_cache: str = PREFIX_CACHE,
     kept_outputs: int = KEPT_OUTPUTS,
 ) -> Tally:
-    """Start the two servers, ask, stop them."""
+    """Start the reference server and the shared one, run the soak, and stop them."""
     chosen = serve_pool.pool(cases, seed)
     flags = ["--api-key", *KEYS, "--max-body-bytes", str(BODY_BYTES), "--max-waiting", "10"]
     lookup = json.dumps({"method": "auto", "suffix_decoding_max_cached_requests": kept_outputs})
@@ -94,8 +97,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("-m", "--model", default=MODEL)
     parser.add_argument("-t", "--threads", type=int)
-    parser.add_argument("--soak", type=int, metavar="REQUESTS", help="at least so many")
-    parser.add_argument("--seconds", type=float, default=0.0, help="the soak goes on for at least so long")
+    parser.add_argument(
+        "--soak", type=int, metavar="REQUESTS", help="run the soak test with at least so many requests"
+    )
+    parser.add_argument("--seconds", type=float, default=0.0, help="run the soak for at least so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     serve_load.add_arguments(parser)
@@ -103,9 +108,9 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure and print; 1 when the soak fails or an answer of the load was lost or changed."""
+    """Measure and print. Returns 1 when the soak fails, or when an answer was lost or changed under load."""
     args = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped too
     if args.soak is None:
         return serve_load.run(args, args.json or RESULTS / "serve.json")
     tally = soak(args.model, args.soak, args.seconds, threads=args.threads, seed=args.seed)

@@ -1,4 +1,4 @@
-"""Streams of tokens and when they came. For serve.py."""
+"""A client for serve.py that records when the tokens of a stream arrive."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import httpx
 import numpy as np
 
-PATIENCE = 600.0  # seconds for an answer
+TIMEOUT = 600.0  # seconds for an answer
 
 
 @dataclass(slots=True)
 class Answer:
     """A streamed answer. Times are seconds of `time.perf_counter`.
 
-    times:  when each token came; tokens of one event come at one time.
-    tokens: how many there were, by the server's own count.
-    whole:  whether it came to its end.
+    times:  when each token arrived; tokens of one event have the same time.
+    tokens: their number, as counted by the server.
+    whole:  whether the stream is complete.
     """
 
     began: float
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds of a token after the first."""
+        """Mean seconds per token after the first."""
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1) if len(self.times) > 1 else None
 
     def gaps(self) -> list[float]:
@@ -46,11 +46,11 @@ class Answer:
 
 def client(url: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits)
+    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits)
 
 
 async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answer:
-    """One answer, to its end. Raises httpx.HTTPError and httpx.HTTPStatusError."""
+    """Request an answer and read it to its end. Raises httpx.HTTPError and httpx.HTTPStatusError."""
     answer = Answer(time.perf_counter())
     async for _ in follow(http, path, body, answer):
         pass
@@ -60,7 +60,7 @@ async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answe
 async def follow(
     http: httpx.AsyncClient, path: str, body: dict[str, Any], answer: Answer
 ) -> AsyncIterator[int]:
-    """Fill an answer as its events come; the tokens so far after each of them."""
+    """Fill an answer as its events arrive; yields the number of tokens so far after each of them."""
     async with http.stream("POST", path, json={**body, "stream": True}) as response:
         if response.status_code != 200:
             await response.aread()

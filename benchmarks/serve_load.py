@@ -1,4 +1,4 @@
-"""The parts of serve.py that measure: servers beside each other, the journal, the table."""
+"""The measurements of serve.py: interleaved servers, the journal, the table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ Key = tuple[str, ...]  # part, server, and for load the clients and the round; f
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("load, prefill and prefix").add_argument
-    add("--peer", action="append", default=[], metavar="NAME=PYTHON", help="llama.cpp's server, see above")
+    add(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="an interpreter for llama.cpp's server, see above",
+    )
     add("--parts", type=_names, default=list(PARTS), metavar="PART,…", help=f"of {', '.join(PARTS)}")
     add("--clients", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 8, 16])
     add(
@@ -75,12 +81,12 @@ def starters(args: argparse.Namespace) -> dict[str, Callable[[], Served]]:
 
 
 def _file(model: str) -> Path:
-    """The file of a model, for servers that know files only."""
+    """The file of a model, for servers that do not know Outrider's model names."""
     return resolve(model)
 
 
 def turns(args: argparse.Namespace, names: Sequence[str]) -> list[Key]:
-    """Everything to measure, in the order in which it is: the servers take turns within each level."""
+    """All measurements in their order: the servers alternate within each level."""
     found: list[Key] = []
     for number in range(args.rounds):
         order = names if number % 2 == 0 else names[::-1]
@@ -93,7 +99,7 @@ def turns(args: argparse.Namespace, names: Sequence[str]) -> list[Key]:
 
 
 def measure(server: Served, key: Key, args: argparse.Namespace) -> dict[str, Any]:
-    """One turn of a server, with the machine's speed before and after it."""
+    """One measurement of a server, with the machine's speed before and after it."""
     before = machine.probe()
     if key[0] == "load":
         found = serve_parts.load(server, int(key[2]), args.limit, args.max_tokens, f"{key[2]}-{key[3]}")
@@ -106,7 +112,8 @@ def measure(server: Served, key: Key, args: argparse.Namespace) -> dict[str, Any
 
 
 def run(args: argparse.Namespace, path: Path) -> int:
-    """Measure what the journal lacks, write, print; 1 when an answer was lost, or changed by speculation."""
+    """Measure what the journal lacks, write the results and print them. Returns 1 when an answer was lost or
+    changed by speculation."""
     if args.slots <= serve_parts.STREAMS and "prefill" in args.parts:
         raise SystemExit(f"prefill needs more than {serve_parts.STREAMS} --slots")
     start = starters(args)
@@ -123,7 +130,7 @@ def run(args: argparse.Namespace, path: Path) -> int:
         for name in dict.fromkeys(key[1] for key in todo):
             servers[name] = start[name]()
             stack.callback(servers[name].stop)
-            servers[name].wait()  # one after another: what a pass costs is measured at the start
+            servers[name].wait()  # one after another, as each measures its cost curve at the start
             serve_parts.warm_up(servers[name])
         began = time.monotonic()
         for done, key in enumerate(todo, start=1):
@@ -154,7 +161,7 @@ def _brief(found: Mapping[str, Any]) -> str:
 
 
 def summary(found: Mapping[Key, Mapping[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Medians over the rounds; what was lost; whether speculation changed a text."""
+    """Medians over the rounds, the number of lost answers, and whether speculation changed a text."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for key, value in found.items():
         groups.setdefault(key[:-1], []).append(value)
@@ -206,7 +213,7 @@ def _median(rounds: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def rendered(document: Mapping[str, Any]) -> str:
-    """The tables, as they stand in docs/server.md."""
+    """The tables of docs/server.md."""
     about, settings = document["machine"], document["settings"]
     most = settings["max_tokens"]
     parts = [

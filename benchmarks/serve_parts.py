@@ -1,4 +1,4 @@
-"""What serve.py measures on one server: a level of load, a long prompt beside streams, a known beginning."""
+"""What serve.py measures on one server: load, a long prefill beside running streams, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 LONG_PROMPT, SYSTEM_PROMPT = 4096, 1024  # tokens
 STREAMS = 4
 WATCHED = 3.0  # seconds before the prompt, and after it
-SETTLED = 24  # tokens that each stream has before it is looked at
+SETTLED = 24  # events of each stream before the measurement begins
 
 
 def prompts(limit: int, salt: str) -> list[str]:
-    """`limit` prompts of every built-in workload, mixed; each begins in a way that no cache knows."""
+    """`limit` prompts of every built-in workload, shuffled, with unique beginnings that are in no prefix
+    cache."""
     items = [item for name in workloads.BUILT_IN for item in workloads.load(name)[:limit]]
     random.Random(salt).shuffle(items)
     return [f"[{salt}-{n}] {item.prompt}" for n, item in enumerate(items)]
 
 
 def warm_up(server: Served) -> None:
-    """One short answer. Raises SystemExit when it does not come to its end."""
+    """Request one short answer. Raises SystemExit when it is not complete."""
 
     async def work() -> Answer:
         async with client(server.url) as http:
-            return await ask(http, CHAT, {**_short("Answer in one word.", "Ready?"), **server.says})
+            return await ask(http, CHAT, {**_short("Answer in one word.", "Ready?"), **server.fields})
 
     answer = asyncio.run(work())
     if not (answer.whole and answer.tokens):
@@ -44,16 +45,17 @@ def warm_up(server: Served) -> None:
 
 
 def load(server: Served, clients: int, limit: int, max_tokens: int, salt: str) -> dict[str, Any]:
-    """All prompts through so many clients, each of which sends its next when it has its answer.
+    """Send all prompts from `clients` clients, each of which sends its next one when it has an answer.
 
-    Answers have from half of `max_tokens` to all of it. Were they alike, streams that go in step, as they do
-    without speculation, would end together, and all clients would ask at once, with nobody to wait for.
+    The limits of the answers vary from half of `max_tokens` to all of it. With equal lengths, streams of
+    plain decoding, which advance in lockstep, would end at the same time, and all clients would send their
+    next requests at once.
     """
     waiting = [(prompt, max_tokens * (4 + i % 5) // 8) for i, prompt in enumerate(prompts(limit, salt))]
     asked = len(waiting)
-    fields = {"temperature": 0, **server.says}
+    fields = {"temperature": 0, **server.fields}
     if not server.peer:
-        fields["cache_salt"] = salt  # what other levels looked up helps nobody
+        fields["cache_salt"] = salt  # so that outputs of other levels do not help lookups
     answers: dict[str, Answer] = {}
 
     async def work() -> float:
@@ -87,10 +89,11 @@ def load(server: Served, clients: int, limit: int, max_tokens: int, salt: str) -
 
 
 def prefill(server: Served, salt: str) -> dict[str, Any]:
-    """The gaps between events of running streams, before, while and after a long prompt is read: they grow
-    with the streams' own texts, so the ratio is to the mean of before and after.
+    """The times between events of running streams before, during and after the prefill of a long prompt.
 
-    Events, not tokens: how long a reader waits for something new. Tokens per second beside it.
+    They grow with the streams' own lengths, so the ratio is that of "during" to the mean of "before" and
+    "after". Events are counted instead of tokens, as they are what a reader waits for; tokens per second are
+    given too.
     """
 
     async def work() -> dict[str, Any]:
@@ -102,10 +105,10 @@ def prefill(server: Served, salt: str) -> dict[str, Any]:
 
             async def run(index: int) -> None:
                 body = {"prompt": f"{salt} {index}. {text[index * 400 :][:200]}", "max_tokens": 3000,
-                        "temperature": 1.0, "seed": index, "ignore_eos": True, **server.says}  # fmt: skip
+                        "temperature": 1.0, "seed": index, "ignore_eos": True, **server.fields}  # fmt: skip
                 streams[index].began = time.perf_counter()
-                async with aclosing(follow(http, PLAIN, body, streams[index])) as told:  # type: ignore[type-var]
-                    async for tokens in told:
+                async with aclosing(follow(http, PLAIN, body, streams[index])) as counts:  # type: ignore[type-var]
+                    async for tokens in counts:
                         events[index].append((time.perf_counter(), tokens))
 
             tasks = [asyncio.create_task(run(i)) for i in range(STREAMS)]
@@ -117,7 +120,7 @@ def prefill(server: Served, salt: str) -> dict[str, Any]:
                 start = time.perf_counter()
                 await asyncio.sleep(WATCHED)
                 middle = time.perf_counter()
-                one = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **server.says}
+                one = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **server.fields}
                 long = await ask(http, PLAIN, one)
                 end = time.perf_counter()
                 await asyncio.sleep(WATCHED)
@@ -146,7 +149,7 @@ def prefill(server: Served, salt: str) -> dict[str, Any]:
 
 
 def _window(events: Sequence[Sequence[tuple[float, int]]], start: float, end: float) -> dict[str, Any]:
-    """Gaps and tokens per second of all streams within a time."""
+    """The times between events and the tokens per second of all streams within a span of time."""
     gaps: list[float] = []
     tokens = 0
     for mine in events:
@@ -163,7 +166,7 @@ async def _tokenized(server: Served, http: httpx.AsyncClient, text: str) -> list
 
 
 def prefix(server: Served, salt: str, repeats: int) -> dict[str, Any]:
-    """Times to the first token of two requests with the same system prompt, of which nobody has heard."""
+    """Times to the first token of two requests with the same system prompt, which is new to the server."""
 
     async def work() -> dict[str, Any]:
         first: list[float] = []
@@ -174,7 +177,7 @@ def prefix(server: Served, salt: str, repeats: int) -> dict[str, Any]:
             for number in range(repeats):
                 system = f"{salt}-{number}. {text[:size]}"
                 for times, question in ((first, "What is it about?"), (second, "Who is in it?")):
-                    times.append((await ask(http, CHAT, {**_short(system, question), **server.says})).ttft)
+                    times.append((await ask(http, CHAT, {**_short(system, question), **server.fields})).ttft)
         return {
             "first_ms": round(median(first) * 1e3, 2),
             "second_ms": round(median(second) * 1e3, 2),

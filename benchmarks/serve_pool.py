@@ -1,4 +1,4 @@
-"""Requests with one right answer, for serve.py's soak, and requests that must be refused."""
+"""Requests for serve.py's soak: some whose answer is determined by their body, and some to be refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 from outrider.bench import workloads
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
-SYSTEM = " ".join(item.prompt for item in workloads.load("summary")[:1])[:600]  # that many chats begin with
+SYSTEM = " ".join(item.prompt for item in workloads.load("summary")[:1])[
+    :600
+]  # a common prefix of many chats
 PERSON = {
     "name": "person",
     "schema": {
@@ -50,12 +52,12 @@ KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("echo", PLAIN, {**SAMPLED, "echo": True}),
     ("min tokens", PLAIN, {"temperature": 0.8, "min_tokens": 6, "stop": ["a"], "ignore_eos": True}),
 )  # fmt: skip
-LONG_ENOUGH = {"schema": 20, "tool": 26}  # tokens that a whole object may take
+LONG_ENOUGH = {"schema": 20, "tool": 26}  # tokens that suffice for a complete object
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request whose answer is settled by its body. `body` is sent to `path`, streamed or not."""
+    """A request whose body determines the answer. `body` is sent to `path`, streamed or not."""
 
     kind: str
     path: str
@@ -64,18 +66,22 @@ class Case:
 
 @dataclass(slots=True)
 class Said:
-    """What an answer says, in a form that whole and streamed answers share.
+    """The content of an answer, in the same form for whole and streamed answers.
 
-    choices: by index, [text, calls, why it ended]; calls are names and arguments of tools in a row.
-    tokens:  of all choices, as the answer's usage says.
+    choices: by index, [text, calls, finish reason]; `calls` is the concatenation of the names and arguments
+    of
+             the tool calls.
+    tokens:  of all choices, from the answer's usage.
     """
 
     choices: dict[int, list[str]] = field(default_factory=dict)
     tokens: int = 0
-    ids: set[str] = field(default_factory=set, compare=False)  # of the answer: one, if it is one answer
+    ids: set[str] = field(
+        default_factory=set, compare=False
+    )  # answer ids; more than one if answers were mixed up
 
     def add(self, document: Mapping[str, Any]) -> None:
-        """Take a whole answer, or a chunk of a stream."""
+        """Add a whole answer or a chunk of a stream."""
         self.ids.add(str(document["id"]))
         if usage := document.get("usage"):
             self.tokens = usage["completion_tokens"]
@@ -89,11 +95,11 @@ class Said:
 
     @property
     def whole(self) -> bool:
-        """Whether every choice came to its end."""
+        """Whether every choice has a finish reason."""
         return bool(self.choices) and all(reason for _, _, reason in self.choices.values())
 
     def begins(self, other: Said) -> bool:
-        """Whether this, which was broken off, is how the other begins."""
+        """Whether this incomplete answer is a prefix of the other."""
         return all(
             theirs.startswith(ours)
             for i, mine in self.choices.items()
@@ -102,7 +108,7 @@ class Said:
 
 
 def pool(size: int, seed: int = 0) -> list[Case]:
-    """Cases of every kind, with short prompts from the built-in workloads and a seed each."""
+    """Cases of every kind, each with a short prompt from the built-in workloads and its own seed."""
     rng = random.Random(seed)
     items = [item for name in workloads.BUILT_IN for item in workloads.load(name)]
     rng.shuffle(items)
@@ -128,7 +134,7 @@ def _case(number: int, text: str, rng: random.Random) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that must be refused: what is sent, and with which statuses it may be answered."""
+    """A request that must be refused, and the status codes that it may be answered with."""
 
     why: str
     statuses: tuple[int, ...]
@@ -143,7 +149,7 @@ def _json(why: str, body: object, path: str = PLAIN, statuses: Sequence[int] = (
 
 
 def malformed() -> list[Refused]:
-    """Bodies that are no JSON, no request, or one that makes no sense."""
+    """Bodies that are not JSON, not a request, or a request with invalid fields."""
     objects: list[object] = [[], "a", 5, None, True]
     texts: list[object] = ["", [], [[]], 5, [1, "a"], [-1], [10**9], None]
     messages: list[object] = [[], "a", [{"role": "king"}], [5]]
@@ -177,7 +183,7 @@ _BAD_FIELDS: tuple[dict[str, Any], ...] = (
 
 
 def oversize(context: int, body_bytes: int) -> list[Refused]:
-    """Prompts longer than the context, and bodies larger than the server takes."""
+    """Prompts longer than the context, and bodies larger than the server's limit."""
     return [
         _json("too many ids", {"prompt": [5] * (context + 1), "max_tokens": 1}),
         _json("too long a text", {"prompt": "one two three " * context, "max_tokens": 1}),
@@ -187,7 +193,7 @@ def oversize(context: int, body_bytes: int) -> list[Refused]:
 
 
 def strangers() -> Iterator[dict[str, str]]:
-    """Headers without a key of the server's."""
+    """Headers without a valid API key."""
     yield {}
     for value in ("Bearer wrong", "Bearer", "Basic a2V5", "Bearer key-0, key-1", "key-0"):
         yield {"Authorization": value}

@@ -1,6 +1,6 @@
-"""Servers as processes: Outrider's, and llama.cpp's from the package xllamacpp. What serve.py measures.
+"""Starts the servers that serve.py measures: Outrider's, and llama.cpp's from the package xllamacpp.
 
-As a script, run by another interpreter, it is llama.cpp's server.
+Run as a script, by an interpreter that has xllamacpp, this file is llama.cpp's server.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ READY = re.compile(r"listening on (http://\S+)")
 
 
 class Served:
-    """A server that runs, with its log in a file.
+    """A running server process, with its log in a file.
 
-    url:  where it listens, after `wait`.
-    peer: whether it is not Outrider.
-    says: fields that its requests need so that the tokens of an answer can be counted as they come.
+    url:    its address, after `wait`.
+    peer:   whether it is another server than Outrider's.
+    fields: request fields with which the server reports the number of tokens during a stream.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], says: dict[str, Any], *, peer: bool = False
+        self, name: str, command: Sequence[str], fields: dict[str, Any], *, peer: bool = False
     ) -> None:
-        self.name, self.peer, self.says = name, peer, says
+        self.name, self.peer, self.fields = name, peer, fields
         self._log = tempfile.NamedTemporaryFile("w+b", prefix="serve-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT
         )
-        self.url = self._said = ""
+        self.url = self._last_log = ""
 
     def wait(self) -> None:
-        """Until it listens. Raises SystemExit, with the end of the log, when it does not."""
+        """Wait until the server listens. Raises SystemExit, with the end of its log, when it does not
+        start."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             if (found := READY.search(self.log())) is not None:
@@ -53,22 +54,24 @@ class Served:
         raise SystemExit(f"{self.name} did not start:\n{self.log()[-2000:]}")
 
     def log(self) -> str:
-        """All that the server said."""
-        return self._said if self._log.closed else Path(self._log.name).read_text("utf-8", "replace")
+        """The whole log."""
+        return self._last_log if self._log.closed else Path(self._log.name).read_text("utf-8", "replace")
 
     @property
     def about(self) -> str:
-        """What llama.cpp says of its build; nothing for others."""
+        """llama.cpp's description of its build; empty for other servers."""
         found = re.search(r"^system: (.*)$", self.log(), re.M)
         return found[1].strip() if found else ""
 
     def complaints(self) -> list[str]:
-        """Lines of the log that tell of a fault of the server."""
+        """Lines of the log that report an error of the server."""
         return [line for line in self.log().splitlines() if re.match(r"ERROR|Traceback|\w*Error\b", line)]
 
     def stop(self) -> int:
-        """End it as an operator would; its exit status, or that of a kill when it does not end in time. Its
-        log can be read after; a second call changes nothing."""
+        """Stop the server with SIGTERM, or SIGKILL if it does not end in time, and return its exit status.
+
+        The log can still be read afterwards. A second call has no effect.
+        """
         if self.process.stdin is not None:
             self.process.stdin.close()
         if self.process.poll() is None:
@@ -78,7 +81,7 @@ class Served:
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()
-        self._said = self.log()
+        self._last_log = self.log()
         self._log.close()
         return status
 
@@ -86,27 +89,27 @@ class Served:
 def outrider_server(
     name: str, model: str, *, slots: int, context: int, threads: int | None, flags: Sequence[str] = ()
 ) -> Served:
-    """`outrider serve` of this interpreter's package."""
+    """Start `outrider serve` with this interpreter."""
     command = [sys.executable, "-c", OUTRIDER, "serve", "-m", model, "--port", "0", "-np", str(slots)]
     command += ["-c", str(context), "--disable-log-requests", *flags]
     if threads is not None:
         command += ["-t", str(threads)]
-    says = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    return Served(name, command, says)
+    fields = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    return Served(name, command, fields)
 
 
 def llama_server(
     name: str, python: str, model: str, *, slots: int, context: int, threads: int | None
 ) -> Served:
-    """llama.cpp's server, by an interpreter that has xllamacpp."""
+    """Start llama.cpp's server with an interpreter that has xllamacpp."""
     command = [python, __file__, "--model", model, "--slots", str(slots), "--context", str(context)]
     command += ["--threads", str(threads or os.cpu_count() or 1)]
-    says = {"stream_options": {"include_usage": True}, "timings_per_token": True}
-    return Served(name, command, says, peer=True)
+    fields = {"stream_options": {"include_usage": True}, "timings_per_token": True}
+    return Served(name, command, fields, peer=True)
 
 
-def be_llama_server() -> None:
-    """Be llama.cpp's server, without speculation, until stdin ends."""
+def run_llama_server() -> None:
+    """Run llama.cpp's server, without speculation, until stdin ends."""
     import xllamacpp  # type: ignore[import-not-found]
 
     parser = argparse.ArgumentParser()
@@ -127,4 +130,4 @@ def be_llama_server() -> None:
 
 
 if __name__ == "__main__":
-    be_llama_server()
+    run_llama_server()

@@ -1,7 +1,7 @@
-"""The soak of serve.py: clients of every sort on one server, and what each answer should have been.
+"""The soak test of serve.py: many kinds of clients on one server, with a check of every answer.
 
-Every answer is compared with the one that plain decoding gives alone: a server without speculation, without
-a prefix cache and with one place, asked one thing at a time.
+Every answer is compared with that of a reference server, which has neither speculation nor a prefix cache and
+is sent one request at a time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import psutil
 import serve_pool
 from serve_pool import Case, Refused, Said
 
-SLACK_BYTES = 8 << 20  # that memory may grow after the warm-up
+SLACK_BYTES = 8 << 20  # by which memory may grow after the warm-up
 WARM_UP = 0.3  # of the requests
-PATIENCE = 180.0  # seconds, after which an answer is lost
+TIMEOUT = 180.0  # seconds, after which an answer counts as lost
 KEYS = ("key-0", "key-1", "key-2")
-HABITS = {  # of clients, and how many of a hundred have them
+HABITS = {  # what a client does with its request: percentages
     **{"whole": 32, "stream": 30, "slow": 3, "leave": 9, "cancel": 6, "hang up": 4},
     **{"malformed": 8, "oversize": 3, "stranger": 2, "look": 3},
 }
-TORN = (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError)
+CONNECTION_ERRORS = (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError)
 
 
 async def expected(url: str, cases: Sequence[Case]) -> list[Said]:
-    """What each case says alone. Raises httpx.HTTPStatusError."""
+    """The answer of the reference server to each case. Raises httpx.HTTPStatusError."""
     found = []
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client:
         for case in cases:
             answer = await client.post(case.path, json=case.body)
             answer.raise_for_status()
@@ -53,11 +53,12 @@ def _bearer(key: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a soak.
+    """The results of a soak.
 
-    outcomes: how many of each (habit, what came of it).
-    faults:   lost, mixed up, changed, refused wrongly, …: a kind and the first few told in full.
-    memory:   (requests so far, bytes of the server) over the time.
+    outcomes: the number of requests by (habit, outcome).
+    faults:   the number of faults by kind: lost, mixed up, changed, wrong status, ….
+    told:     the first faults in full.
+    memory:   samples of (requests so far, bytes of the server).
     """
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -74,7 +75,7 @@ class Tally:
             self.told.append(f"{kind}: {detail[:600]}")
 
     def growth(self) -> tuple[float, float]:
-        """Bytes a request, fitted after the warm-up, and bytes of growth that this makes of the rest."""
+        """(bytes per request, bytes in all) by which memory grows after the warm-up, by linear regression."""
         start = WARM_UP * self.requests
         kept = [(done, size) for done, size in self.memory if done >= start]
         if len({done for done, _ in kept}) < 3:
@@ -124,11 +125,12 @@ class Tally:
 
 
 class Soak:
-    """Clients of a server.
+    """Runs the clients of the soak.
 
-    url, pid: of the server; its memory is that of the process and its children.
-    answers:  what each case says alone, in the order of the cases.
-    clients:  how many ask at once; context and body_bytes: the server's limits.
+    url, pid:            of the server; its memory is that of the process and its children.
+    answers:             the reference answers, in the order of the cases.
+    clients:             the number of concurrent clients.
+    context, body_bytes: the server's limits.
     """
 
     def __init__(
@@ -152,15 +154,15 @@ class Soak:
         self._next = 0
 
     async def run(self, requests: int, seconds: float = 0.0) -> Tally:
-        """At least so many requests for at least so many seconds."""
+        """Send at least `requests` requests for at least `seconds` seconds."""
         began = time.monotonic()
         watch = asyncio.create_task(self._watch(began))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.clients)
         hasty = httpx.AsyncHTTPTransport(limits=limits)
         slow = httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)])
         async with (
-            httpx.AsyncClient(base_url=self.url, timeout=PATIENCE, transport=hasty) as self._client,
-            httpx.AsyncClient(base_url=self.url, timeout=PATIENCE, transport=slow) as self._slow,
+            httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT, transport=hasty) as self._client,
+            httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT, transport=slow) as self._slow,
         ):
 
             async def client() -> None:
@@ -172,7 +174,7 @@ class Soak:
             await asyncio.gather(*(client() for _ in range(self.clients)))
             watch.cancel()
             self._sample()
-            await self._rest()
+            await self._check_idle()
         self.tally.seconds = time.monotonic() - began
         return self.tally
 
@@ -194,8 +196,8 @@ class Soak:
                 continue
         self.tally.memory.append((self.tally.requests, size))
 
-    async def _rest(self) -> None:
-        """After the last answer nothing may be left in the server."""
+    async def _check_idle(self) -> None:
+        """Check that no request is left in the server after the last answer."""
         left: dict[str, Any] = {}
         for _ in range(100):
             left = (await self._client.get("/load", headers=_bearer(KEYS[0]))).json()
@@ -214,7 +216,7 @@ class Soak:
             came = await self._do(habit, index, rng)
         except httpx.TimeoutException:
             came = "no answer"
-            self.tally.fault("lost", f"{habit}: no answer within {PATIENCE:g} s: {self.cases[index].body}")
+            self.tally.fault("lost", f"{habit}: no answer within {TIMEOUT:g} s: {self.cases[index].body}")
         except (httpx.HTTPError, OSError) as error:
             came = type(error).__name__
             self.tally.fault("lost", f"{habit}: {error!r}: {self.cases[index].body}")
@@ -263,7 +265,7 @@ class Soak:
         return _bearer(rng.choice(KEYS))
 
     def _body(self, index: int, rng: random.Random) -> dict[str, Any]:
-        """The case's, with what must not change its text."""
+        """The body of the case, with random fields that must not change the text."""
         body = dict(self.cases[index].body)
         if rng.random() < 0.3:
             limit = rng.choice((0, 1, 3))
@@ -318,7 +320,7 @@ class Soak:
         return "200"
 
     async def _hang_up(self, index: int, rng: random.Random) -> str:
-        """Send a request or a part of it, and go without a word."""
+        """Send a request or a part of it, and close the connection."""
         content = json.dumps({**self._body(index, rng), "stream": rng.random() < 0.5}).encode()
         place = httpx.URL(self.url)
         head = "\r\n".join((
@@ -346,8 +348,10 @@ class Soak:
         }
         try:
             answer = await self._client.request(bad.method, bad.path, content=bad.content, headers=headers)
-        except TORN:
-            if 413 in bad.statuses:  # the server need not read to its end what it will not take
+        except CONNECTION_ERRORS:
+            if (
+                413 in bad.statuses
+            ):  # the server may close the connection before it has read a body that is too large
                 return "cut off"
             raise
         found = self._status(answer.status_code, bad.statuses, f"{bad.why}: {bad.content[:200]!r}")
@@ -356,7 +360,7 @@ class Soak:
         return found
 
     async def _busy(self, answer: httpx.Response, rng: random.Random) -> str:
-        """Take an answer that should be 429, and wait a little."""
+        """Check an answer whose status should be 429, and wait a little."""
         found = self._status(answer.status_code, (429,), answer.text)
         if answer.status_code == 429 and not 1 <= int(answer.headers.get("retry-after", 0)) <= 60:
             self.tally.fault("429 without Retry-After", str(answer.headers))
@@ -368,7 +372,7 @@ class Soak:
             self.tally.fault("wrong status", f"{found}, not {' or '.join(map(str, wanted))}: {why}")
         return str(found)
 
-    # --- What was said -------------------------------------------------------------------------------
+    # --- Comparison ----------------------------------------------------------------------------------
 
     def _compare(self, index: int, said: Said, what: str) -> None:
         self.tally.compared += 1
