@@ -3,8 +3,8 @@
     python benchmarks/peers.py …
     python benchmarks/peers_docs.py
 
-The source is benchmarks/results/peers.json. Files in the same folder whose names begin alike hold what other
-machines measured; each has a section between markers of its name.
+The source is benchmarks/results/peers.json. Files peers*.json in the same folder are from
+other machines. Each file has its own section, between markers of its name.
 """
 
 from __future__ import annotations
