@@ -1,4 +1,4 @@
-"""`LLM`: the whole of Outrider behind the calls that vLLM users know."""
+"""`LLM`: the Python API, with the calls that vLLM users know."""
 
 from __future__ import annotations
 
