@@ -160,7 +160,7 @@ class Timed:
         self.caps = inner.caps
         self.costs = curve(costs)
         self.vocab_size, self.max_positions = inner.vocab_size, inner.max_positions
-        self.block_size = inner.block_size
+        self.vocab_block_size = inner.vocab_block_size
 
     def new_cache(self, capacity: int) -> Any:
         return self._inner.new_cache(capacity)

@@ -18,14 +18,14 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import memory
-from outrider.config.checks import LIGHT_QUANTIZATIONS
 from outrider.config.engine import EngineConfig
+from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
-from outrider.drafters.vocab_subset import frequent
+from outrider.drafters.vocab_subset import frequent_blocks
 from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.runner import Runner, WholeEngine
@@ -276,7 +276,7 @@ def build_all(
             draft = DraftModel(
                 wrapped[key],
                 common,
-                functools.partial(costs, loaded[key], frequent(loaded[key])),
+                functools.partial(costs, loaded[key], frequent_blocks(loaded[key])),
             )
         drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup, clock)
         pipelines.append(

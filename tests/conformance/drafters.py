@@ -8,8 +8,8 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.engines.base import ForwardItem, LanguageModel
 from tests.support.enumeration import Siblings
 
@@ -172,7 +172,7 @@ class TreeDrafter:
         pass
 
     def _tree(self, job: ProposeJob) -> Draft:
-        chance, ahead = StepRandomness(job.sampler.seed, len(job.context.tokens)), len(job.context.path)
+        randomness, ahead = StepRandomness(job.sampler.seed, len(job.context.tokens)), len(job.context.path)
         tokens: list[int] = []
         parents: list[int] = []
         stated: list[Distribution | None] = []
@@ -182,7 +182,7 @@ class TreeDrafter:
             for parent, context in level:
                 first = len(tokens)
                 count = min(arity, job.budget - first)
-                drawn, drawn_from = self._kind(self._drafts(job, context), count, chance, ahead + first)
+                drawn, drawn_from = self._kind(self._drafts(job, context), count, randomness, ahead + first)
                 tokens += drawn
                 parents += [parent] * len(drawn)
                 stated += drawn_from

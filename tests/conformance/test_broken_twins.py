@@ -14,7 +14,7 @@ from outrider.decoding.sampling import sampler as sampler_module
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.engines.base import Cache, SeqHandle, StepEngine
 from outrider.engines.step import CachedStepEngine
 from tests.conformance.engines import Models, toy_models

@@ -9,7 +9,7 @@ from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine

@@ -13,7 +13,7 @@ import pytest
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.engines.base import EngineCaps, ForwardItem, HiddenStateModel, SeqHandle
 from outrider.engines.prefix import PrefixCache
 from outrider.engines.step import CachedStepEngine

@@ -56,8 +56,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "filtered": {"temperature": 1.3, "top_p": 0.9, "frequency_penalty": 0.4, "logit_bias": {1: 0.5}},
 }
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "own": lambda: DraftModelDrafter(DRAFT, draws="own"),
-    "shared": lambda: DraftModelDrafter(DRAFT, draws="shared"),
+    "independent": lambda: DraftModelDrafter(DRAFT, draws="independent"),
+    "coupled": lambda: DraftModelDrafter(DRAFT, draws="coupled"),
     "greedy": lambda: DraftModelDrafter(DRAFT, draws="greedy"),
     "ngram": lambda: NgramDrafter(2, 1),
     "tree": lambda: TreeDrafter(DRAFT, (2, 1), siblings),

@@ -121,7 +121,7 @@ class ToyModel:
 
     caps = EngineCaps(tree_attention=True, exact_bits=True, hidden_states=True)
     share_unit = SHARE_UNIT
-    block_size = 4
+    vocab_block_size = 4
     num_layers = 2
     hidden_size = 3
 
@@ -154,11 +154,13 @@ class ToyModel:
 
     def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
         if len(blocks) and (
-            blocks[0] < 0 or blocks[-1] * self.block_size >= self.vocab_size or (np.diff(blocks) < 1).any()
+            blocks[0] < 0
+            or blocks[-1] * self.vocab_block_size >= self.vocab_size
+            or (np.diff(blocks) < 1).any()
         ):
             raise ValueError("blocks of the vocabulary must be ascending and inside it")
         found = self.forward(items)
-        outside = ~np.isin(np.arange(self.vocab_size) // self.block_size, blocks)
+        outside = ~np.isin(np.arange(self.vocab_size) // self.vocab_block_size, blocks)
         for rows in found:
             rows[:, outside] = -np.inf
         return found

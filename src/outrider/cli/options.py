@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.parser import integer, number
-from outrider.config.checks import QUANTIZATIONS
 from outrider.config.engine import EngineConfig, parse_engine
+from outrider.config.quantization import QUANTIZATIONS
 from outrider.config.speculative import (
     DEFAULT_DRAFT_TOKENS,
-    MOST_NODES,
+    DEFAULT_TREE_NODES,
     VERIFICATIONS,
     SpeculativeConfig,
     parse_speculative,
@@ -97,7 +97,8 @@ def add_draft_length(group: argparse._ArgumentGroup) -> None:
         dest="draft",
         type=integer,
         metavar="N",
-        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS}; auto and suffix: {MOST_NODES})",
+        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS}; "
+        f"auto and suffix: {DEFAULT_TREE_NODES})",
     )
     for end, size in (("max", "longest"), ("min", "shortest")):
         group.add_argument(

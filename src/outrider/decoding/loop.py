@@ -19,7 +19,7 @@ from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.prefill import PromptLogprobs, prefill
 from outrider.decoding.request import ProposeJob, Request, check_prompt
 from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from outrider.decoding.sampling.sampler import RowSampler, Sampler, certainty
+from outrider.decoding.sampling.sampler import RowSampler, Sampler, top_probability
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
 from outrider.decoding.verifiers.base import Verifier, check_draft
@@ -373,7 +373,7 @@ class StepLoop:
         if (wanted := self._controller.curious(seq.request_id)) <= 0:
             return ()
         rows = islice((-1, *verdict.path), wanted)
-        return tuple([certainty(scores.logits[node + 1][: self._vocab_size]) for node in rows])
+        return tuple([top_probability(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
     def _guard(self, seq: _Sequence) -> Guard:
         """A context manager: an exception inside ends this request only."""

@@ -1,4 +1,4 @@
-"""The seam between the step loop and whatever proposes tokens."""
+"""The protocol between the step loop and the drafters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["Drafter", "HiddenStateDrafter", "ProposeJob"]
 
 
 class Drafter(Protocol):
-    """Proposes drafts. It may be wrong at no cost but time: the output never depends on it.
+    """Proposes drafts. A wrong draft costs time only: the output never depends on what is proposed.
 
-    needs: names of EngineCaps fields that the target's engine must have, such as "tree_attention".
+    name:  for metrics, and for requests that choose their drafters.
+    needs: names of `EngineCaps` fields that the target's engine must have, such as "tree_attention".
     """
 
     @property
@@ -24,20 +25,21 @@ class Drafter(Protocol):
     def needs(self) -> frozenset[str]: ...
 
     def begin(self, request: Request) -> None:
-        """A request starts. Anything costly waits for its first `propose`."""
+        """A request starts. Costly work belongs into its first `propose`."""
 
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
-        """One draft of at most `budget` nodes for each job, in order; empty when there is no idea.
+        """One draft of at most `budget` nodes for each job, in order; an empty draft to propose nothing.
 
-        If it raises, the loop asks again job by job, so a failed call must leave a state to go on from.
+        When it raises, the loop calls it again for each job alone, so a failed call must leave the drafter
+        usable.
         """
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
-        """What the target kept of a draft, and what its pass gave for anchor and draft. `scores` is valid
-        during the call only. The next propose's `context` holds the new tokens."""
+        """The verdict on a draft, and what the target's pass gave for anchor and draft (`scores` is valid
+        during the call only). The context of the request's next job has the emitted tokens."""
 
     def end(self, request_id: str) -> None:
-        """The request has ended, well or not; it may never have begun."""
+        """The request has ended, with or without an error; it may never have begun."""
 
 
 @runtime_checkable

@@ -129,17 +129,17 @@ class SharingModel(Protocol):
 
 @runtime_checkable
 class VocabSubsetModel(LanguageModel, Protocol):
-    """A model that can leave out parts of its output matrix, the largest of a small model."""
+    """A model that can compute part of its output matrix (LM head), the largest matrix of a small model."""
 
     @property
-    def block_size(self) -> int:
-        """Ids of a block; block b holds the ids from b * block_size on."""
+    def vocab_block_size(self) -> int:
+        """Ids of a vocabulary block; block b has the ids from b * vocab_block_size on."""
 
     def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
-        """As `forward`, with the logits of these blocks' ids only; all others are -inf. The ones that are
-        computed are those of `forward`, bit for bit.
+        """As `forward`, with the logits of the ids in these vocabulary blocks only, bit for bit; all others
+        are -inf.
 
-        blocks: int32[b], ascending.
+        blocks: int32[b], vocabulary blocks, ascending.
         Raises ValueError as `forward` does, and for blocks out of order or range.
         """
 

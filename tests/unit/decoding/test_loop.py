@@ -13,7 +13,7 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft, FloatArray, StepRecord, TargetScores, Verdict
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import Cache, EngineCaps, ForwardItem
 from outrider.engines.step import CachedStepEngine

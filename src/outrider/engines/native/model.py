@@ -164,7 +164,7 @@ class NativeModel:
         return NativeCache(self._core, capacity)
 
     @property
-    def block_size(self) -> int:
+    def vocab_block_size(self) -> int:
         return PANEL
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:

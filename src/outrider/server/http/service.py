@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import outrider
 from outrider.decoding.request import Request, check_prompt
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
@@ -30,6 +29,7 @@ from outrider.server.http.metrics import Metrics
 from outrider.server.http.protocol import Sampling
 from outrider.server.http.tools import OPEN, Family, family_of
 from outrider.server.settings import Settings
+from outrider.version import __version__
 
 T = TypeVar("T")
 
@@ -227,7 +227,7 @@ def _short_name(pipeline: Pipeline) -> str:
 def _fingerprint(pipeline: Pipeline) -> str:
     """Changes with whatever could change the text for a seed."""
     rule = getattr(pipeline.speculative, "verification", "coupled")
-    parts = [outrider.__version__, pipeline.source.display_name, str(pipeline.source.weights_bytes), rule]
+    parts = [__version__, pipeline.source.display_name, str(pipeline.source.weights_bytes), rule]
     if rule != "coupled":  # then the drafts have a say in which of the likely texts is drawn
         parts.append(repr(pipeline.speculative))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -10,7 +10,7 @@ import pytest
 from outrider.decoding.types import Draft, FloatArray, Verdict
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.verify.remember import Remembering
+from outrider.verify.memoized_model import MemoizedModel
 from tests.support.toy_model import ToyModel
 
 
@@ -25,7 +25,7 @@ class Counting(ToyModel):
         return super().forward(items)
 
 
-def walk(model: ToyModel | Remembering) -> list[FloatArray]:
+def walk(model: ToyModel | MemoizedModel) -> list[FloatArray]:
     """The rows of three steps: a chain, a tree of which a path is kept, and plain decoding."""
     engine = CachedStepEngine(model)
     seq = engine.open([5, 6, 7], 40)
@@ -45,12 +45,12 @@ def walk(model: ToyModel | Remembering) -> list[FloatArray]:
 
 def test_rows_are_the_models_own_at_one_pass_a_text() -> None:
     inner = Counting(32, 64)
-    model = Remembering(inner)
+    model = MemoizedModel(inner)
     expected = walk(inner)
     for rows, wanted in zip(walk(model), expected, strict=True):  # not remembering: passed on
         np.testing.assert_array_equal(rows, wanted)
     before = inner.passes
-    with model.remembering():
+    with model.memoizing():
         for _ in range(3):
             for rows, wanted in zip(walk(model), expected, strict=True):
                 np.testing.assert_array_equal(rows, wanted)
@@ -70,13 +70,13 @@ def test_a_failed_pass_leaves_it_usable() -> None:
             return super().forward(items)
 
     inner = Failing(32, 64)
-    model = Remembering(inner)
-    with model.remembering():
+    model = MemoizedModel(inner)
+    with model.memoizing():
         model.row((1, 2, 3, 4))
         inner.fails = True
         with pytest.raises(RuntimeError):
             model.row((1, 2, 9, 9))
         inner.fails = False
         found = model.row((1, 2, 3, 5)).copy()
-    with model.remembering():
+    with model.memoizing():
         np.testing.assert_array_equal(model.row((1, 2, 3, 5)), found)

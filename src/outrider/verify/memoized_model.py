@@ -1,5 +1,5 @@
-"""A language model that remembers the logits of every text it has seen, so that thousands of samples of a
-few tokens cost no more passes than there are different texts among them."""
+"""A language model that keeps the logits of every text it has seen: thousands of short samples then cost one
+pass for each different text among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.verify.identity import first_difference
 Text = tuple[int, ...]
 
 
-class _Tokens:
+class _TokenCache:
     """Implements Cache with the tokens alone."""
 
     def __init__(self, capacity: int) -> None:
@@ -39,11 +39,11 @@ class _Tokens:
         self.tokens.clear()
 
 
-class Remembering:
-    """Implements LanguageModel: passes everything on to `inner`, except inside `with model.remembering()`,
+class MemoizedModel:
+    """Implements LanguageModel: passes everything on to `inner`, except inside `with model.memoizing()`,
     where caches hold tokens only and rows come from memory.
 
-    That takes for granted what the claim `bits` checks: that logits depend on the text alone.
+    This relies on what the claim `bits` checks: that logits depend on the text alone.
     """
 
     def __init__(self, inner: LanguageModel) -> None:
@@ -67,12 +67,13 @@ class Remembering:
 
     @property
     def texts(self) -> int:
-        """Different texts remembered, each of which cost one pass."""
+        """Different texts memoized; each cost one pass."""
         return len(self._rows)
 
     @contextmanager
-    def remembering(self) -> Iterator[None]:
-        """Remember from here on; on leaving, forget everything. Caches must not cross either border."""
+    def memoizing(self) -> Iterator[None]:
+        """Memoize inside the `with` block and drop everything at its end. No cache may be used across its
+        borders."""
         self._cache = self.inner.new_cache(self.inner.max_positions)
         try:
             yield
@@ -82,14 +83,18 @@ class Remembering:
             self._rows.clear()
 
     def new_cache(self, capacity: int) -> Cache:
-        return self.inner.new_cache(capacity) if self._cache is None else _Tokens(capacity)
+        return self.inner.new_cache(capacity) if self._cache is None else _TokenCache(capacity)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
-        return self.inner.forward(items) if self._cache is None else [self._recall(item) for item in items]
+        return (
+            self.inner.forward(items)
+            if self._cache is None
+            else [self._memoized_rows(item) for item in items]
+        )
 
-    def _recall(self, item: ForwardItem) -> FloatArray:
+    def _memoized_rows(self, item: ForwardItem) -> FloatArray:
         cache = item.cache
-        assert isinstance(cache, _Tokens)
+        assert isinstance(cache, _TokenCache)
         start = tuple(cache.tokens)
         texts: list[Text] = []
         for token, parent in zip(item.tokens.tolist(), item.parents.tolist(), strict=True):
@@ -101,7 +106,7 @@ class Remembering:
     def row(self, text: Text) -> FloatArray:
         """float32[vocab]: the logits after a text of at least one token. Not to be written to."""
         if text not in self._rows:
-            assert self._cache is not None, "only while remembering"
+            assert self._cache is not None, "only while memoizing"
             differs = first_difference(self._held, text)
             shared = min(len(text) - 1 if differs is None else differs, len(text) - 1)
             self._cache.truncate(shared)
