@@ -267,10 +267,10 @@ def test_secrets_stay_out_of_errors(target_file: Path, caplog: pytest.LogCapture
         def broken(*_: Any, **__: Any) -> None:
             raise KeyError("a secret")
 
-        service.samples = broken
+        service.generation_request = broken
         answer = server.post("/v1/completions", BODY)
         assert error_of(answer, 500)["code"] == "internal_error"
         assert "secret" not in answer.text
         assert "a secret" in caplog.text
-        del service.samples
+        del service.generation_request
         assert server.post("/v1/completions", BODY).status_code == 200
