@@ -96,7 +96,8 @@ def add_draft_length(group: argparse._ArgumentGroup) -> None:
         dest="draft",
         type=integer,
         metavar="N",
-        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS}; auto and suffix: {DEFAULT_TREE_NODES})",
+        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS}; auto and suffix: "
+        f"{DEFAULT_TREE_NODES})",
     )
     for end, size in (("max", "longest"), ("min", "shortest")):
         group.add_argument(
