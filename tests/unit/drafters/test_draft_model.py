@@ -618,7 +618,7 @@ def test_branches_share_passes() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_confidence_is_of_what_is_drawn_with_the_noise(temperature: float) -> None:
-    """A target whose logits differ by less than the confidence says draws the same token; by more, it may not."""
+    """A target whose logits differ by less than the margin draws the same token; by more, it may not."""
     sampler = Sampler(SamplingParams(temperature=temperature), VOCAB, [7], seed=9)
     random = np.random.default_rng(5)
     for position in range(40):
