@@ -13,11 +13,11 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
-from outrider.models.weight_types import SUPPORTED_TYPES
 from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import Dims, tiny_gguf
 from tests.support.reference import Reference
 
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd count of groups
 PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
 
@@ -26,7 +26,7 @@ PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
     folder = tmp_path_factory.mktemp("bits")
     found = {}
-    for kind in SUPPORTED_TYPES:
+    for kind in TYPES:
         arch = "qwen2" if kind in ("Q4_1", "Q4_K") else "llama"
         dims = None if kind.endswith("_K") else ODD
         found[kind] = open_model(tiny_gguf(folder / f"{kind}.gguf", arch=arch, types=kind, dims=dims))
@@ -38,7 +38,7 @@ def one_at_a_time(model: NativeModel, tokens: list[int]) -> np.ndarray:
     return np.concatenate([run(model, cache, [t]) for t in tokens])
 
 
-@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+@pytest.mark.parametrize("kind", TYPES)
 def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: str) -> None:
     model = load(sources[kind], kv_dtype="f32")
     got = run(model, model.new_cache(64), PROMPT[:24])
@@ -50,7 +50,7 @@ def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: st
     assert error.max() < (1e-5 if kind in ("F32", "F16", "BF16") else 0.02)
 
 
-@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("isa", usable_isas())
 def test_width_does_not_change_a_bit(sources: dict[str, ModelSource], kind: str, isa: str) -> None:
     model = load(sources[kind], isa)
@@ -63,7 +63,7 @@ def test_width_does_not_change_a_bit(sources: dict[str, ModelSource], kind: str,
         assert same_bits(alone, together), f"{width} tokens a pass"
 
 
-@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+@pytest.mark.parametrize("kind", TYPES)
 def test_builds_and_threads_do_not_change_a_bit(sources: dict[str, ModelSource], kind: str) -> None:
     wanted = one_at_a_time(load(sources[kind], "portable"), PROMPT[:20])
     for isa in usable_isas():
