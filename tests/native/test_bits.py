@@ -13,6 +13,7 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
+from outrider.models.weight_types import SUPPORTED_TYPES
 from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import Dims, tiny_gguf
 from tests.support.reference import Reference

@@ -16,7 +16,7 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft, FloatArray, StepRecord, Verdict
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.auto import AutoDrafter, LookupDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -69,7 +69,7 @@ class Oracle:
     def begin(self, request: Request) -> None:
         pass
 
-    def look(self, job: ProposeJob, budget: int) -> Lookup:
+    def lookup(self, job: ProposeJob, budget: int) -> Lookup:
         at = len(job.context.tokens) - len(PROMPTS[int(job.request_id)])
         tokens = self._texts[job.request_id][at : at + min(6, budget)]
         if not self._right:
@@ -82,7 +82,7 @@ class Oracle:
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
         raise AssertionError("the planner decides")
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass
 
     def end(self, request_id: str) -> None:
@@ -104,7 +104,7 @@ def run(drafter: AutoDrafter | None, width: int = 1) -> Result:
     clock = Clock() if drafter is None else drafter.clock
     assert isinstance(clock, Clock)
     loop = StepLoop(
-        CachedStepEngine(Timed(clock, 0.05), tree_attention=True, exact_bits=True),
+        CachedStepEngine(Timed(clock, 0.05)),
         drafter,
         CoupledVerifier(),
         FixedController(0) if drafter is None else AutoController(drafter.planner),
