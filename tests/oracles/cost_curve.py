@@ -116,13 +116,15 @@ class CostCurve:
         OverflowError where no float holds what follows."""
         if n < 1 or not 0.0 < seconds < math.inf:
             return False
-        return self.update(log_ratio(seconds, self.seconds(n)), *position(n))
+        with np.errstate(all="ignore"):  # as in C++, infinities and what is no number are let through
+            return self.update(log_ratio(seconds, self.seconds(n)), *position(n))
 
     def observe_total(self, predicted: float, seconds: float) -> bool:
         """Learn from the sum of several passes, which tells of the level only."""
         if not (predicted > 0.0 and 0.0 < seconds < math.inf):
             return False
-        return self.update(log_ratio(seconds, predicted), 0, 0.0)
+        with np.errstate(all="ignore"):
+            return self.update(log_ratio(seconds, predicted), 0, 0.0)
 
     def elsewhere(self) -> CostCurve:
         """A less certain copy, for another range of context lengths."""
