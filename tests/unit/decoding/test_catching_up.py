@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.catching_up import DEAR, LONGEST_NEW, LONGEST_WAIT, CatchingUp
+from outrider.decoding.catching_up import CatchingUp
 
-WAIT = 12  # steps that promise a token each before a price of 8 is paid: 64 / DEAR with the last one
+WAIT = 12  # steps that promise a token each before a price of 8 is paid, where nothing is known of others
+# For a price in tokens: what must have been promised before it is paid, at least.
+LEAST = {1.0: 0.2, 2.5: 1.25, 5.0: 5.0, 8.0: 12.8, 10.0: 20.0, 12.5: 31.25, 100.0: 250.0, 1000.0: 2500.0}
 
 
 def steps_until_worth(
@@ -44,11 +46,18 @@ def wait(catching_up: CatchingUp, steps: int, price: float, text: str = "a", cov
 
 
 def test_it_waits_for_the_price() -> None:
-    assert steps_until_worth(CatchingUp(), DEAR) == DEAR - 1, "the step's own promise counts"
-    assert steps_until_worth(CatchingUp(), DEAR / 2) == 1, "half of half the price"
-    assert steps_until_worth(CatchingUp(), 100.0) == 100 * LONGEST_WAIT - 1
-    assert steps_until_worth(CatchingUp(), 100.0, new=True) == 100 * LONGEST_NEW - 1
+    assert steps_until_worth(CatchingUp(), 5.0) == 4, "all of it; the step's own promise counts"
+    assert steps_until_worth(CatchingUp(), 2.5) == 1, "half of half the price"
+    assert steps_until_worth(CatchingUp(), 100.0) == 249, "at most two and a half times the price"
+    assert steps_until_worth(CatchingUp(), 100.0, new=True) == 149, "and one and a half times if unknown"
     assert steps_until_worth(CatchingUp(), 0.0) == 0
+
+
+@given(st.floats(0.0, 300.0), st.floats(0.0, 300.0), st.booleans())
+def test_it_waits_longer_for_a_higher_price(a: float, b: float, new: bool) -> None:
+    less, more = (steps_until_worth(CatchingUp(), price, new=new) for price in sorted((a, b)))
+    assert less <= more <= 2.5 * max(a, b)
+    assert steps_until_worth(CatchingUp(), a, new=True) <= steps_until_worth(CatchingUp(), a)
 
 
 def test_it_waits_longer_where_catching_up_has_not_paid() -> None:
@@ -61,7 +70,7 @@ def test_it_waits_longer_where_catching_up_has_not_paid() -> None:
         waits.append(steps_until_worth(catching_up, 8.0))
     assert waits == sorted(waits)
     assert waits[0] == WAIT
-    assert waits[-1] == 8 * LONGEST_WAIT - 1, "but not for ever"
+    assert waits[-1] == 19, "but not for ever: two and a half times eight, the last step's promise included"
 
 
 def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> None:
@@ -107,9 +116,10 @@ def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
     texts=st.lists(
         st.tuples(st.floats(0.0, 1e4), st.floats(0.0, 1e3), st.integers(0, 5), st.integers(1, 4)), max_size=20
     ),
-    price=st.floats(0.0, 1e4),
+    price=st.floats(0.0, 1e4) | st.sampled_from(sorted(LEAST)),
 )
 def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]], price: float) -> None:
+    """Whatever other texts have taught."""
     catching_up = CatchingUp()
     for number, (paid, promise, steps, among) in enumerate(texts):
         for _ in range(steps):
@@ -119,6 +129,7 @@ def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]]
             catching_up.end_step([str(number)], among)
         catching_up.forget(str(number))
     catching_up.begin_step()
-    assert catching_up.is_worth(["a"], price, LONGEST_WAIT * price, new=False)
-    least = 0.99 * price * min(LONGEST_WAIT, price / DEAR)
-    assert least == 0.0 or not catching_up.is_worth(["a"], price, least - 1e-9, new=False)
+    assert catching_up.is_worth(["a"], price, 2.5 * price, new=False)
+    # More is waited for a higher price, so that of the next lower one in the table is a bound too.
+    least = max((promise for lower, promise in LEAST.items() if lower <= price), default=0.0)
+    assert least == 0.0 or not catching_up.is_worth(["a"], price, 0.99 * least - 1e-9, new=False)
