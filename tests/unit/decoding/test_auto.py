@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.decoding.auto import DEAREST_SLEEP, FIRST_WAIT, LONGEST_SLEEP, AutoController
+from outrider.decoding.auto import AutoController
 from outrider.decoding.catching_up import CatchingUp
 from outrider.decoding.controller import Room
 from outrider.decoding.costs import CostModel
@@ -276,7 +276,8 @@ def test_a_drafter_that_is_off_is_probed_with_back_off() -> None:
     assert probes, "but it is tried again"
     gaps = [b - a for a, b in pairwise(probes)]
     assert all(b >= a for a, b in pairwise(gaps))
-    assert gaps[0] >= FIRST_WAIT
+    assert gaps[0] >= 8, "no two within eight steps"
+    assert max(gaps) <= 64, "and one in every sixty-four"
     assert controller.allowance.spent > 0.0
 
 
@@ -331,7 +332,7 @@ def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
     assert all(budgets[:4])
     assert budgets.count(0) > 30
     longest = max(len(run) for run in "".join("z" if not b else " " for b in budgets).split())
-    assert longest == LONGEST_SLEEP
+    assert longest == 4, "a lookup that begins to hit is found within four steps"
     controller.choose([Room("0", 100, 100, constrained=True)])
     assert controller.choose([Room("0", 100, 100, constrained=True)]) == [16], (
         "a grammar's own tokens are free"
@@ -404,7 +405,7 @@ def test_a_wide_step_sleeps_longer_over_what_all_its_requests_look_up_in_vain() 
         for name in names:
             record(controller, [], 0, name, TARGET[8] / 8)
     runs = "".join("z" if count == 8 else " " for count in asleep).split()
-    assert LONGEST_SLEEP < max(map(len, runs)) <= DEAREST_SLEEP
+    assert 4 < max(map(len, runs)) <= 16
 
 
 def test_budgets_are_within_the_room() -> None:
@@ -472,9 +473,8 @@ def test_it_says_what_else_keeps_it_from_drafting() -> None:
     assert "where it finds one (in 1 of 6 steps); one of draft_model" in said
     found = re.search("but reading what it has missed takes as long as ([0-9.]+) plain steps", said)
     assert found is not None
-    assert controller.drawing is not None
-    takes = controller.drawing.draw(300) / controller.target.at(0).seconds(1)
-    assert float(found[1]) == pytest.approx(takes, rel=0.05)
+    # By DRAFT a token more takes 0.75 ms from four tokens on: 11 + 296 * 0.75 = 233 ms, of steps of 50 ms.
+    assert float(found[1]) == pytest.approx(4.66, rel=0.05)
 
 
 def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
