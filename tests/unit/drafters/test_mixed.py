@@ -354,10 +354,20 @@ def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tre
 
 
 def test_end_is_forgiven() -> None:
-    controller, drafter = make()
-    drafter.end("never begun")
-    controller.record("never begun", StepRecord("none", 0, 0, 1, 0.0, 0.05, 0.0))
-    drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"))
+    """What is said of a request that never began changes nothing for others."""
+    drafts = []
+    for stray in (False, True):
+        controller, drafter = make()
+        if stray:
+            drafter.end("never begun")
+            controller.record("never begun", StepRecord("none", 0, 0, 1, 0.0, 0.05, 0.0))
+            drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"))
+            controller.release("never begun")
+        context = begin(drafter, controller, [*range(20), *range(12)])
+        drafts += drafter.propose([job(context)])
+    assert len(drafts[0]) > 0
+    assert drafts[1].tokens.tolist() == drafts[0].tokens.tolist()
+    assert drafts[1].parents.tolist() == drafts[0].parents.tolist()
 
 
 def test_an_empty_chain_of_the_model_is_no_chain() -> None:
