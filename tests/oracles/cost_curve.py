@@ -120,7 +120,7 @@ class CostCurve:
             return self.update(log_ratio(seconds, self.seconds(n)), *position(n))
 
     def observe_total(self, predicted: float, seconds: float) -> bool:
-        """Learn from the sum of several passes, which tells of the level only."""
+        """Learn from the sum of several passes, which informs about the level only."""
         if not (predicted > 0.0 and 0.0 < seconds < math.inf):
             return False
         with np.errstate(all="ignore"):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 SIZES = (1, 2, 4, 8, 16)  # of the n-grams that are indexed
 MAX_MATCH = 24  # tokens of agreement beyond which nobody counts
-CHAIN = 24  # places of one n-gram that are looked at, the latest first
+CHAIN = 24  # places of one n-gram that are compared, the latest first
 
 
 class GramIndex:

@@ -133,7 +133,7 @@ class VerifiedOnly(oracle.Acceptance):
 
 
 class Trusting(oracle.Acceptance):
-    """Takes confidence at its word, whatever it has been worth."""
+    """Trusts confidence, however badly it has predicted."""
 
     def learn(self, request_id: str, depth: int, confidence: float | None, accepted: float) -> None:
         super().learn(request_id, depth, confidence, accepted)
@@ -141,7 +141,7 @@ class Trusting(oracle.Acceptance):
 
 
 class OneForAll(oracle.Acceptance):
-    """Does not tell requests apart."""
+    """Treats all requests alike."""
 
     def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
         return super().chance("new", depth, confidence)

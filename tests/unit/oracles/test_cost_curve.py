@@ -55,7 +55,7 @@ def outcomes(kind: type[Any], measured: Measured, sequence: Sequence[Call]) -> l
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
-    return repr(a) == repr(b)  # NaN is NaN; the shortest text of a float tells its bits
+    return repr(a) == repr(b)  # NaN is NaN; repr of a float is exact
 
 
 @given(tables, calls)
@@ -118,7 +118,7 @@ class TakesAll(oracle.CostCurve):
 def test_a_broken_twin_is_caught(twin: type[oracle.CostCurve]) -> None:
     random = np.random.default_rng(0)
 
-    def drawn() -> list[Call]:
+    def random_calls() -> list[Call]:
         found: list[Call] = []
         for _ in range(40):
             n = int(random.integers(1, 33))
@@ -130,7 +130,7 @@ def test_a_broken_twin_is_caught(twin: type[oracle.CostCurve]) -> None:
             found.append(("best_count", ([0.9, 0.5, 0.1], 1, 20.0)))
         return found
 
-    sequences = [drawn() for _ in range(8)]
+    sequences = [random_calls() for _ in range(8)]
     table = {1: 0.02, 8: 0.03, 32: 0.05}
     assert all(
         same(outcomes(CostCurve, table, each), outcomes(oracle.CostCurve, table, each)) for each in sequences
