@@ -1,13 +1,14 @@
-# make demo | test | lint | bench | clean
+# make demo | test | lint | format | bench | clean
 # Needs Python 3.11 or later, a C++ compiler and make. Everything else comes into $(VENV).
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-NATIVE := CMakeLists.txt $(wildcard csrc/*)
+CXX_FILES = $(wildcard csrc/*/*.h csrc/*/*.cpp)
+NATIVE := CMakeLists.txt $(wildcard csrc/*/*)
 
-.PHONY: demo test lint bench install clean distclean
+.PHONY: demo test lint format bench install clean distclean
 
 demo: $(VENV)/.package
 	$(BIN)/outrider demo
@@ -20,6 +21,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench: $(VENV)/.package
 	$(BIN)/python benchmarks/first_table.py

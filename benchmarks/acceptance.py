@@ -26,18 +26,18 @@ import numpy as np
 from outrider.bench import machine, report, workloads
 from outrider.bench.runner import prompt_of
 from outrider.cli.demo import present_pair
-from outrider.config import EngineConfig
-from outrider.decoding.chance import excess, ratio
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import VERIFICATIONS, DraftModelConfig
 from outrider.decoding.context import TokenContext
 from outrider.decoding.metrics import RequestMetrics
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.distributions import excess, ratio
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.llm import LLM
 from outrider.outputs import merge
 from outrider.pipeline import build_all
-from outrider.speculative import VERIFICATIONS, DraftModelConfig
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "acceptance.json"

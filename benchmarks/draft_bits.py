@@ -24,18 +24,18 @@ import numpy as np
 
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
-from outrider.checks import LIGHT_QUANTIZATIONS
 from outrider.cli.demo import present_pair
+from outrider.config.checks import LIGHT_QUANTIZATIONS
 from outrider.decoding.context import TokenContext
-from outrider.decoding.costs import CostCurve
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import IntArray
-from outrider.drafters.likely import LikelyTokens, frequent
+from outrider.drafters.vocab_subset import VocabSubset, frequent
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.quantization import quantized
+from outrider.policy.cost_model import CostCurve
 from replay import COSTS, RESULTS, Text, add_text_options, curve, text_settings, texts_of
 
 CHUNK = 64  # tokens of a pass over a text
@@ -59,11 +59,11 @@ def blocks_of(model: NativeModel, ids: Sequence[int]) -> IntArray | None:
     always = frequent(model)
     if always is None:
         return None
-    return np.flatnonzero(LikelyTokens(model, always, ids).blocks).astype(np.int32)
+    return np.flatnonzero(VocabSubset(model, always, ids).blocks).astype(np.int32)
 
 
 def forward(model: NativeModel, item: ForwardItem, blocks: IntArray | None) -> np.ndarray:
-    (rows,) = model.forward([item]) if blocks is None else model.forward_within([item], blocks)
+    (rows,) = model.forward([item]) if blocks is None else model.forward_subset([item], blocks)
     return rows
 
 

@@ -1,11 +1,10 @@
 """The first table: plain decoding against speculation, on the built-in workloads.
 
-    python benchmarks/first_table.py [--runs K] [-n N] [--limit N] [--readme]
+    python benchmarks/first_table.py [--runs K] [-n N] [--limit N]
 
 Measures plain decoding, suffix lookup and `auto` on the default model and, where they are in the cache (or in
 the folder OUTRIDER_DEV_MODELS), on the Qwen pair, there with the draft model too. Writes
-benchmarks/results/first_table-MODEL.json and prints the tables; --readme also puts them into README.md
-between its markers.
+benchmarks/results/first_table-MODEL.json, and the tables into benchmarks/results/first_table.md.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from outrider.bench import report, workloads
 from outrider.bench.runner import measure
 from outrider.cli.bench import settings
 from outrider.cli.demo import MODEL, present_pair
-from outrider.config import EngineConfig
-from outrider.decoding.params import SamplingParams
-from outrider.pipeline import build_all
-from outrider.speculative import (
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import (
     AutoConfig,
     DraftModelConfig,
     NoneConfig,
     SpeculativeConfig,
     SuffixConfig,
 )
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.pipeline import build_all
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-README = HERE.parent / "README.md"
+DOCUMENT = RESULTS / "first_table.md"
 BEGIN, END = report.markers("first_table")
 
 
@@ -45,7 +44,6 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("-n", type=int, default=128, help="most tokens of each generation")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each workload")
-    parser.add_argument("--readme", action="store_true", help="put the tables into README.md")
     args = parser.parse_args()
     documents = {"smollm2": table(MODEL, None, args)}
     if (pair := present_pair()) is not None:
@@ -55,8 +53,7 @@ def main() -> int:
         (RESULTS / f"first_table-{name}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     text = rendered(documents)
     print(text)
-    if args.readme:
-        README.write_text(replaced(README.read_text("utf-8"), text), "utf-8")
+    DOCUMENT.write_text(replaced(DOCUMENT.read_text("utf-8"), text), "utf-8")
     same = all(
         m["identical"] for d in documents.values() for w in d["workloads"] for m in w["methods"].values()
     )
@@ -82,14 +79,13 @@ def table(target: str, draft: str | None, args: argparse.Namespace) -> dict[str,
 
 
 def rendered(documents: dict[str, dict[str, Any]]) -> str:
-    """The tables as a section of Markdown."""
-    about = "## Measured\n\nWritten by `benchmarks/first_table.py`; the numbers lie in `benchmarks/results/`."
-    return "\n\n".join([about, *(report.markdown(document) for document in documents.values())])
+    """The tables, in Markdown."""
+    return "\n\n".join(report.markdown(document) for document in documents.values())
 
 
 def replaced(text: str, tables: str) -> str:
     """`text` with what is between the markers replaced. Raises SystemExit when it has no markers."""
-    return report.put_between(text, BEGIN, END, tables, README.name)
+    return report.put_between(text, BEGIN, END, tables, DOCUMENT.name)
 
 
 if __name__ == "__main__":

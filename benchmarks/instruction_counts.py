@@ -2,7 +2,7 @@
 
     python benchmarks/instruction_counts.py OBJECT… [--objdump PROGRAM] [--json FILE]
 
-OBJECT is a compiled kernel file, such as build/dev/CMakeFiles/_core.dir/csrc/kernels_avx2.cpp.o; for another
+OBJECT is a compiled kernel file, such as build/dev/CMakeFiles/_core.dir/csrc/kernels/avx2.cpp.o; for another
 architecture's give that architecture's objdump (--json adds to what the file has). In each
 `panel_tile<kind, tokens>` the loop with the multiplications is taken, and its instructions are scaled to the
 multiplications that one group needs. Unlike time, counts do not depend on what else the machine does. A group

@@ -29,10 +29,8 @@ from outrider.bench.journal import Journal
 from outrider.bench.report import BASELINE, UNSTEADY
 from outrider.bench.runner import measure
 from outrider.cli.demo import MODEL, present_pair
-from outrider.config import EngineConfig
-from outrider.decoding.params import SamplingParams
-from outrider.pipeline import Pipeline, build_all
-from outrider.speculative import (
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import (
     AutoConfig,
     DraftModelConfig,
     NgramConfig,
@@ -40,6 +38,8 @@ from outrider.speculative import (
     SpeculativeConfig,
     SuffixConfig,
 )
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.pipeline import Pipeline, build_all
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NEVER_SLOWER, ADVERSARY, AS_THE_BEST, GEOMEAN, COPY_HEAVY = 0.98, 0.97, 0.95, 1.8, 3.5

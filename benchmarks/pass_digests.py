@@ -39,7 +39,7 @@ from outrider.models.open import open_model
 from outrider.models.quantization import quantized
 from outrider.models.source import ModelSource
 
-forward_subset = NativeModel.forward_within  # a pass that computes some panels of the vocabulary only
+forward_subset = NativeModel.forward_subset  # a pass that computes some panels of the vocabulary only
 
 ISAS = ("portable", "avx2", "avx512", "neon")
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")

@@ -1,10 +1,10 @@
-"""Put what benchmarks/peers.py measured into docs/bench.md, between its markers.
+"""Write what benchmarks/peers.py measured into results/peers.md.
 
     python benchmarks/peers.py …
     python benchmarks/peers_docs.py
 
-It is taken from benchmarks/results/peers.json, and what other machines measured from the files beside it
-whose names begin alike; each has markers of its name.
+The source is benchmarks/results/peers.json. Files in the same folder whose names begin alike hold what other
+machines measured; each has a section between markers of its name.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.bench.report import markdown_table, put_sections
-from peers import HERE, LOOPED, OWN, RESULT, rows, summary
+from peers import LOOPED, OWN, RESULT, rows, summary
 
-DOCUMENT = HERE.parent / "docs" / "bench.md"
+DOCUMENT = RESULT.with_suffix(".md")
 
 
 def main() -> None:

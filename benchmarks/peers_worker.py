@@ -43,9 +43,9 @@ class Outrider:
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
         from outrider.bench.race import Contestant
         from outrider.bench.runner import prompt_of
-        from outrider.config import EngineConfig
+        from outrider.config.engine import EngineConfig
+        from outrider.config.speculative import AutoConfig, NoneConfig, SpeculativeConfig
         from outrider.pipeline import build_all
-        from outrider.speculative import AutoConfig, NoneConfig, SpeculativeConfig
 
         config = EngineConfig(str(target), max_num_seqs=1, threads=threads, max_model_len=context)
         choices: list[SpeculativeConfig] = [NoneConfig(), AutoConfig(None if draft is None else str(draft))]
@@ -62,7 +62,7 @@ class Outrider:
         return list(prompt["prompt_token_ids"])
 
     def __call__(self, setting: str, ids: list[int], most: int) -> Answer:
-        from outrider.decoding.params import SamplingParams
+        from outrider.decoding.sampling.params import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=most, seed=0)
         run = self._contestants[setting].run(ids, params)

@@ -34,15 +34,15 @@ from outrider.bench.cost_curve import aligned
 from outrider.bench.runner import prompt_of
 from outrider.bench.workloads import APART, drawn
 from outrider.cli.demo import present_pair
-from outrider.config import EngineConfig
-from outrider.decoding.costs import CostCurve, CostModel
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import AutoConfig, SpeculativeConfig
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
+from outrider.engines.base import ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.native import calibrate
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
 from outrider.pipeline import build_all, load_native, native_rows
-from outrider.speculative import AutoConfig, SpeculativeConfig
+from outrider.policy.cost_model import CostCurve, CostModel
 
 RESULTS = Path(__file__).resolve().parent / "results"
 # Milliseconds of a pass over n tokens, at a context of 256: of the 1.5B, and of the 0.5B as it drafts, in
@@ -153,7 +153,7 @@ class Replay:
 class Timed:
     """A model whose passes take what they are said to cost."""
 
-    def __init__(self, inner: BlockModel, costs: Mapping[int, float], clock: Clock) -> None:
+    def __init__(self, inner: VocabSubsetModel, costs: Mapping[int, float], clock: Clock) -> None:
         self._inner, self._clock = inner, clock
         self.costs = curve(costs)
         self.vocab_size, self.max_positions = inner.vocab_size, inner.max_positions
@@ -166,9 +166,9 @@ class Timed:
         self._clock.run(self.costs, items)
         return self._inner.forward(items)
 
-    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+    def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
         self._clock.run(self.costs, items)
-        return self._inner.forward_within(items, blocks)
+        return self._inner.forward_subset(items, blocks)
 
 
 def items_of(workload: str, behind: int) -> list[workloads.Item]:
@@ -238,7 +238,7 @@ class Stage:
                 models.append(Replay(source.architecture.vocab_size, COSTS["target"], self._clock))
                 return models[0]
             draft = load_native(source, threads)
-            assert isinstance(draft, BlockModel)
+            assert isinstance(draft, VocabSubsetModel)
             return Timed(draft, COSTS["draft"], self._clock)
 
         def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:

@@ -26,19 +26,19 @@ import numpy as np
 
 from outrider.bench import workloads
 from outrider.bench.machine import describe, drift, probe
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import RowSampler, Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import RowSampler, Sampler
 from outrider.decoding.types import Draft, FloatArray, TargetScores
-from outrider.decoding.verify import CoupledVerifier, Verifier
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeCache, NativeModel
 from outrider.engines.native.sampling import NativeRows
 from outrider.models.open import open_model
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.tokenizer import Tokenizer
 
 SETTINGS: dict[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0.0),
@@ -51,14 +51,14 @@ SETTINGS: dict[str, SamplingParams] = {
 }
 
 
-class Agrees(Chance):
+class Agrees(StepRandomness):
     """Accepts whatever it is asked about."""
 
     def accepts(self, probability: float, node: int) -> bool:
         return True
 
 
-class Refuses(Chance):
+class Refuses(StepRandomness):
     """Accepts nothing."""
 
     def accepts(self, probability: float, node: int) -> bool:

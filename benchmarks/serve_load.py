@@ -17,7 +17,7 @@ from outrider.bench import machine
 from outrider.bench.journal import Journal
 from outrider.bench.report import markdown_table, markers, put_into
 from outrider.bench.stats import median
-from outrider.models.references import resolve
+from outrider.models.sources.references import resolve
 from serve_servers import Served, llama_server, outrider_server
 
 WHEN = ("before", "during", "after")  # of a long prompt

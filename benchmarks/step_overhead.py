@@ -18,12 +18,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests
 
-from tests.unit.decoding import test_auto, test_branching
 from tests.unit.drafters import test_suffix
+from tests.unit.policy import test_auto, test_tree_growth
 
 from outrider.bench.cost_curve import aligned
-from outrider.decoding.costs import CostCurve
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.policy.cost_model import CostCurve
 
 LONG = 20_000  # tokens
 
@@ -41,7 +41,7 @@ def controller_step() -> float:
 
 def tree_growth() -> float:
     """A chain of eight tokens of the draft model with a branch at each place."""
-    return microseconds(test_branching.grow_tree, 20)
+    return microseconds(test_tree_growth.grow_tree, 20)
 
 
 def cost_curve() -> float:

@@ -15,10 +15,10 @@ from hypothesis import settings
 
 from outrider import pipeline
 from outrider.engines.base import LanguageModel
-from outrider.engines.toy import ToyModel
 from outrider.models.source import ModelSource
 from tests.support.models import tiny_gguf
 from tests.support.real import real_model
+from tests.support.toy_model import ToyModel
 
 # No test may fail for the time that it took. The rest is the profile that hypothesis chose, here or in CI.
 settings.register_profile("patient", settings.get_profile(settings.get_current_profile_name()), deadline=None)

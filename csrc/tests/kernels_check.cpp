@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "../activations.h"
-#include "../half.h"
-#include "../kernels.h"
-#include "../slabs.h"
+#include "kernels/activations.h"
+#include "kernels/kernels.h"
+#include "memory/half.h"
+#include "memory/slabs.h"
 
 using namespace outrider;
 
@@ -57,8 +57,8 @@ void same(const std::string& what, const std::vector<T>& wanted, std::vector<T> 
     }
     for (size_t i = 0; i < wanted.size(); i++)
         if (std::memcmp(&wanted[i], &got[i], sizeof(T)) != 0)
-            throw Failure(what + ": value " + std::to_string(i) + " of " + std::to_string(wanted.size()) + " is " +
-                          digits(double(got[i])) + ", not " + digits(double(wanted[i])));
+            throw Failure(what + ": value " + std::to_string(i) + " of " + std::to_string(wanted.size()) +
+                          " is " + digits(double(got[i])) + ", not " + digits(double(wanted[i])));
 }
 
 // A file's matrix of random integers, with scales that are small and finite.
@@ -70,8 +70,10 @@ std::vector<uint8_t> random_file(Kind kind, int rows, int columns) {
     for (size_t at = 0; at < file.size(); at += size_t(k.block_bytes)) {
         if (k.is_float) {
             const float v = normal();
-            if (kind == Kind::F32) std::memcpy(file.data() + at, &v, 4);
-            else put16(at, kind == Kind::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
+            if (kind == Kind::F32)
+                std::memcpy(file.data() + at, &v, 4);
+            else
+                put16(at, kind == Kind::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
             continue;
         }
         const size_t d = at + (kind == Kind::Q6_K ? 208 : 0);
@@ -111,7 +113,8 @@ void same(const std::string& what, const Activations& wanted, const Activations&
     both("eighths", &Activations::eighths, cells);
 }
 
-void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int rows, int columns, int tokens) {
+void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int rows, int columns,
+                  int tokens) {
     const KindInfo& k = info(kind);
     Slabs slabs;
     Matrix m = make_matrix(kind, rows, columns, slabs);
@@ -128,11 +131,13 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
     const std::vector<float> bias = floats(size_t(rows)), before = floats(size_t(tokens) * stride);
     const auto run = [&](const Kernels& table) {
         std::vector<float> out = before;
-        table.matmul(m, a, first, last, MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add, begin});
+        table.matmul(m, a, first, last,
+                     MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add, begin});
         return out;
     };
-    same(std::string("matmul ") + k.name + " " + std::to_string(rows) + " x " + std::to_string(columns) + ", " +
-             std::to_string(tokens) + " tokens, panels " + std::to_string(first) + " to " + std::to_string(last),
+    same(std::string("matmul ") + k.name + " " + std::to_string(rows) + " x " + std::to_string(columns) +
+             ", " + std::to_string(tokens) + " tokens, panels " + std::to_string(first) + " to " +
+             std::to_string(last),
          run(oracle), run(kernels));
 }
 
@@ -169,7 +174,8 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
     }
     for (int dim : {2, 16, 64, 128})
         for (bool interleaved : {false, true}) {
-            const std::vector<float> head = floats(size_t(dim)), cos = floats(size_t(dim)), sin = floats(size_t(dim));
+            const std::vector<float> head = floats(size_t(dim)), cos = floats(size_t(dim)),
+                                     sin = floats(size_t(dim));
             const auto rotate = [&](const Kernels& table) {
                 std::vector<float> y = head;
                 table.rope(y.data(), cos.data(), sin.data(), dim, interleaved);
@@ -179,11 +185,14 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
         }
 }
 
-void check_quantize(const Kernels& oracle, const Kernels& kernels, int columns, float scale, Readers readers) {
+void check_quantize(const Kernels& oracle, const Kernels& kernels, int columns, float scale,
+                    Readers readers) {
     const int tokens = 3;
     std::vector<float> x = floats(size_t(2) * tokens * columns, scale);
-    for (size_t at = 0; at < x.size(); at += kGroup)  // as far below one another as superblocks can tell, and further
-        for (int i = 0, down = pick(0, 16); i < kGroup; i++) x[at + size_t(i)] = std::ldexp(x[at + size_t(i)], -down);
+    for (size_t at = 0; at < x.size();
+         at += kGroup)  // as far below one another as superblocks can tell, and further
+        for (int i = 0, down = pick(0, 16); i < kGroup; i++)
+            x[at + size_t(i)] = std::ldexp(x[at + size_t(i)], -down);
     std::fill(x.begin() + columns, x.begin() + columns + 32, 0.0f);  // a group of nothing
     for (int i = 0; i < 32; i++) x[size_t(i)] = scale * (float(i) - 15.5f) * (127.0f / 15.5f);  // ties
     const auto run = [&](const Kernels& table, bool fine) {
@@ -201,7 +210,8 @@ void check_quantize(const Kernels& oracle, const Kernels& kernels, int columns, 
 
 void check_quantize(const Kernels& oracle, const Kernels& kernels) {
     for (float scale : {1e-38f, 1e-20f, 1e-3f, 1.0f, 1e4f, 1e30f, 1e36f}) {
-        for (int columns : {32, 64, 96, 256, 1536}) check_quantize(oracle, kernels, columns, scale, Readers::integers);
+        for (int columns : {32, 64, 96, 256, 1536})
+            check_quantize(oracle, kernels, columns, scale, Readers::integers);
         for (int columns : {256, 1536}) check_quantize(oracle, kernels, columns, scale, Readers::superblocks);
     }
 }
@@ -224,9 +234,10 @@ void same(const std::string& what, const Head& wanted, const Head& got) {
     for (size_t i = 0; i < wanted.blocks.size(); i++) same(what, wanted.blocks[i], got.blocks[i]);
 }
 
-void check_attention(const Kernels& oracle, const Kernels& kernels, int positions, int head_dim, int group, bool half) {
-    const std::string shape = std::to_string(positions) + " positions, head of " + std::to_string(head_dim) + ", group of " +
-                              std::to_string(group) + (half ? ", half" : ", float");
+void check_attention(const Kernels& oracle, const Kernels& kernels, int positions, int head_dim, int group,
+                     bool half) {
+    const std::string shape = std::to_string(positions) + " positions, head of " + std::to_string(head_dim) +
+                              ", group of " + std::to_string(group) + (half ? ", half" : ", float");
     const int slots = positions + 24;
     Head wanted(slots, head_dim, half), got(slots, head_dim, half);
     for (int slot = 0; slot < slots; slot++) {
@@ -246,8 +257,10 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
     // Some tokens, the last of which sees all positions: in order, or from `direct` on along a path.
     const int tokens = pick(1, 5), spans = (positions + kSpan - 1) / kSpan;
     const std::vector<float> q = floats(size_t(tokens) * group * head_dim, 0.3f);
-    const size_t row = partial_floats(head_dim), stride = row * size_t(group), step = positions > 64 ? 112 : 16;
-    for (int direct = 0; direct <= positions; direct += int(step)) {  // none, some and all positions in a tail
+    const size_t row = partial_floats(head_dim), stride = row * size_t(group),
+                 step = positions > 64 ? 112 : 16;
+    for (int direct = 0; direct <= positions;
+         direct += int(step)) {  // none, some and all positions in a tail
         std::vector<int> tail;
         for (int p = direct; p < positions; p++) tail.push_back(pick(p, slots - 1));
         for (const bool straight : {true, false}) {
@@ -258,13 +271,20 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                 visible.push_back({seen, straight || direct >= seen ? seen : direct, tail.data()});
             }
             const auto run = [&](const Kernels& table, int first, int count) {
-                const Queries queries{q.data() + size_t(first) * group * head_dim, size_t(group) * head_dim,
-                                      visible.data() + first, count, group, head_dim};
+                const Queries queries{q.data() + size_t(first) * group * head_dim,
+                                      size_t(group) * head_dim,
+                                      visible.data() + first,
+                                      count,
+                                      group,
+                                      head_dim};
                 std::vector<float> scratch(attend_scratch(queries)), out(size_t(count) * group * head_dim);
-                std::vector<std::vector<float>> found(size_t(spans), std::vector<float>(stride * size_t(count)));
-                for (int s = 0; s < spans; s++) {  // (what is fetched for later must not matter; the last span has no next)
+                std::vector<std::vector<float>> found(size_t(spans),
+                                                      std::vector<float>(stride * size_t(count)));
+                for (int s = 0; s < spans;
+                     s++) {  // (what is fetched for later must not matter; the last span has no next)
                     const NextKeys next{wanted.cache, s + 1, positions};
-                    table.attend(wanted.cache, queries, s, next, scratch.data(), found[size_t(s)].data(), stride);
+                    table.attend(wanted.cache, queries, s, next, scratch.data(), found[size_t(s)].data(),
+                                 stride);
                 }
                 for (int r = 0; r < count * group; r++) {
                     float* all = found[0].data() + row * size_t(r);
@@ -274,8 +294,8 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                 }
                 return out;
             };
-            const std::string what = "attention " + shape + ", " + std::to_string(tokens) + " tokens, direct " +
-                                     std::to_string(straight ? positions : direct);
+            const std::string what = "attention " + shape + ", " + std::to_string(tokens) +
+                                     " tokens, direct " + std::to_string(straight ? positions : direct);
             const std::vector<float> together = run(oracle, 0, tokens);
             same(what, together, run(kernels, 0, tokens));
             std::vector<float> apart;
@@ -294,15 +314,18 @@ void check(const Kernels& kernels) {
     for (bool half : {true, false}) {
         for (int positions : {1, 15, 16, 17, 50})
             for (int head_dim : {16, 64, 128})
-                for (int group : {1, 2, 3, 4, 7}) check_attention(oracle, kernels, positions, head_dim, group, half);
-        for (int positions : {256, 258, 600}) check_attention(oracle, kernels, positions, 48, positions % 5 + 4, half);
+                for (int group : {1, 2, 3, 4, 7})
+                    check_attention(oracle, kernels, positions, head_dim, group, half);
+        for (int positions : {256, 258, 600})
+            check_attention(oracle, kernels, positions, 48, positions % 5 + 4, half);
     }
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-    if (count == 3 && std::string(arguments[1]) == "--flip") g_flip = arguments[2];
+    if (count == 3 && std::string(arguments[1]) == "--flip")
+        g_flip = arguments[2];
     else if (count != 1) {
         std::fprintf(stderr, "usage: kernels_check [--flip OP]\n");
         return 2;

@@ -1,5 +1,6 @@
-// Begins and ends pools as fast as it can: a helper that comes late to a pool's last phase meets its end. Every chunk must
-// be done once, and no thread may be left waiting: whoever runs this gives it some time and no more.
+// Begins and ends pools as fast as it can: a helper that comes late to a pool's last phase meets its end.
+// Every chunk must be done once, and no thread may be left waiting: whoever runs this gives it some time and
+// no more.
 //   pool_check [POOLS]
 #include <array>
 #include <chrono>
@@ -8,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "../pool.h"
+#include "threads/pool.h"
 
 int main(int argc, char** argv) {
     const int pools = argc > 1 ? std::atoi(argv[1]) : 20000;
@@ -19,15 +20,18 @@ int main(int argc, char** argv) {
             {
                 outrider::Pool pool(threads);
                 const auto turn = pool.turn();
-                for (int phase = 0; phase < phases; phase++) pool.phase(int(done.size()), [&](int chunk, int) { done[size_t(chunk)]++; });
+                for (int phase = 0; phase < phases; phase++)
+                    pool.phase(int(done.size()), [&](int chunk, int) { done[size_t(chunk)]++; });
             }
             for (const auto& count : done)
                 if (count != phases) {
-                    std::printf("%d threads, pool %d: a chunk was done %d times, not %d\n", threads, i, count.load(), phases);
+                    std::printf("%d threads, pool %d: a chunk was done %d times, not %d\n", threads, i,
+                                count.load(), phases);
                     return 1;
                 }
         }
-    // More chunks than a share counts, and the first ones so slow that others have to be taken from their thread.
+    // More chunks than a share counts, and the first ones so slow that others have to be taken from their
+    // thread.
     for (int threads = 2; threads <= 4; threads++) {
         std::vector<std::atomic<int>> done(200000);
         outrider::Pool pool(threads);

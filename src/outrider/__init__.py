@@ -27,11 +27,11 @@ from outrider.errors import (
 )
 
 if TYPE_CHECKING:
-    from outrider.decoding.params import SamplingParams
-    from outrider.decoding.structured import GuidedDecodingParams, StructuredOutputsParams
+    from outrider.config.speculative import SpeculativeConfig
+    from outrider.decoding.sampling.params import SamplingParams
+    from outrider.decoding.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
     from outrider.llm import LLM
     from outrider.outputs import CompletionOutput, Logprob, RequestOutput
-    from outrider.speculative import SpeculativeConfig
 
 try:
     __version__ = version("outrider")
@@ -62,13 +62,13 @@ __all__ = [
 
 _LAZY = {  # imported when first asked for, so that `outrider --version` is instant
     "LLM": "outrider.llm",
-    "SamplingParams": "outrider.decoding.params",
-    "SpeculativeConfig": "outrider.speculative",
+    "SamplingParams": "outrider.decoding.sampling.params",
+    "SpeculativeConfig": "outrider.config.speculative",
     "CompletionOutput": "outrider.outputs",
     "RequestOutput": "outrider.outputs",
     "Logprob": "outrider.outputs",
-    "StructuredOutputsParams": "outrider.decoding.structured",
-    "GuidedDecodingParams": "outrider.decoding.structured",
+    "StructuredOutputsParams": "outrider.decoding.sampling.structured",
+    "GuidedDecodingParams": "outrider.decoding.sampling.structured",
 }
 
 

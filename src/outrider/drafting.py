@@ -7,19 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.decoding.auto import AutoController
-from outrider.decoding.controller import Controller, FixedController
-from outrider.decoding.costs import CostModel
-from outrider.decoding.request import Request
-from outrider.decoding.types import IntArray
-from outrider.decoding.verify import VERIFIERS, Verifier, check_pair
-from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter, Draws
-from outrider.drafters.mixed import MixedDrafter
-from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.suffix import SuffixDrafter
-from outrider.engines.base import LanguageModel
-from outrider.speculative import (
+from outrider.config.speculative import (
     AutoConfig,
     DraftModelConfig,
     NgramConfig,
@@ -27,9 +15,22 @@ from outrider.speculative import (
     SpeculativeConfig,
     SuffixConfig,
 )
+from outrider.decoding.controller import Controller
+from outrider.decoding.request import Request
+from outrider.decoding.types import IntArray
+from outrider.decoding.verifiers.base import VERIFIERS, Verifier, check_pair
+from outrider.drafters.auto import AutoDrafter
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter, Draws
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engines.base import LanguageModel
+from outrider.policy.auto import AutoController
+from outrider.policy.cost_model import CostModel
+from outrider.policy.fixed import FixedController
 
 Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
-"""What a model's passes cost, with the logits of some blocks of its vocabulary (see `BlockModel`) or all."""
+"""What a model's passes cost, with the logits of some blocks of its vocabulary (see `VocabSubsetModel`) or all."""
 
 
 def guessed_costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
@@ -128,7 +129,7 @@ def make_drafting(
             most=choice.num_speculative_tokens,
             tree=verifier.trees,
         )
-        drafter = MixedDrafter(auto, lookup, model, clock=clock)
+        drafter = AutoDrafter(auto, lookup, model, clock=clock)
     assert drafter is not None
     check_pair(verifier, drafter)
     parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)

@@ -17,11 +17,11 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from outrider.decoding.constraint import Mask
 from outrider.decoding.context import TokenContext
-from outrider.decoding.structured import StructuredOutputsParams
+from outrider.decoding.sampling.constraint import Mask
+from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.tokenizer import Tokenizer
 
 KEPT_FORMS = 32  # compiled, for requests that ask for the same again
 KEPT_MASKS = 64  # of the latest positions: more than a draft is long

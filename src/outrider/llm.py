@@ -11,19 +11,19 @@ from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
+from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
-from outrider.decoding.rng import derive_seed
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError, PromptError, nearest
-from outrider.models.chat import ChatTemplate
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.chat import ChatTemplate
+from outrider.models.text.tokenizer import Tokenizer
 from outrider.outputs import Chunk, CompletionOutput, RequestOutput, logprobs_of
 from outrider.pipeline import Pipeline, build
 from outrider.requests import RequestMaker
-from outrider.speculative import SpeculativeConfig
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]
@@ -38,7 +38,7 @@ class LLM:
     speculative_config: `{"method": …, "model": …, "num_speculative_tokens": …}` with the method
         "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
     arguments: tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization, weights_cache,
-        and vLLM's others where they change nothing; see `outrider.config.EngineConfig`.
+        and vLLM's others where they change nothing; see `outrider.config.engine.EngineConfig`.
 
     Raises ConfigError for an argument that is unknown (naming the nearest) or cannot be honoured, and
     ModelError for a model that cannot be used or does not fit in memory. Not for several threads at once.

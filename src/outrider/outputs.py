@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.decoding.events import FinishReason
-from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.metrics import DraftCounts, RequestMetrics
+from outrider.decoding.sampling.logprobs import TokenLogprobs
 from outrider.decoding.types import TokenKind
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,25 +17,25 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import memory
-from outrider.checks import LIGHT_QUANTIZATIONS
-from outrider.config import EngineConfig
-from outrider.decoding.costs import CostModel
+from outrider.config.checks import LIGHT_QUANTIZATIONS
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.sampler import RowSampler
+from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
-from outrider.decoding.verify import Verifier
-from outrider.drafters.likely import frequent
+from outrider.decoding.verifiers.base import Verifier
+from outrider.drafters.vocab_subset import frequent
 from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
-from outrider.models.references import parse_reference, resolve
 from outrider.models.source import ModelSource
-from outrider.models.tokenizer import Tokenizer
-from outrider.models.vocabulary import ensure_compatible
-from outrider.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
+from outrider.models.sources.references import parse_reference, resolve
+from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.vocabulary import ensure_compatible
+from outrider.policy.cost_model import CostModel
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]

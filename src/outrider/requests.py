@@ -7,12 +7,12 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
-from outrider.decoding.rng import derive_seed
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError
-from outrider.models.detokenizer import IncrementalDetokenizer
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.detokenizer import IncrementalDetokenizer
+from outrider.models.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from outrider.grammar import Grammars

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Distribution, Draft, Verdict
+from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.engines.base import ForwardItem, LanguageModel
 from tests.support.enumeration import Siblings
 
@@ -172,7 +172,7 @@ class TreeDrafter:
         pass
 
     def _tree(self, job: ProposeJob) -> Draft:
-        chance, ahead = Chance(job.sampler.seed, len(job.context.tokens)), len(job.context.path)
+        chance, ahead = StepRandomness(job.sampler.seed, len(job.context.tokens)), len(job.context.path)
         tokens: list[int] = []
         parents: list[int] = []
         stated: list[Distribution | None] = []

@@ -14,9 +14,9 @@ from pathlib import Path
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.native import NativeModel
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
 from outrider.models.open import open_model
 from tests.support.models import tiny_gguf
+from tests.support.toy_model import ToyModel
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from outrider.decoding.auto import AutoController
-from outrider.decoding.chance import siblings
-from outrider.decoding.constraint import Mask
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import FixedController
-from outrider.decoding.costs import CostModel
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
-from outrider.decoding.verify import CoupledVerifier, Verifier
+from outrider.decoding.sampling.constraint import Mask
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
+from outrider.decoding.verifiers.distributions import siblings
+from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.mixed import MixedDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.base import StepEngine
+from outrider.policy.auto import AutoController
+from outrider.policy.cost_model import CostModel
+from outrider.policy.fixed import FixedController
 from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter, TreeDrafter
 from tests.conformance.engines import Models
 
@@ -141,7 +141,7 @@ def run(
         engine,
         drafter,
         verifier or CoupledVerifier(),
-        drafter.controller if isinstance(drafter, MixedDrafter) else FixedController(length),
+        drafter.controller if isinstance(drafter, AutoDrafter) else FixedController(length),
         clock=tick(),
         max_num_seqs=max_num_seqs,
         prefill_chunk=prefill_chunk,
@@ -192,7 +192,7 @@ def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
     return made[name]()
 
 
-def mixed(model: DraftModelDrafter) -> MixedDrafter:
+def mixed(model: DraftModelDrafter) -> AutoDrafter:
     """Under a controller that believes in costs which make drafting worth its while."""
     controller = AutoController(CostModel({1: 1e-2, 16: 1.1e-2}), CostModel({1: 1e-4, 16: 2e-4}))
-    return MixedDrafter(controller, SuffixDrafter(), model, clock=tick())
+    return AutoDrafter(controller, SuffixDrafter(), model, clock=tick())

@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from outrider.decoding import sampler as sampler_module
 from outrider.decoding.context import Counts, TokenContext
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling import sampler as sampler_module
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.verifiers.base import CoupledVerifier
 from outrider.engines.base import Cache, SeqHandle, StepEngine
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyCache, ToyModel
 from tests.conformance.engines import Models, toy_models
 from tests.conformance.harness import PARAMS, answers, make_drafter, requests, run, visible
+from tests.support.toy_model import ToyCache, ToyModel
 
 BATTERY = ["right_branch_last", "random_tree", "right_then_wrong", "draft_model"]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.controller import FixedController
 from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.verifiers.base import CoupledVerifier
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
+from outrider.policy.fixed import FixedController
 from tests.conformance.test_broken_twins import AcceptsOneTooMany
+from tests.support.toy_model import ToyModel
 
 VOCAB, TEXTS, LENGTH = 4, 600, 3
 TARGET = ToyModel(VOCAB, 16, seed=1, sharpness=1.2)

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from outrider.decoding.drawing import Drawing
-from outrider.decoding.plan import Node
 from outrider.decoding.request import Request
-from outrider.drafters.mixed import MixedDrafter
+from outrider.drafters.auto import AutoDrafter
+from outrider.policy.draft_model import DraftModelPlanner
+from outrider.policy.tree import Node
 from tests.conformance.engines import ENGINES, Models
 from tests.conformance.harness import (
     DRAFTERS,
@@ -126,7 +126,7 @@ def test_the_mixed_drafter_is_tried_with_branches_of_its_draft_model(engine: str
     """Else the cases above would say nothing of them."""
     beside = deeper = accepted = 0
 
-    class Watched(Drawing):
+    class Watched(DraftModelPlanner):
         def tried(self, request_id: str, nodes: Sequence[Node], kept: Collection[int]) -> None:
             nonlocal beside, deeper, accepted
             branches = {i for i, node in enumerate(nodes) if node.beside}
@@ -137,7 +137,7 @@ def test_the_mixed_drafter_is_tried_with_branches_of_its_draft_model(engine: str
 
     expected = plain(engine, "temperature")
     made = make_drafter("mixed", models(engine), answers(expected))
-    assert isinstance(made, MixedDrafter)
+    assert isinstance(made, AutoDrafter)
     assert made.controller.drawing is not None
     made.controller.drawing.__class__ = Watched
     found = run(models(engine).engine(), made, batch_for(engine, "temperature"))

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.decoding.verify import VERIFIERS, Verifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.base import VERIFIERS, Verifier
+from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
 from tests.conformance.engines import ENGINES, Models
 from tests.conformance.harness import (
@@ -111,7 +111,7 @@ def test_drafts_are_kept_and_given_up() -> None:
 # --- Broken twins ------------------------------------------------------------------------------------------
 
 
-class AcceptsAlways(Chance):
+class AcceptsAlways(StepRandomness):
     def accepts(self, probability: float, node: int) -> bool:
         return True
 

@@ -11,9 +11,9 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.bench import workloads
 from outrider.cli.main import main
-from outrider.config import EngineConfig
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import NgramConfig, NoneConfig
 from outrider.pipeline import Pipeline, build_all
-from outrider.speculative import NgramConfig, NoneConfig
 
 pytestmark = pytest.mark.model
 

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 
 from outrider.cli.main import main, parser
-from outrider.config import parse_engine
-from outrider.models.catalog import CATALOG
-from outrider.models.download import cache_root
-from outrider.models.pypi import catalog_path
+from outrider.config.engine import parse_engine
+from outrider.models.sources.catalog import CATALOG
+from outrider.models.sources.download import cache_root
+from outrider.models.sources.pypi import catalog_path
 from outrider.pipeline import build
 from outrider.server import run
 from tests.server.http_support import running
 from tests.support.benchmarks import script
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [*(ROOT / "docs" / "notes").glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")]
 SERVER = "http://localhost:8000"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
@@ -169,17 +170,23 @@ def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *sorted(OTHERS)], ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text("utf-8")):
         assert (path.parent / target).exists(), target
 
 
 def test_the_readmes_table_is_the_measured_one() -> None:
+    docs = script("never_slower_docs")
+    result = json.loads((docs.RESULTS / "never_slower.json").read_text("utf-8"))
+    assert docs.readme_table(result) in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_first_table_is_the_measured_one() -> None:
     first_table = script("first_table")
     files = [first_table.RESULTS / f"first_table-{name}.json" for name in ("smollm2", "qwen-coder")]
     documents = {p.stem: json.loads(p.read_text("utf-8")) for p in files if p.is_file()}
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = first_table.DOCUMENT.read_text("utf-8")
     tables = first_table.rendered(documents) if documents else ""
     assert first_table.replaced(text, tables).split() == text.split()
 
@@ -192,5 +199,9 @@ def test_the_docs_tables_are_the_measured_ones(
     text = docs.DOCUMENT.read_text("utf-8")
     monkeypatch.setattr(docs, "DOCUMENT", tmp_path / "copy.md")
     docs.DOCUMENT.write_text(text, "utf-8")
+    if hasattr(docs, "README"):
+        readme = docs.README.read_text("utf-8")
+        monkeypatch.setattr(docs, "README", tmp_path / "readme.md")
+        docs.README.write_text(readme, "utf-8")
     docs.main()
     assert docs.DOCUMENT.read_text("utf-8") == text

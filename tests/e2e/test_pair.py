@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.config import EngineConfig
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import DraftModelConfig, NoneConfig, SpeculativeConfig
 from outrider.pipeline import build_all
-from outrider.speculative import DraftModelConfig, NoneConfig, SpeculativeConfig
 
 pytestmark = pytest.mark.pair
 

@@ -18,10 +18,10 @@ import pytest
 from outrider import LLM, ConfigError, SamplingParams, grammar
 from outrider.decoding import loop
 from outrider.decoding.context import TokenContext
-from outrider.decoding.logprobs import token_logprobs
-from outrider.engines.toy import ToyModel
+from outrider.decoding.sampling.logprobs import token_logprobs
 from outrider.outputs import RequestOutput
 from outrider.requests import bad_word_ids
+from tests.support.toy_model import ToyModel
 
 PROMPTS: list[Any] = [
     "the quick brown fox",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.config import EngineConfig
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import NgramConfig, NoneConfig
 from outrider.outputs import RequestOutput
 from outrider.pipeline import build_all
-from outrider.speculative import NgramConfig, NoneConfig
 
 pytestmark = pytest.mark.model
 

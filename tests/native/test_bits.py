@@ -186,12 +186,12 @@ def test_blocks_of_the_vocabulary_have_the_bits_of_the_whole(tmp_path: Path) -> 
         cache.truncate(0)
         last = (model.vocab_size - 1) // model.block_size
         blocks = np.array([0, 1, 4, last], np.int32)
-        (part,) = model.forward_within([work], blocks)
+        (part,) = model.forward_subset([work], blocks)
         inside = np.isin(np.arange(model.vocab_size) // model.block_size, blocks)
         assert (part[:, inside].view(np.uint32) == whole[:, inside].view(np.uint32)).all()
         assert np.isneginf(part[:, ~inside]).all()
         for wrong in ([1, 0], [2, 2], [-1], [last + 1]):
             cache.truncate(0)
             with pytest.raises(ValueError, match="ascending"):
-                model.forward_within([work], np.array(wrong, np.int32))
+                model.forward_subset([work], np.array(wrong, np.int32))
             assert cache.length == 0

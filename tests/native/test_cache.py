@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from outrider.engines.base import CacheBlocks
 from outrider.engines.native import NativeCache, NativeModel
-from outrider.engines.toy import ToyCache
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.open import open_model
 from tests.native.support import item, load, run, same_bits
 from tests.support.models import Dims, tiny_gguf
+from tests.support.toy_model import ToyCache
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel, _core, calibrate
-from outrider.engines.toy import ToyModel
 from outrider.models.open import open_model
 from tests.support.models import tiny_gguf
+from tests.support.toy_model import ToyModel
 
 
 class Clock:

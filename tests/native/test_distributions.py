@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.decoding.adjust import Row
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.logits import Row
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.native import _sampler
 from tests.native.rows import NATIVE, WIDTHS, agrees, cases, spread
 

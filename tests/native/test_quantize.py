@@ -19,7 +19,8 @@ from hypothesis.extra import numpy as hnp
 
 from outrider import memory
 from outrider.cli.main import main
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
+from outrider.config.speculative import AutoConfig, parse_speculative
 from outrider.engines.native import NativeModel, _core
 from outrider.engines.native.loading import encoded
 from outrider.errors import ConfigError, UnsupportedModelError
@@ -33,7 +34,6 @@ from outrider.models.quantization import (
     quantized,
 )
 from outrider.models.source import ModelSource, Tensor
-from outrider.speculative import AutoConfig, parse_speculative
 from tests.native.support import core, run, same_bits, usable_isas
 from tests.support import three_bits
 from tests.support.models import Dims, encode, tiny_gguf, tiny_hf

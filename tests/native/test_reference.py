@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.engines.native import NativeModel
-from outrider.models.dequantize import dequantize
+from outrider.models.formats.dequantize import dequantize
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource, Tensor
 from tests.native.support import item, load, run

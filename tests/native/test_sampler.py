@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.decoding import rng
-from outrider.decoding.adjust import Row
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import RowSampler, Sampler
+from outrider.decoding.sampling import rng
+from outrider.decoding.sampling.logits import Row
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import RowSampler, Sampler
 from outrider.engines.native import _sampler
 from outrider.engines.native.sampling import NativeRows, row_sampler
 from outrider.errors import ConfigError, ModelError

@@ -24,12 +24,13 @@ from outrider.decoding.types import FloatArray
 from outrider.engines.native import NativeModel, _core
 from outrider.engines.native import store as store_module
 from outrider.engines.native.loading import entries, matrices
-from outrider.engines.native.store import PAGE, Store, store_of
+from outrider.engines.native.store import PAGE, PackedWeightsCache, packed_weights_cache
 from outrider.errors import ConfigError
-from outrider.models import download, mapped
+from outrider.models.formats import mapped
 from outrider.models.open import open_model
 from outrider.models.quantization import quantized
 from outrider.models.source import ModelSource
+from outrider.models.sources import download
 from tests.native.support import run, same_bits
 from tests.support.models import Dims, tiny_gguf, tiny_hf
 
@@ -178,10 +179,10 @@ def test_any_flipped_byte_is_seen(source: ModelSource, tmp_path_factory: Any, da
     bad[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bad)
     try:
-        assert Store(folder).read(source, listed) is None
+        assert PackedWeightsCache(folder).read(source, listed) is None
     finally:
         path.write_bytes(good)
-    assert Store(folder).read(source, listed) is not None
+    assert PackedWeightsCache(folder).read(source, listed) is not None
 
 
 def test_a_newer_layout_is_packed_again(
@@ -205,7 +206,7 @@ def test_a_file_of_other_shapes_is_not_believed(tmp_path: Path) -> None:
     load(source, folder)
     listed = entries(source, matrices(source))
     grown = [replace(e, shape=(e.shape[0] * 2, e.shape[1]), nbytes=e.nbytes * 2) for e in listed]
-    assert Store(folder).read(source, grown) is None
+    assert PackedWeightsCache(folder).read(source, grown) is None
     model = NativeModel.load(source)._core
     with pytest.raises(ValueError, match="not a packed matrix"):
         model.add_packed("x", "Q8_0", 32, 32, np.zeros(64, np.uint8))
@@ -307,13 +308,13 @@ def test_the_setting(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OUTRIDER_WEIGHTS_CACHE", variable)
-    found = store_of(setting)
+    found = packed_weights_cache(setting)
     assert (found and found.folder) == (tmp_path / folder if folder else None)
 
 
 def test_an_empty_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="weights_cache"):
-        store_of(" ")
+        packed_weights_cache(" ")
 
 
 # --- Memory --------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.decoding.events import Event, FinishEvent, TokenEvent
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.engines.base import SeqHandle
 from outrider.engines.step import CachedStepEngine
 from outrider.pipeline import Pipeline, build
-from outrider.server.engine import ServerEngine, Stream
+from outrider.server.engine.async_engine import ServerEngine, Stream
 from tests.conftest import load_toy
 
 T = TypeVar("T")

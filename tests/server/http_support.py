@@ -15,17 +15,17 @@ from typing import Any
 import httpx
 import openai
 
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem, LanguageModel
-from outrider.engines.toy import ToyModel
 from outrider.models.source import ModelSource
 from outrider.pipeline import Pipeline, build
-from outrider.server.app import create_app
-from outrider.server.engine import ServerEngine
+from outrider.server.engine.async_engine import ServerEngine
+from outrider.server.http.app import create_app
 from outrider.server.run import Listening, Server, bind
 from outrider.server.settings import Settings
 from tests.conftest import load_toy
+from tests.support.toy_model import ToyModel
 
 MODEL = "tiny"
 

@@ -17,13 +17,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem, LanguageModel
-from outrider.engines.toy import ToyModel
 from outrider.models.source import ModelSource
 from outrider.pipeline import Pipeline, build
 from tests.support.models import tiny_tokenizer
+from tests.support.toy_model import ToyModel
 
 SECONDS = 60.0  # after which a test has failed
 BLANK = "about:blank"

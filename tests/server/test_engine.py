@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.decoding.events import Event, TokenEvent
 from outrider.decoding.request import Request
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
 from outrider.errors import ConfigError, InsufficientMemoryError, PromptError
 from outrider.pipeline import Pipeline
-from outrider.server.capacity import before_loading
-from outrider.server.engine import Draining, EngineFailed, Full, ServerEngine, Stream
+from outrider.server.engine.async_engine import Draining, EngineFailed, QueueFull, ServerEngine, Stream
+from outrider.server.engine.capacity import before_loading
 from tests.server.engine_support import (
     SECONDS,
     alone,
@@ -34,6 +33,7 @@ from tests.server.engine_support import (
     toy_pipeline,
 )
 from tests.support.models import Dims, tiny_gguf
+from tests.support.toy_model import ToyModel
 
 
 class Gated(ToyModel):
@@ -141,12 +141,12 @@ def test_a_full_queue_says_when_to_try_again(target_file: Path) -> None:
         model.close()
         first = engine.submit([request("a"), request("b")])
         second = engine.submit([request("c")])
-        with pytest.raises(Full) as full:
+        with pytest.raises(QueueFull) as full:
             engine.submit([request("d"), request("e")])
         assert 1 <= full.value.retry_after <= 60
         assert "try again in" in str(full.value)
         third = engine.submit([request("d")])
-        with pytest.raises(Full):
+        with pytest.raises(QueueFull):
             engine.submit([request("e")])
         model.open()
         for stream in (first, second, third):
@@ -294,7 +294,7 @@ def test_an_event_loop_that_is_gone_frees_its_places(pipeline: Pipeline) -> None
             try:
                 stream = engine.submit([request("c")])
                 break
-            except Full:
+            except QueueFull:
                 await asyncio.sleep(0.01)
         assert reasons(await read(stream)) == {"c": "length"}
         assert engine.stats.finished["abort"] == 2

@@ -20,10 +20,10 @@ from outrider.decoding.stops import Emitter
 from outrider.decoding.types import Draft, FloatArray, Verdict
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
 from outrider.pipeline import Pipeline
-from outrider.server.engine import ServerEngine
+from outrider.server.engine.async_engine import ServerEngine
 from tests.server.engine_support import alone, ends, read, request, serve, tokens, toy_pipeline
+from tests.support.toy_model import ToyModel
 
 GOOD = [request(name, prompt, max_tokens=20) for name, prompt in (("x", [4]), ("y", [5, 6]), ("z", [7] * 9))]
 

@@ -17,11 +17,11 @@ from outrider.decoding.request import Request
 from outrider.decoding.types import IntArray
 from outrider.engines.base import Cache
 from outrider.engines.prefix import PrefixCache
-from outrider.engines.toy import ToyModel
 from outrider.memory import Budget
 from outrider.pipeline import Pipeline
-from outrider.server.scheduler import Scheduler
+from outrider.server.engine.scheduler import Scheduler
 from tests.server.engine_support import Shared, alone, ends, request, tokens, toy_pipeline
+from tests.support.toy_model import ToyModel
 
 SLOTS = 3
 BUDGET = 100  # of a unit for each token that a request may come to have

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.decoding.events import Event
 from outrider.decoding.types import Draft, FloatArray, IntArray, Verdict
 from outrider.engines.native import NativeModel
@@ -18,7 +18,7 @@ from outrider.engines.prefix import PrefixCache
 from outrider.engines.step import CachedStepEngine
 from outrider.models.open import open_model
 from outrider.pipeline import Pipeline, build
-from outrider.server.engine import ServerEngine
+from outrider.server.engine.async_engine import ServerEngine
 from tests.server.engine_support import Shared, alone, ends, read, request, serve, tokens
 
 pytestmark = pytest.mark.model

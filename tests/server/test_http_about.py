@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.server.metrics import speculation_state
+from outrider.server.http.metrics import speculation_state
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ import pytest
 
 from outrider.decoding.request import Request
 from outrider.errors import ConfigError
-from outrider.server.engine import Stream
-from outrider.server.guard import Keys
+from outrider.server.engine.async_engine import Stream
+from outrider.server.http.guard import Keys
 from outrider.server.settings import Settings
 from tests.server.http_support import MODEL, Running, connected, raw_request, running, toy_pipeline
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.pipeline import build
 from tests.server.http_support import MODEL, Running, running
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from outrider.server import chat
+from outrider.server.http import chat
 from outrider.server.settings import STATIC
 from tests.server.http_support import Running, running, toy_pipeline
 from tests.server.page_support import Page, browser, writer

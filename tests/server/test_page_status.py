@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.decoding.types import StepRecord
-from outrider.server.engine import ServerEngine
-from outrider.server.stats import RECENT, EngineStats, Totals
+from outrider.server.engine.async_engine import ServerEngine
+from outrider.server.engine.stats import RECENT, EngineStats, Totals
 from tests.server.engine_support import read, request, serve, toy_pipeline
 
 

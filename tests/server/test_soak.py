@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.generation import Answer
+from outrider.server.http.generation import Answer
 from tests.server.http_support import Running, running, toy_pipeline
 from tests.support.benchmarks import script
 

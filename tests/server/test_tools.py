@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.structured import StructuredOutputsParams
-from outrider.server.protocol import ChatRequest
-from outrider.server.tools import Family, ToolParser, family_of, grammar, use_of, with_tools_in_words
+from outrider.decoding.sampling.structured import StructuredOutputsParams
+from outrider.server.http.protocol import ChatRequest
+from outrider.server.http.tools import Family, ToolParser, family_of, grammar, use_of, with_tools_in_words
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 WEATHER = {

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, TargetScores
-from outrider.decoding.verify import VERIFIERS
+from outrider.decoding.verifiers.base import VERIFIERS
+from outrider.decoding.verifiers.distributions import StepRandomness
 from tests.statistical.texts import DRAFTERS, sample
 
 Floats = npt.NDArray[np.float64]
@@ -70,7 +70,7 @@ def test_each_rule_accepts_as_often_as_it_should(spread: float) -> None:
     stated = Sampler(SamplingParams(), 6).distribution(draft_row, context)
     for seed in range(DRAWS):
         sampler = Sampler(SamplingParams(), 6, seed=seed)
-        shared, own = sampler.token(draft_row, context), Chance(seed, 1).draws(stated, 0)
+        shared, own = sampler.token(draft_row, context), StepRandomness(seed, 1).draws(stated, 0)
         for name, rule in rules.items():
             drawn, probs = (own, (stated,)) if rule.draft_probs else (shared, None)
             draft = Draft.chain([drawn], "test", probs)

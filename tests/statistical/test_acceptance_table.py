@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.types import Draft
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from tests.statistical.test_acceptance import coupled, overlap, pair
 from tests.support.benchmarks import script
 from tests.support.enumeration import Branches, World, accepted, chain, distribution, every_way

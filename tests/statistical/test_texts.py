@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.decoding.chance import Chance
-from outrider.decoding.rng import ACCEPT, DRAFT
-from outrider.decoding.verify import VERIFIERS
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.sampling.rng import ACCEPT, DRAFT
+from outrider.decoding.verifiers.base import VERIFIERS
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.drafters import draft_model
 from outrider.verify.gtest import detectable
 from tests.conformance.test_broken_twins import AcceptsOneTooMany
@@ -57,34 +57,34 @@ def test_the_tests_power() -> None:
 # --- Broken twins ------------------------------------------------------------------------------------------
 
 
-class DraftsAndAcceptsByOneNumber(Chance):
+class DraftsAndAcceptsByOneNumber(StepRandomness):
     """Accepts a node by the number that it was drawn with."""
 
     def uniform(self, purpose: int, number: int) -> float:
         return super().uniform(DRAFT, number)
 
 
-class OneNumberForAllNodes(Chance):
+class OneNumberForAllNodes(StepRandomness):
     def uniform(self, purpose: int, number: int) -> float:
         return super().uniform(purpose, 0)
 
 
-class RecoversByTheNumberThatRejected(Chance):
+class RecoversByTheNumberThatRejected(StepRandomness):
     def uniform(self, purpose: int, number: int) -> float:
         return super().uniform(ACCEPT, number)
 
 
-class TheSameInEveryStep(Chance):
+class TheSameInEveryStep(StepRandomness):
     def __init__(self, seed: int, position: int) -> None:
         super().__init__(seed, 0)
 
 
-class AcceptsAlways(Chance):
+class AcceptsAlways(StepRandomness):
     def accepts(self, probability: float, node: int) -> bool:
         return True
 
 
-class Generous(Chance):
+class Generous(StepRandomness):
     """Accepts a little more often than it should."""
 
     def accepts(self, probability: float, node: int) -> bool:
@@ -105,7 +105,7 @@ class Generous(Chance):
     ],
 )
 def test_a_rule_with_bad_numbers_is_caught(
-    rule: type[RejectionVerifier] | type[BlockVerifier], twin: type[Chance]
+    rule: type[RejectionVerifier] | type[BlockVerifier], twin: type[StepRandomness]
 ) -> None:
     assert sample(rule(twin), DRAFTERS["own"](), TWIN_SIZE).test().p < BAR
 
@@ -122,7 +122,7 @@ def test_a_draft_that_states_less_than_it_drew_by_is_right_and_more_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A draft model that takes its likeliest token but states the whole distribution."""
-    monkeypatch.setattr(Chance, "draws", lambda self, q, node: int(q.ids[q.probs.argmax()]))
+    monkeypatch.setattr(StepRandomness, "draws", lambda self, q, node: int(q.ids[q.probs.argmax()]))
     assert sample(RejectionVerifier(), DRAFTERS["own"](), TWIN_SIZE).test().p < BAR
     assert sample(RejectionVerifier(), DRAFTERS["greedy"](), TWIN_SIZE).test().p > BAR
 

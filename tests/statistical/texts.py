@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.chance import siblings
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import FixedController
 from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import FloatArray
-from outrider.decoding.verify import Verifier
+from outrider.decoding.verifiers.base import Verifier
+from outrider.decoding.verifiers.distributions import siblings
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
+from outrider.policy.fixed import FixedController
 from outrider.verify.gtest import GTest, g_test
 from tests.conformance.drafters import TreeDrafter
 from tests.support.enumeration import likeliest, with_replacement
+from tests.support.toy_model import ToyModel
 
 VOCAB, LENGTH, WIDTH = 3, 4, 3  # tokens that there are, that are written, that are drafted in a step
 

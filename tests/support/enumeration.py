@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.chance import Chance, siblings
 from outrider.decoding.context import TokenContext
-from outrider.decoding.sampler import Outlook
+from outrider.decoding.sampling.sampler import LazyDistribution
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import StepRandomness, siblings
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Path: TypeAlias = tuple[int, ...]
@@ -27,7 +27,7 @@ Rule: TypeAlias = type[RejectionVerifier] | type[BlockVerifier]
 T = TypeVar("T")
 
 
-class Branches(Chance):
+class Branches(StepRandomness):
     """Decides as it is told, then takes the first way that is possible; notes the others."""
 
     def __init__(self, told: Sequence[int]) -> None:
@@ -127,19 +127,19 @@ class Rows:
             raise ValueError("there is nothing to say")
         return distribution(row)
 
-    def outlook(self, row: Any, context: TokenContext) -> Outlook:
+    def outlook(self, row: Any, context: TokenContext) -> LazyDistribution:
         known = self.distribution(row, context)
-        return Outlook(lambda: known)
+        return LazyDistribution(lambda: known)
 
 
 class Propose(Protocol):
     """Draws a draft. The draft's tokens and distributions are all that the rule gets."""
 
-    def __call__(self, world: World, chance: Chance) -> Draft: ...
+    def __call__(self, world: World, chance: StepRandomness) -> Draft: ...
 
 
 def chain(length: int) -> Propose:
-    def propose(world: World, chance: Chance) -> Draft:
+    def propose(world: World, chance: StepRandomness) -> Draft:
         text: Path = ()
         stated = []
         for node in range(length):
@@ -153,7 +153,7 @@ def chain(length: int) -> Propose:
 def unstated(propose: Propose) -> Propose:
     """The same draws with nothing stated, so that each token counts as a point mass."""
 
-    def bare(world: World, chance: Chance) -> Draft:
+    def bare(world: World, chance: StepRandomness) -> Draft:
         draft = propose(world, chance)
         return Draft(draft.tokens, draft.parents, None, "unstated")
 
@@ -161,7 +161,7 @@ def unstated(propose: Propose) -> Propose:
 
 
 def half_stated(propose: Propose) -> Propose:
-    def half(world: World, chance: Chance) -> Draft:
+    def half(world: World, chance: StepRandomness) -> Draft:
         draft = propose(world, chance)
         probs = tuple(draft.distribution(i) if i % 2 else None for i in range(len(draft)))
         return Draft(draft.tokens, draft.parents, probs, "half stated")
@@ -170,18 +170,20 @@ def half_stated(propose: Propose) -> Propose:
 
 
 Siblings: TypeAlias = Callable[
-    [Distribution, int, Chance, int], tuple[Sequence[int], Sequence[Distribution | None]]
+    [Distribution, int, StepRandomness, int], tuple[Sequence[int], Sequence[Distribution | None]]
 ]
 
 
 def with_replacement(
-    q: Distribution, count: int, chance: Chance, first: int
+    q: Distribution, count: int, chance: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Independent candidates, which may be equal (SpecInfer)."""
     return [chance.draws(q, first + i) for i in range(count)], [q] * count
 
 
-def likeliest(q: Distribution, count: int, chance: Chance, first: int) -> tuple[list[int], list[None]]:
+def likeliest(
+    q: Distribution, count: int, chance: StepRandomness, first: int
+) -> tuple[list[int], list[None]]:
     """The likeliest tokens, in order: nothing is drawn."""
     best = np.argsort(-q.probs, kind="stable")[:count]
     return q.ids[best].tolist(), [None] * len(best)
@@ -190,7 +192,7 @@ def likeliest(q: Distribution, count: int, chance: Chance, first: int) -> tuple[
 def tree(arity: Sequence[int], kind: Siblings = siblings) -> Propose:
     """Up to arity[d] children for each node of depth d."""
 
-    def propose(world: World, chance: Chance) -> Draft:
+    def propose(world: World, chance: StepRandomness) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
         stated: list[Distribution | None] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from outrider.models.catalog import CATALOG
-from outrider.models.download import cache_root
-from outrider.models.pypi import catalog_path
+from outrider.models.sources.catalog import CATALOG
+from outrider.models.sources.download import cache_root
+from outrider.models.sources.pypi import catalog_path
 
 
 def real_model(name: str) -> Path | None:

@@ -1,11 +1,11 @@
-"""Q3_0 in plain NumPy: blocks of 32 values d * (q - 4) in 14 bytes, as csrc/quantize.h says."""
+"""Q3_0 in plain NumPy: blocks of 32 values d * (q - 4) in 14 bytes, as csrc/kernels/quantize.h says."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.models.dequantize import dequantize
+from outrider.models.formats.dequantize import dequantize
 from outrider.models.source import Tensor
 
 BLOCK_BYTES = 14

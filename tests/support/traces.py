@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.decoding.plan import Lookup
-from outrider.decoding.simulator import Trace, World
+from outrider.policy.tree import Lookup
+from tests.support.simulator import Trace, World
 
 Random = np.random.Generator
 

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.config import EngineConfig, parse_engine
-from outrider.decoding.verify import VERIFIERS
-from outrider.errors import ConfigError, OutriderError
-from outrider.speculative import (
+from outrider.config.engine import EngineConfig, parse_engine
+from outrider.config.speculative import (
     VERIFICATIONS,
     AutoConfig,
     DraftModelConfig,
@@ -23,6 +21,8 @@ from outrider.speculative import (
     SuffixConfig,
     parse_speculative,
 )
+from outrider.decoding.verifiers.base import VERIFIERS
+from outrider.errors import ConfigError, OutriderError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.decoding.costs import CostCurve
+from outrider.policy.cost_model import CostCurve
 from tests.support.benchmarks import script
 
 FLAT = CostCurve({1: 1.0, 16: 1.0})

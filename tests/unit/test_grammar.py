@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError
 from outrider.grammar import GrammarConstraint, Grammars
 from outrider.models.open import open_model
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.tokenizer import Tokenizer
 from tests.support.models import tiny_gguf
 from tests.unit.models.tokenizers_for_tests import tokenizer as spm_tokenizer
 

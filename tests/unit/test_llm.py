@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.config import parse_engine
+from outrider.config.engine import parse_engine
 from outrider.errors import (
     ConfigError,
     InsufficientMemoryError,

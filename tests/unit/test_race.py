@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.bench.race import Contestant, Stopwatch, race, side_by_side
-from outrider.config import EngineConfig
-from outrider.decoding.params import SamplingParams
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import AutoConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.pipeline import build_all
-from outrider.speculative import AutoConfig, NgramConfig, NoneConfig, SpeculativeConfig
 
 
 class Clock:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from outrider.bench import workloads
-from outrider.decoding.controller import FixedController
 from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
-from outrider.decoding.sampler import certainty
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import certainty
+from outrider.decoding.verifiers.base import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import OutriderError
+from outrider.policy.fixed import FixedController
 from tests.native.support import item
 from tests.support.benchmarks import script
 

@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from outrider.bench.summary import Run
-from outrider.decoding.auto import AutoController
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.report import Account, Report
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.engines.base import EngineCaps, SeqHandle, StepEngine
 from outrider.llm import LLM
 from outrider.outputs import RequestOutput
 from outrider.pipeline import Pipeline
+from outrider.policy.auto import AutoController
+from outrider.policy.report import Account, Report
 
 
 class Stopwatch:

@@ -16,7 +16,7 @@ from outrider.bench.race import Contestant, race
 from outrider.bench.report import BASELINE, UNSTEADY
 from outrider.bench.summary import Pairs, summary
 from outrider.bench.workloads import Item, drawn, texts_of
-from outrider.decoding.params import SamplingParams
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline
 

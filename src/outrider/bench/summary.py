@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from outrider.bench import stats
-from outrider.decoding.report import Account
 from outrider.outputs import RequestOutput, merge
+from outrider.policy.report import Account
 
 
 @dataclass(frozen=True, slots=True)

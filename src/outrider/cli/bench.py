@@ -17,10 +17,7 @@ from outrider.bench import report, workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
 from outrider.cli.parser import Parser, Subparsers, integer
-from outrider.decoding.params import SamplingParams
-from outrider.engines.base import LanguageModel
-from outrider.errors import ConfigError, nearest
-from outrider.speculative import (
+from outrider.config.speculative import (
     METHODS,
     AutoConfig,
     DraftModelConfig,
@@ -28,6 +25,9 @@ from outrider.speculative import (
     SpeculativeConfig,
     parse_speculative,
 )
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.engines.base import LanguageModel
+from outrider.errors import ConfigError, nearest
 
 TEMPERATURE = 0.0
 PLOT_ROUNDS = 5  # of the cost curve

@@ -11,10 +11,10 @@ from pathlib import Path
 from outrider.bench import stats, workloads
 from outrider.bench.workloads import Item
 from outrider.cli.parser import Parser, Subparsers, integer
-from outrider.config import EngineConfig
-from outrider.decoding.params import SamplingParams
+from outrider.config.engine import EngineConfig
+from outrider.config.speculative import DraftModelConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError
-from outrider.speculative import DraftModelConfig, NgramConfig, NoneConfig, SpeculativeConfig
 
 MODEL = "smollm2"
 PAIR = ("qwen-coder-1.5b", "qwen-coder-0.5b")
@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 def present_pair() -> tuple[Path, Path] | None:
     """The Qwen target and draft, if they lie in the cache or in OUTRIDER_DEV_MODELS; fetches nothing."""
-    from outrider.models.catalog import CATALOG
-    from outrider.models.download import cache_root
-    from outrider.models.pypi import catalog_path
+    from outrider.models.sources.catalog import CATALOG
+    from outrider.models.sources.download import cache_root
+    from outrider.models.sources.pypi import catalog_path
 
     found = []
     for name in PAIR:

@@ -7,18 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outrider.checks import QUANTIZATIONS
 from outrider.cli.parser import integer, number
-from outrider.config import EngineConfig, parse_engine
-from outrider.decoding.params import SamplingParams
-from outrider.errors import ConfigError
-from outrider.speculative import (
+from outrider.config.checks import QUANTIZATIONS
+from outrider.config.engine import EngineConfig, parse_engine
+from outrider.config.speculative import (
     DEFAULT_DRAFT_TOKENS,
     MOST_NODES,
     VERIFICATIONS,
     SpeculativeConfig,
     parse_speculative,
 )
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.errors import ConfigError
 
 
 def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigError
-from outrider.models.catalog import CATALOG
-from outrider.models.download import cache_root, human
-from outrider.models.pypi import catalog_path
-from outrider.models.references import parse_reference, resolve
+from outrider.models.sources.catalog import CATALOG
+from outrider.models.sources.download import cache_root, human
+from outrider.models.sources.pypi import catalog_path
+from outrider.models.sources.references import parse_reference, resolve
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

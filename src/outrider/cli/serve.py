@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.cli import foreign, options
 from outrider.cli.parser import Parser, Subparsers, integer, number
-from outrider.config import EngineConfig, parse_engine
+from outrider.config.engine import EngineConfig, parse_engine
 from outrider.errors import ConfigError
 
 _DESCRIPTION = """\
@@ -123,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
     arguments = _settings(args)
 
     from outrider.pipeline import build
-    from outrider.server.app import create_app
-    from outrider.server.capacity import before_loading
-    from outrider.server.engine import ServerEngine
+    from outrider.server.engine.async_engine import ServerEngine
+    from outrider.server.engine.capacity import before_loading
+    from outrider.server.http.app import create_app
     from outrider.server.run import Listening, Server, bind
     from outrider.server.settings import Settings
 

@@ -20,15 +20,15 @@ from outrider.bench import workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
 from outrider.cli.parser import Parser, Subparsers, integer, number
+from outrider.config.speculative import VERIFICATIONS, AutoConfig, NoneConfig, SpeculativeConfig
 from outrider.engines.base import LanguageModel
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline, build_all
-from outrider.speculative import VERIFICATIONS, AutoConfig, NoneConfig, SpeculativeConfig
 from outrider.verify import bits, distribution, enumeration, identity, servers
-from outrider.verify.claims import Claim, Tell, document
+from outrider.verify.claims import Claim, Progress, document
 from outrider.verify.endpoint import Endpoint
-from outrider.verify.remember import Remembering
+from outrider.verify.memoized_model import MemoizedModel
 
 DRAFTS = (1, 3, 5, 8)  # draft lengths tried unless --draft says one
 BATCH = 4  # sequences that share a pass
@@ -99,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
     claims = []
     with tqdm(unit="run", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
 
-        def tell(what: str) -> None:
+        def progress(what: str) -> None:
             bar.set_description(what, refresh=False)
             bar.update()
 
-        for claim in check(args, tell):
+        for claim in check(args, progress):
             claims.append(claim)
             if not args.json:
                 bar.clear()
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found["held"] else 1
 
 
-def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
+def _check_models(args: argparse.Namespace, progress: Progress) -> Iterator[Claim]:
     if args.model is None:
         raise ConfigError("give -m MODEL, or --endpoint URL and --against URL")
     _refuse(args, FOR_SERVERS, "is for --endpoint")
@@ -125,10 +125,10 @@ def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     temperatures, items = _temperatures(TEMPERATURES if args.temps is None else args.temps), _items(args)
     choices = _choices(args)
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=BATCH)
-    models: list[Remembering] = []
+    models: list[MemoizedModel] = []
 
     def watched(model: LanguageModel) -> LanguageModel:
-        models.append(Remembering(model))
+        models.append(MemoizedModel(model))
         return models[-1]
 
     plain, *speculative = build_all(config, [NoneConfig(), *choices], wrap=watched)
@@ -138,27 +138,27 @@ def _check_models(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     if 0 in temperatures or any(made.verifier.name == "coupled" for made in speculative):
         variants = [variant for made in speculative for variant in _variants(made, args.draft)]
         batch = identity.cases(prompts, temperatures, seeds, args.n_predict)
-        yield identity.check(plain, variants, batch, tell)
+        yield identity.check(plain, variants, batch, progress)
     else:
         _note("identity is left out: this rule keeps a seed's text at temperature 0 alone")
 
     firsts = {item.workload: prompts[item.id]["prompt_token_ids"] for item in reversed(items)}
-    yield from _guarded("bits", lambda: bits.check(plain.engine, list(firsts.values())[-3:], tell))
+    yield from _guarded("bits", lambda: bits.check(plain.engine, list(firsts.values())[-3:], progress))
 
     warm = [t for t in temperatures if t > 0] if samples else []
     for made in speculative:
         rule = made.verifier.name
         if rule in enumeration.RULES:
-            yield enumeration.check(rule, tell)
+            yield enumeration.check(rule, progress)
         if warm:
             usual = made.speculative
             assert not isinstance(usual, NoneConfig)
             fixed = made.fixed(usual.num_speculative_tokens)[-1]  # so that every sample is drafted for
-            test = partial(distribution.check, fixed, models, warm, samples, tell)
+            test = partial(distribution.check, fixed, models, warm, samples, progress)
             yield from _guarded("distribution", test)
 
 
-def _check_servers(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
+def _check_servers(args: argparse.Namespace, progress: Progress) -> Iterator[Claim]:
     if not (args.endpoint and args.against):
         raise ConfigError("--endpoint URL and --against URL go together")
     _refuse(args, FOR_MODELS, "is for models that run here; servers have their own settings")
@@ -175,7 +175,7 @@ def _check_servers(args: argparse.Namespace, tell: Tell) -> Iterator[Claim]:
     )
     if one.chat != other.chat:
         raise ConfigError("one URL is of completions and the other of chat completions: give two of a kind")
-    yield servers.check(one, other, _items(args), args.n_predict, tell)
+    yield servers.check(one, other, _items(args), args.n_predict, progress)
 
 
 def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.decoding.costs import CostModel
-from outrider.decoding.joining import Joining
 from outrider.decoding.types import StepRecord
-from outrider.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DraftLimits:
     """What a request could use: at most `tokens` drafted ones before max_tokens or the context's end.
 
     context:     tokens of its text.
@@ -41,7 +38,7 @@ class Controller(Protocol):
         so many sequences decode; 0 to let them wait for another one. Without such sequences: how many a pass
         may have that is theirs alone, at least 1; whoever arrives or leaves has to wait for it."""
 
-    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
+    def choose(self, batch: Sequence[DraftLimits], prompt_tokens: int = 0) -> list[int]:
         """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
         `prompt_tokens` of other requests share the pass."""
 
@@ -58,32 +55,13 @@ class Controller(Protocol):
         """The request has ended."""
 
 
-class FixedController:
-    """Always the same number of draft tokens, as far as there is room for them; 0 turns drafting off."""
+class Guide(Protocol):
+    """Leads a draft model while it draws a tree. Nodes are numbered from 0 as they are drawn."""
 
-    def __init__(self, num_speculative_tokens: int) -> None:
-        if num_speculative_tokens < 0:
-            raise ConfigError(f"num_speculative_tokens must be at least 0, not {num_speculative_tokens}")
-        self.num_speculative_tokens = num_speculative_tokens
-        self._joining = Joining(CostModel())
+    def drew(self, parent: int, confidence: float) -> bool:
+        """A node was drawn below `parent` (-1 for where the draft starts), siblings one after the other, with
+        this confidence (0..1). Says whether the next likely token should be drawn beside it."""
 
-    def beside(self, sequences: int, joining: int = 0) -> int:
-        return self._joining.count(sequences, joining)
-
-    def choose(self, batch: Sequence[Room], prompt_tokens: int = 0) -> list[int]:
-        self._joining.begin([room.context for room in batch])
-        return [min(self.num_speculative_tokens, room.most) for room in batch]
-
-    def curious(self, request_id: str) -> int:
-        return 0
-
-    def record(self, request_id: str, step: StepRecord) -> None:
-        self._joining.record(step)
-
-    def explain(self, request_id: str) -> str:
-        if self.num_speculative_tokens == 0:
-            return "off: num_speculative_tokens is 0"
-        return f"on: a fixed draft of up to {self.num_speculative_tokens} tokens"
-
-    def release(self, request_id: str) -> None:
-        pass
+    def frontier(self, ready: Collection[int] = ()) -> list[int]:
+        """Of the nodes drawn since it was last asked, those to draw on from in the next pass, ascending;
+        none to stop. A node that is `ready` takes no pass, if it is the only one that is drawn on from."""

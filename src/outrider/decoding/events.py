@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.metrics import RequestMetrics
+from outrider.decoding.sampling.logprobs import TokenLogprobs
 from outrider.decoding.types import TokenKind
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]

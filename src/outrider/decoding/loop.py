@@ -9,15 +9,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import Controller, Room
+from outrider.decoding.controller import Controller, DraftLimits
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
-from outrider.decoding.logprobs import TokenLogprobs, token_logprobs
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import RowSampler, Sampler, certainty
+from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
+from outrider.decoding.sampling.sampler import RowSampler, Sampler, certainty
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
-from outrider.decoding.verify import Verifier, check_draft
+from outrider.decoding.verifiers.base import Verifier, check_draft
 from outrider.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class _Sequence:
     def request_id(self) -> str:
         return self.request.request_id
 
-    def room(self) -> Room:
+    def room(self) -> DraftLimits:
         """What it could use of the next step."""
-        return Room(
+        return DraftLimits(
             self.request_id,
             max(0, self.emitter.remaining - 1),
             len(self.context.tokens),

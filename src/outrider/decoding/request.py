@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from outrider.decoding.constraint import Constraint
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Guide
+from outrider.decoding.controller import Guide
+from outrider.decoding.sampling.constraint import Constraint
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from outrider.decoding.context import TokenContext
-    from outrider.decoding.sampler import Sampler
+    from outrider.decoding.sampling.sampler import Sampler
 
-Foretell: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
+Lookahead: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
 
 
 class Detokenizer(Protocol):
@@ -89,7 +89,7 @@ class ProposeJob:
     budget: int
     sampler: Sampler
     guide: Guide | None = None
-    foretell: Foretell | None = None
+    foretell: Lookahead | None = None
     drafters: frozenset[str] | None = None
 
     def allows(self, drafter: str) -> bool:

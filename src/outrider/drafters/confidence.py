@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from outrider.decoding.rng import GROUP
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.rng import GROUP
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import FloatArray
 from outrider.errors import ConfigError, ModelError
 

@@ -8,18 +8,18 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.plan import Fed
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.confidence import RunnersUp, confidence
-from outrider.drafters.draft_turn import Stream, Turn
-from outrider.drafters.likely import LikelyTokens, frequent, together
-from outrider.drafters.reading import HEAD, TAIL, Reading
-from outrider.engines.base import BlockModel, ForwardItem, LanguageModel
+from outrider.drafters.draft_context import HEAD, TAIL, DraftContext
+from outrider.drafters.draft_sequence import DraftSequence, DraftTree
+from outrider.drafters.vocab_subset import VocabSubset, frequent, together
+from outrider.engines.base import ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
+from outrider.policy.tree import DraftPass
 
 Draws: TypeAlias = Literal["shared", "own", "greedy"]
 
@@ -38,8 +38,8 @@ class _Request:
     capacity: int
     outgrows: bool
     namespace: str | None
-    reading: Reading
-    stream: Stream | None = None
+    reading: DraftContext
+    stream: DraftSequence | None = None
 
 
 class DraftModelDrafter:
@@ -84,7 +84,7 @@ class DraftModelDrafter:
         self._always = frequent(model)
         self._requests: dict[str, _Request] = {}
         self._prefixes: PrefixCache | None = None
-        self.fed: list[Fed] = []  # the passes of the last propose
+        self.fed: list[DraftPass] = []  # the passes of the last propose
 
     def share_prefixes(self, max_bytes: int) -> PrefixCache:
         """See `SharesPrefixes`."""
@@ -96,7 +96,7 @@ class DraftModelDrafter:
         wanted = self._max_context if most is None else len(request.prompt) + most
         capacity, outgrows = min(self._max_context, wanted), most is None or wanted > self._max_context
         self._requests[request.request_id] = _Request(
-            capacity, outgrows, request.namespace, Reading(len(request.prompt))
+            capacity, outgrows, request.namespace, DraftContext(len(request.prompt))
         )
 
     def propose(self, jobs: Sequence[ProposeJob], patience: int | None = None) -> list[Draft]:
@@ -112,7 +112,7 @@ class DraftModelDrafter:
             active = [turn for turn, row in zip(active, rows, strict=True) if self._draw(turn, row)]
         return [Draft.empty(self.name) if turn is None else turn.draft(self.name) for turn in turns]
 
-    def _caught_up(self, turns: list[Turn], left: int) -> list[Turn]:
+    def _caught_up(self, turns: list[DraftTree], left: int) -> list[DraftTree]:
         """Those that may draw now; one that has more to be fed than is left of the patience is fed that."""
         ready = []
         for turn in sorted(turns, key=lambda turn: len(turn.feed)):
@@ -179,7 +179,7 @@ class DraftModelDrafter:
         finally:
             stream.cache.close()
 
-    def _turn(self, job: ProposeJob) -> Turn | None:
+    def _turn(self, job: ProposeJob) -> DraftTree | None:
         """Roll the cache back to what the text confirms; the rest of it is to be fed. None when the draft
         model cannot help: its context is full, or the text has ids that it does not know."""
         request, ahead = self._requests[job.request_id], job.context.path
@@ -195,26 +195,28 @@ class DraftModelDrafter:
         feed = [*tokens[stream.checked :], *ahead]
         if max(feed) >= self._model.vocab_size:
             return None
-        chance = Chance(job.sampler.seed, len(job.context.tokens))
+        chance = StepRandomness(job.sampler.seed, len(job.context.tokens))
         above = list(range(-1, len(feed) - 1))
         limit, rows = self._model.vocab_size, [len(feed) - 1]
         contexts = [job.context]
-        return Turn(stream, limit, contexts, budget, feed, above, chance, job.guide, job.foretell, rows=rows)
+        return DraftTree(
+            stream, limit, contexts, budget, feed, above, chance, job.guide, job.foretell, rows=rows
+        )
 
-    def _stream(self, job: ProposeJob, request: _Request) -> Stream:
+    def _stream(self, job: ProposeJob, request: _Request) -> DraftSequence:
         """A request's place in the draft model, with what is kept of its text."""
         likely, reading = None, request.reading
-        if self._always is not None and isinstance(self._model, BlockModel):
-            likely = LikelyTokens(self._model, self._always, job.sampler.stop_ids)
+        if self._always is not None and isinstance(self._model, VocabSubsetModel):
+            likely = VocabSubset(self._model, self._always, job.sampler.stop_ids)
         sampler = job.sampler.restricted(self._common_size)
-        stream = Stream(self._model.new_cache(request.capacity), reading, sampler, likely)
+        stream = DraftSequence(self._model.new_cache(request.capacity), reading, sampler, likely)
         if self._prefixes is not None:
             stream.checked = self._prefixes.take(stream.cache, reading.tokens[:-1], request.namespace)
             if likely is not None:
                 likely.add(reading.tokens[: stream.checked])
         return stream
 
-    def _forward(self, turns: Sequence[Turn]) -> list[FloatArray]:
+    def _forward(self, turns: Sequence[DraftTree]) -> list[FloatArray]:
         """Feed each turn's tokens. Returns the logits for its frontier: float32[len(frontier), vocab]."""
         for turn in turns:
             while turn.frontier[0] < 0 and len(turn.feed) > self._chunk:
@@ -223,7 +225,7 @@ class DraftModelDrafter:
                 turn.look_ahead()
         return self._pass(turns)
 
-    def _pass(self, turns: Sequence[Turn], size: int | None = None) -> list[FloatArray]:
+    def _pass(self, turns: Sequence[DraftTree], size: int | None = None) -> list[FloatArray]:
         """One pass over each turn's tokens, or up to `size` of a chain that is longer."""
         feeds = [turn.next_feed(size) for turn in turns]
         items = []
@@ -247,13 +249,13 @@ class DraftModelDrafter:
         self.fed.append((sum([len(feed[0]) for feed in feeds]), missed))
         return logits
 
-    def _logits(self, items: Sequence[ForwardItem], turns: Sequence[Turn]) -> list[FloatArray]:
+    def _logits(self, items: Sequence[ForwardItem], turns: Sequence[DraftTree]) -> list[FloatArray]:
         likely = [turn.stream.likely for turn in turns if turn.stream.likely is not None]
-        if isinstance(self._model, BlockModel) and likely:
-            return self._model.forward_within(items, together(likely))
+        if isinstance(self._model, VocabSubsetModel) and likely:
+            return self._model.forward_subset(items, together(likely))
         return self._model.forward(items)
 
-    def _draw(self, turn: Turn, logits: FloatArray) -> bool:
+    def _draw(self, turn: DraftTree, logits: FloatArray) -> bool:
         """Draw below each node of the frontier, and below what was foretold as far as it is drawn; whether
         the turn goes on."""
         first, size = len(turn.tokens), len(turn.frontier)
@@ -271,7 +273,7 @@ class DraftModelDrafter:
             self._draw_below(turn, drawn, row)
         return len(turn.tokens) > first and turn.prepare(turn.go_on())
 
-    def _draw_below(self, turn: Turn, parent: int, row: FloatArray) -> None:
+    def _draw_below(self, turn: DraftTree, parent: int, row: FloatArray) -> None:
         """Draw the children of one node, whose logits are `row`: float32[vocab]."""
         sampler, guide = turn.stream.sampler, turn.guide
         context = turn.contexts[parent + 1]
@@ -304,7 +306,7 @@ class DraftModelDrafter:
             others.restore()
 
     def _own(
-        self, chance: Chance, distribution: Distribution, context: TokenContext
+        self, chance: StepRandomness, distribution: Distribution, context: TokenContext
     ) -> tuple[int, Distribution | None]:
         """A token of the draft's own choice, and what it was drawn from where the draft is to state it."""
         if self._draws == "greedy":

@@ -3,7 +3,7 @@
 The method of SuffixDecoding (Oliaro et al. 2024): the longest match in the request's own text, and in
 recent outputs of this process when they may be shared; children weighted by how often and after how long a
 match they followed; the likeliest paths first. In the place of suffix trees, `GramIndex`; and beyond them
-`Copying`, for copies with changes, which exact matches lose. A lookup runs right after a pass, which leaves
+`CopyTracker`, for copies with changes, which exact matches lose. A lookup runs right after a pass, which leaves
 nothing in the caches, so what touches much is C++.
 """
 
@@ -17,12 +17,12 @@ from typing import TypeAlias
 import numpy as np
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters._lookup import MAX_MATCH, GramIndex, Matches, SuffixTree
-from outrider.drafters.copying import Copying
+from outrider.drafters.copy_tracker import CopyTracker
 from outrider.errors import ConfigError
+from outrider.policy.tree import Lookup
 
 Namespace: TypeAlias = Callable[[Request], str | None]
 
@@ -93,7 +93,7 @@ class _Text:
     namespace: str | None
     stop_ids: Collection[int] = ()
     index: GramIndex | None = None
-    copying: Copying = field(default_factory=Copying)
+    copying: CopyTracker = field(default_factory=CopyTracker)
 
 
 class SuffixDrafter:

@@ -110,14 +110,14 @@ class SharingModel(Protocol):
 
 
 @runtime_checkable
-class BlockModel(LanguageModel, Protocol):
+class VocabSubsetModel(LanguageModel, Protocol):
     """A model that can leave out parts of its output matrix, the largest of a small model."""
 
     @property
     def block_size(self) -> int:
         """Ids of a block; block b holds the ids from b * block_size on."""
 
-    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+    def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
         """As `forward`, with the logits of these blocks' ids only; all others are -inf. The ones that are
         computed are those of `forward`, bit for bit.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.errors import ModelFileError, ModelNotFoundError, OutriderError
-from outrider.models.gguf import open_gguf
-from outrider.models.huggingface import open_huggingface
+from outrider.models.formats.gguf import open_gguf
+from outrider.models.formats.huggingface import open_huggingface
 from outrider.models.source import ModelSource
 
 

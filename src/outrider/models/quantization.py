@@ -8,7 +8,7 @@ else the file's own type. Norms and biases stay as they are.
 
 q4, for draft models: every matrix of any file as Q4_0, where that saves a good part of its bytes; an
 embedding that is not the output too, and so is not read through, as Q8_0.
-q3, for draft models: the same, but the feed-forward matrices as Q3_0 (csrc/quantize.h).
+q3, for draft models: the same, but the feed-forward matrices as Q3_0 (csrc/kernels/quantize.h).
 A draft's pass takes as long as its bytes take to be read, and what it gets wrong costs acceptance, never
 exactness. (Q4_K is closer to the weights, but takes five times as long to find.) auto is q3, or q4 beside a
 target so large that acceptance counts for more than the draft's time.
@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from outrider import checks
+from outrider.config import checks
 from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
 

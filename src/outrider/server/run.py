@@ -22,8 +22,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outrider.errors import ConfigError
-from outrider.server.engine import ServerEngine
-from outrider.server.errors import bad, json_bytes
+from outrider.server.engine.async_engine import ServerEngine
+from outrider.server.http.errors import bad, json_bytes
 from outrider.server.settings import Settings
 
 logger = logging.getLogger(__name__)

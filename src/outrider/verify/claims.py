@@ -1,4 +1,4 @@
-"""A claim: what was checked, whether it held, on how many cases, and what that says about other cases."""
+"""A claim: what was checked, whether it held, on how many cases, and the error rate that this bounds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 CONFIDENCE = 0.95
-SHOWN = 3  # contradictions told in full
+MAX_LISTED = 3  # contradictions listed in full
 
-Tell: TypeAlias = Callable[[str], object]
-"""Told, in a few words, what is about to be done; for a progress bar. May raise to stop."""
+Progress: TypeAlias = Callable[[str], object]
+"""Called with a few words on what comes next, for a progress bar. May raise to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +51,5 @@ def bound_words(cases: int, what: str) -> str:
 
 def listed(contradictions: Sequence[str]) -> str:
     """The first contradictions, and how many more there are."""
-    more = len(contradictions) - SHOWN
-    return "; ".join([*contradictions[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    more = len(contradictions) - MAX_LISTED
+    return "; ".join([*contradictions[:MAX_LISTED], *([f"and {more} more"] if more > 0 else [])])

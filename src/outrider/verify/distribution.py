@@ -1,9 +1,8 @@
-"""Claim `distribution`: over seeds, the first tokens come with the probabilities that the target gives them.
+"""Claim `distribution`: over seeds, output tokens follow the target's distribution.
 
-The probabilities of all texts of LENGTH tokens after a prompt are worked out from the target's logits, here
-and without the sampler that is under test; then thousands of samples, each with a seed of its own, are drawn
-through the whole of Outrider and counted. One G-test for each number of leading tokens: the first token's
-share, the first two's, all three's.
+The probabilities of all texts of LENGTH tokens after a prompt are computed from the target's logits, without
+the sampler that is under test. Then thousands of samples, each with its own seed, are generated through the
+whole system and counted. One G-test compares the first token, one the first two, one all three.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.params import SamplingParams
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline
 from outrider.verify import gtest
-from outrider.verify.claims import Claim, Tell
-from outrider.verify.remember import Remembering, Text
+from outrider.verify.claims import Claim, Progress
+from outrider.verify.memoized_model import MemoizedModel, Text
 
-ALPHA = 0.001  # chance that a sound system is called broken, over all tests of a claim together
+ALPHA = 0.001  # family-wise false positive rate of a claim
 TOP_K = 6  # so that there are at most 6 + 36 + 216 texts
 LENGTH = 3
-PORTION = 200  # samples between two words of progress
+PROGRESS_EVERY = 200  # samples between two progress reports
 
-# Lists whose next word is open, and whose words come again, so that lookups find something to propose.
+# Several next words are likely, and words repeat, so that lookups have something to propose.
 PROMPTS = {
     "animals": "cat, dog, cat, horse, cat, dog, cow, cat, dog, horse, dog, cat,",
     "story": "The boy saw the dog. The girl saw the cat. The man saw the bird. The woman saw the",
@@ -45,7 +44,9 @@ class _Test:
     samples: int
 
 
-def probabilities(model: Remembering, prompt: Text, temperature: float, vocab_size: int) -> dict[Text, float]:
+def probabilities(
+    model: MemoizedModel, prompt: Text, temperature: float, vocab_size: int
+) -> dict[Text, float]:
     """Of every text of LENGTH tokens after the prompt, under temperature and TOP_K; they sum to 1."""
     texts: dict[Text, float] = {(): 1.0}
     for _ in range(LENGTH):
@@ -66,10 +67,10 @@ def _next(row: npt.NDArray[np.float32], temperature: float) -> list[tuple[int, f
 
 def check(
     pipeline: Pipeline,
-    models: Sequence[Remembering],
+    models: Sequence[MemoizedModel],
     temperatures: Sequence[float],
     samples: int,
-    tell: Tell,
+    progress: Progress,
 ) -> Claim | None:
     """Test one pipeline's rule. None when its drafter proposed nothing, so that there is nothing to test.
 
@@ -83,14 +84,14 @@ def check(
     drafted = 0
     with ExitStack() as stack:
         for model in models:
-            stack.enter_context(model.remembering())
+            stack.enter_context(model.memoizing())
         for (name, words), temperature in itertools.product(PROMPTS.items(), temperatures):
             prompt = tuple(pipeline.tokenizer.encode(words))
             where = f"{name}, temperature {temperature:g}"
             counts: Counter[Text] = Counter()
-            for start in range(0, samples, PORTION):
-                tell(f"distribution: {rule}, {where}, {start} of {samples} samples")
-                seeds = range(start, min(start + PORTION, samples))
+            for start in range(0, samples, PROGRESS_EVERY):
+                progress(f"distribution: {rule}, {where}, {start} of {samples} samples")
+                seeds = range(start, min(start + PROGRESS_EVERY, samples))
                 params = [_params(temperature, seed) for seed in seeds]
                 for output in llm.generate([list(prompt)] * len(params), params):
                     counts[tuple(output.outputs[0].token_ids)] += 1

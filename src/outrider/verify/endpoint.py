@@ -29,7 +29,7 @@ class EndpointError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server wrote. tokens: pieces of the text, or None when it did not tell them."""
+    """What a server wrote. tokens: pieces of the text, or None when the server did not report them."""
 
     text: str
     tokens: tuple[str, ...] | None
@@ -78,7 +78,7 @@ class Endpoint:
 
     @property
     def model(self) -> str:
-        """The model's name. Raises EndpointError when the server has to be asked and does not tell."""
+        """The model's name. Raises EndpointError when it has to be asked for and the server lists none."""
         if self._model is None:
             try:
                 name = self._call("/models", None)["data"][0]["id"]
@@ -160,7 +160,7 @@ class Endpoint:
 
     def _within_time(self, work: Callable[[], bytes]) -> bytes:
         """What `work` returns or raises, or TimeoutError. A socket's own timeout is for one read: a server
-        that sends a byte now and then would never meet it, so the work is left behind in its thread."""
+        that sends a byte now and then would never meet it, so the work is abandoned in its thread."""
         answers: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
 
         def run() -> None:
@@ -189,7 +189,7 @@ class Endpoint:
 
 
 class _RefusedError(EndpointError):
-    """The server did not like the request's fields."""
+    """The server refused the request's fields (400 or 422)."""
 
 
 def _body(error: IO[bytes]) -> bytes:

@@ -1,9 +1,9 @@
-"""Claim `distribution`, the rules themselves: every way that a step can go, on small vocabularies, added up.
+"""Claim `distribution` for the acceptance rules: their exact output distribution, by enumeration.
 
-A rule that accepts by chance takes its randomness from a `Chance`. Here it gets one that follows a script,
-and is run again until all scripts have been followed: each draft that could be drawn, each acceptance
-either way, each last token. The sum is the exact distribution of the text that the rule writes, to be
-compared with the target's. No sampling, so no error but rounding.
+A stochastic rule takes its randomness from a `StepRandomness`. Here it gets one that follows a script, and
+the step is run once for every possible script: each draft that could be sampled, each acceptance decision,
+each last token. Summed up, this is the exact distribution of the text that the rule writes on a small
+vocabulary. It is compared with the target's; the only error is rounding.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores
-from outrider.decoding.verify import Verifier
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
-from outrider.verify.claims import Claim, Tell
+from outrider.decoding.verifiers.base import Verifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.decoding.verifiers.rejection import RejectionVerifier
+from outrider.verify.claims import Claim, Progress
 
 VOCAB = 3
 TABLES = 24  # pairs of a random target and a random draft
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class Rule(Protocol):
-    """A verifier that takes its randomness from what it is given."""
+    """Makes a verifier whose randomness comes from the factory `chance`."""
 
-    def __call__(self, *, chance: Callable[[int, int], Chance]) -> Verifier: ...
+    def __call__(self, *, chance: Callable[[int, int], StepRandomness]) -> Verifier: ...
 
 
 RULES: Mapping[str, Rule] = {"rejection": RejectionVerifier, "block": BlockVerifier}
@@ -58,8 +58,8 @@ class Script:
         return option
 
 
-def every_way(run: Callable[[Script], T]) -> Iterator[tuple[float, T]]:
-    """(probability, result) of every way that `run` can go, itself a pure function of its script."""
+def enumerate_outcomes(run: Callable[[Script], T]) -> Iterator[tuple[float, T]]:
+    """(probability, result) of every outcome of `run`, which must be a pure function of its script."""
     waiting: list[list[int]] = [[]]
     while waiting:
         given = waiting.pop()
@@ -74,9 +74,9 @@ def every_way(run: Callable[[Script], T]) -> Iterator[tuple[float, T]]:
         yield float(np.prod([chances[option] for option, chances in script.taken])), result
 
 
-class ScriptedChance(Chance):
-    """Decides by a script what `Chance` decides by random numbers. Raises ValueError when a rule asks for
-    the same number twice: its decisions would not be independent."""
+class ScriptedRandomness(StepRandomness):
+    """Takes each decision of a `StepRandomness` from a script. Raises ValueError when a rule uses one random
+    number for two decisions: these would not be independent."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(0, 0)
@@ -179,13 +179,13 @@ TREES: Mapping[str, Shape] = {"tree": _tree}
 LONGEST = 4  # tokens that a step can emit with these
 
 
-def check(name: str, tell: Tell) -> Claim:
+def check(name: str, progress: Progress) -> Claim:
     """Enumerate the rule of this name ("rejection" or "block") over random tables."""
     rule = RULES[name]
-    shapes = {**SHAPES, **(TREES if rule(chance=Chance).trees else {})}
+    shapes = {**SHAPES, **(TREES if rule(chance=StepRandomness).trees else {})}
     ways, worst, where = 0, 0.0, ""
     for (kind, shape), seed in itertools.product(shapes.items(), range(TABLES)):
-        tell(f"distribution: {name}, {kind}, table {seed + 1} of {TABLES}")
+        progress(f"distribution: {name}, {kind}, table {seed + 1} of {TABLES}")
         target = Table(2 * seed)
         draft = target if seed == 0 else Table(2 * seed + 1)  # once a draft that is always right
         try:
@@ -208,7 +208,7 @@ def deviation(rule: Rule, shape: Shape, target: Table, draft: Table) -> tuple[in
     """
     written: defaultdict[Text, float] = defaultdict(float)
     ways = 0
-    for probability, text in every_way(lambda script: _step(rule, shape, target, draft, script)):
+    for probability, text in enumerate_outcomes(lambda script: _step(rule, shape, target, draft, script)):
         ways += 1
         for ending, mass in _texts(target, text):
             written[ending] += probability * mass
@@ -223,7 +223,7 @@ def _step(rule: Rule, shape: Shape, target: Table, draft: Table, script: Script)
     for token, parent in zip(proposed.tokens.tolist(), proposed.parents.tolist(), strict=True):
         texts.append((*texts[parent + 1], token))
     scores = TargetScores(np.stack([target.logits(text) for text in texts]))
-    verifier = rule(chance=lambda seed, position: ScriptedChance(script))
+    verifier = rule(chance=lambda seed, position: ScriptedRandomness(script))
     verdict = verifier.verify(proposed, scores, Sampler(SamplingParams(), VOCAB), TokenContext(PROMPT))
     return (*proposed.tokens[list(verdict.path)].tolist(), verdict.next_token)
 

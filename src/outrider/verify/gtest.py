@@ -1,11 +1,11 @@
-"""A one-sample G-test against known probabilities, and what it would have noticed.
+"""A one-sample G-test against known probabilities, and its power.
 
 Under the target's distribution G = 2 sum(count * log(count / expected)) follows chi-square with
 cells - 1 degrees of freedom (Wilks 1938); under another one, non-central chi-square, whose
 non-centrality is the sample size times the divergence. Among all distributions at a total-variation
 distance d from the expected one none has a smaller chi-square divergence than 4 d^2 (Cauchy-Schwarz, with
-equality where every cell moves by the factor 1 + 2 d or 1 - 2 d), so the power that `detectable` states is
-that against the best hidden of them.
+equality where every cell moves by the factor 1 + 2 d or 1 - 2 d), so `detectable` states the power against
+the distribution that is hardest to detect.
 """
 
 from __future__ import annotations

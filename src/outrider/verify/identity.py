@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.decoding.params import SamplingParams
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft
 from outrider.engines.base import StepEngine
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.pipeline import Pipeline
-from outrider.verify.claims import Claim, Tell, bound_words, listed
+from outrider.verify.claims import Claim, Progress, bound_words, listed
 
 # Every second seed is drawn under these: penalties read the text so far, filters the whole row.
 FILTERS: Mapping[str, Any] = {
@@ -40,7 +40,7 @@ _Pair: TypeAlias = tuple[Case, RequestOutput]  # with plain decoding's output
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Counts:
     """What the comparisons came to."""
 
     texts: int = 0
@@ -66,7 +66,7 @@ def cases(
 
 
 def check(
-    plain: Pipeline, variants: Sequence[tuple[str, Pipeline]], batch: Sequence[Case], tell: Tell
+    plain: Pipeline, variants: Sequence[tuple[str, Pipeline]], batch: Sequence[Case], progress: Progress
 ) -> Claim:
     """Compare every case's tokens and text with plain decoding's, one request at a time and in a batch.
 
@@ -77,58 +77,58 @@ def check(
     Raises whatever plain decoding raises, and ConfigError when nothing was drafted; an error under
     speculation alone is a difference.
     """
-    tally = _Tally()
+    counts = _Counts()
     reference = LLM.from_pipeline(plain)
     pairs = []
     for case in batch:
-        tell(f"identity: {case.name}, plain")
+        progress(f"identity: {case.name}, plain")
         pairs.append((case, reference.generate(case.prompt, case.params)[0]))
     last = {pipeline.verifier.name: (words, pipeline) for words, pipeline in variants}
     for words, pipeline in variants:
         llm = LLM.from_pipeline(pipeline)
-        for pair in _fit(pairs, pipeline):
-            tell(f"identity: {pair[0].name}, {words}")
-            _compare(tally, plain, llm, [pair], words)
+        for pair in _applicable(pairs, pipeline):
+            progress(f"identity: {pair[0].name}, {words}")
+            _compare(counts, plain, llm, [pair], words)
     for words, pipeline in (("plain", plain), *last.values()):
-        mine = _fit(pairs, pipeline)
+        mine = _applicable(pairs, pipeline)
         if mine:
-            tell(f"identity: {len(mine)} requests in a batch, {words}")
-            _compare(tally, plain, LLM.from_pipeline(pipeline), mine, f"{words}, in a batch")
-    if tally.differences:
-        detail = f"{len(tally.differences)} of {tally.texts} texts differ: {listed(tally.differences)}"
-        return Claim("identity", False, tally.texts, detail)
-    if not tally.drafted:
+            progress(f"identity: {len(mine)} requests in a batch, {words}")
+            _compare(counts, plain, LLM.from_pipeline(pipeline), mine, f"{words}, in a batch")
+    if counts.differences:
+        detail = f"{len(counts.differences)} of {counts.texts} texts differ: {listed(counts.differences)}"
+        return Claim("identity", False, counts.texts, detail)
+    if not counts.drafted:
         raise ConfigError(
             "nothing was drafted, so nothing was verified: give other prompts or another drafter"
         )
     detail = (
-        f"{tally.texts} texts, {tally.tokens} tokens, {tally.drafted} drafted: the same with speculation and "
-        f"without, alone and in a batch; {bound_words(tally.texts, 'texts')}"
+        f"{counts.texts} texts, {counts.tokens} tokens, {counts.drafted} drafted: the same with speculation "
+        f"and without, alone and in a batch; {bound_words(counts.texts, 'texts')}"
     )
-    return Claim("identity", True, tally.texts, detail)
+    return Claim("identity", True, counts.texts, detail)
 
 
-def _fit(pairs: Sequence[_Pair], pipeline: Pipeline) -> list[_Pair]:
+def _applicable(pairs: Sequence[_Pair], pipeline: Pipeline) -> list[_Pair]:
     """The cases whose text the pipeline's rule keeps."""
     coupled = pipeline.verifier.name == "coupled"
     return [pair for pair in pairs if coupled or pair[0].params.temperature == 0]
 
 
-def _compare(tally: _Tally, plain: Pipeline, llm: LLM, pairs: Sequence[_Pair], how: str) -> None:
-    """Run cases together and add what differs to the tally."""
-    tally.texts += len(pairs)
+def _compare(counts: _Counts, plain: Pipeline, llm: LLM, pairs: Sequence[_Pair], how: str) -> None:
+    """Run cases together and add what differs to the counts."""
+    counts.texts += len(pairs)
     try:
         outputs = llm.generate([case.prompt for case, _ in pairs], [case.params for case, _ in pairs])
     except Exception as error:  # plain decoding came through
         names = pairs[0][0].name if len(pairs) == 1 else f"{len(pairs)} requests"
-        tally.differences.append(f"{names} ({how}) failed: {error!r}")
+        counts.differences.append(f"{names} ({how}) failed: {error!r}")
         return
     for (case, want), output in zip(pairs, outputs, strict=True):
         one, other = want.outputs[0], output.outputs[0]
-        tally.tokens += len(one.token_ids)
-        tally.drafted += output.metrics.drafts.num_draft_tokens
+        counts.tokens += len(one.token_ids)
+        counts.drafted += output.metrics.drafts.num_draft_tokens
         if (one.token_ids, one.text) != (other.token_ids, other.text):
-            tally.differences.append(
+            counts.differences.append(
                 f"{case.name} ({how}) {_explain(plain, want.prompt_token_ids, one, other)}"
             )
 

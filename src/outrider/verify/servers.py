@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.bench.workloads import Item
-from outrider.verify.claims import Claim, Tell, bound_words, listed
+from outrider.verify.claims import Claim, Progress, bound_words, listed
 from outrider.verify.endpoint import Answer, Endpoint
 from outrider.verify.identity import first_difference
 
-AROUND = 24  # characters shown before and after a difference
+SNIPPET_CHARS = 24  # characters shown before and after a difference
 
 
-def check(one: Endpoint, other: Endpoint, items: Sequence[Item], max_tokens: int, tell: Tell) -> Claim:
-    """Ask both servers every prompt at temperature 0 and compare texts, and tokens where both tell them.
+def check(
+    one: Endpoint, other: Endpoint, items: Sequence[Item], max_tokens: int, progress: Progress
+) -> Claim:
+    """Ask both servers every prompt at temperature 0 and compare texts, and tokens where both report them.
 
-    A prompt that differs is asked once more, to tell a server that does not even repeat itself.
+    A prompt that differs is sent once more, to find out whether a server is not deterministic.
     Raises EndpointError.
     """
     differences = []
@@ -23,7 +25,7 @@ def check(one: Endpoint, other: Endpoint, items: Sequence[Item], max_tokens: int
     for item in items:
         answers = []
         for server in (one, other):
-            tell(f"identity: {item.id}, {server}")
+            progress(f"identity: {item.id}, {server}")
             answers.append(server.complete(item.prompt, max_tokens))
         characters += len(answers[0].text)
         by_token += None not in (answers[0].tokens, answers[1].tokens)
@@ -58,7 +60,7 @@ def compare(one: Answer, other: Answer) -> str | None:
 
 
 def _around(text: str, at: int) -> str:
-    """The text about a place, the place marked; the end is told."""
-    start, end = max(0, at - AROUND), min(len(text), at + AROUND)
+    """The text around a difference, with the difference marked and truncation shown."""
+    start, end = max(0, at - SNIPPET_CHARS), min(len(text), at + SNIPPET_CHARS)
     head, tail = "…" if start else "", "…" if end < len(text) else ""
     return repr(f"{head}{text[start:at]}⟦{text[at : at + 1]}⟧{text[at + 1 : end]}{tail}")

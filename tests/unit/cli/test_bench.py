@@ -11,8 +11,8 @@ import pytest
 from outrider.bench import machine, report, runner
 from outrider.bench.race import race
 from outrider.cli.main import main
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.verifiers.base import CoupledVerifier
 
 pytestmark = pytest.mark.usefixtures("toy_engine")
 

@@ -8,10 +8,10 @@ import pytest
 
 from outrider.cli import demo
 from outrider.cli.main import main
-from outrider.engines.toy import ToyModel
-from outrider.models.catalog import CATALOG
+from outrider.models.sources.catalog import CATALOG
 from tests.conftest import load_toy
 from tests.support.models import Dims, tiny_gguf
+from tests.support.toy_model import ToyModel
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.cli import pull
 from outrider.errors import ConfigError, ModelNotFoundError
-from outrider.models.catalog import CATALOG
+from outrider.models.sources.catalog import CATALOG
 from tests.support.index_server import serve_index, use_index
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from outrider.cli.main import main
-from outrider.engines.toy import ToyModel
 from tests.support.models import tiny_gguf
+from tests.support.toy_model import ToyModel
 
 pytestmark = pytest.mark.usefixtures("toy_engine")
 

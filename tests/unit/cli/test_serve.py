@@ -13,7 +13,7 @@ import pytest
 from outrider.cli.main import main, parser
 from outrider.cli.serve import engine_config
 from outrider.errors import ConfigError
-from outrider.server.app import create_app
+from outrider.server.http.app import create_app
 from outrider.server.run import Server
 from outrider.server.settings import Settings
 
@@ -35,7 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch, toy_engine: object) -> Started:
         found[-1]["address"] = sockets[0].getsockname()
         sockets[0].close()
 
-    monkeypatch.setattr("outrider.server.app.create_app", noted)
+    monkeypatch.setattr("outrider.server.http.app.create_app", noted)
     monkeypatch.setattr(Server, "run", run)
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
     return found

@@ -13,20 +13,23 @@ import pytest
 
 from outrider import pipeline
 from outrider.cli.main import main
-from outrider.decoding import chance, rng, verify_block, verify_rejection
-from outrider.decoding.chance import Chance
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Outlook, Sampler
+from outrider.decoding.sampling import rng
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import LazyDistribution, Sampler
 from outrider.decoding.types import Draft, FloatArray, Verdict
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.verifiers import block as verify_block
+from outrider.decoding.verifiers import distributions as chance
+from outrider.decoding.verifiers import rejection as verify_rejection
+from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import Cache, ForwardItem, LanguageModel, SeqHandle
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyCache, ToyModel
 from outrider.models.source import ModelSource
 from outrider.verify import enumeration, identity
 from tests.conformance.test_broken_twins import KeepsTheWrongSlots, PositionsBySlot, SeesSiblings
 from tests.conftest import load_toy
+from tests.support.toy_model import ToyCache, ToyModel
 
 Patch = pytest.MonkeyPatch
 
@@ -220,7 +223,9 @@ def uniforms_that_are_not(monkeypatch: Patch) -> None:
 def drafts_from_another_distribution(monkeypatch: Patch) -> None:
     """The draft's likeliest token, passed off as a draw."""
     monkeypatch.setattr(
-        Chance, "draws", lambda self, distribution, node: int(distribution.ids[distribution.probs.argmax()])
+        StepRandomness,
+        "draws",
+        lambda self, distribution, node: int(distribution.ids[distribution.probs.argmax()]),
     )
 
 
@@ -237,9 +242,9 @@ def forgets_top_k(monkeypatch: Patch) -> None:
         params = SamplingParams(temperature=self.params.temperature)
         return right(Sampler(params, self.vocab_size), logits, context)
 
-    def outlook(self: Sampler, logits: Any, context: Any) -> Outlook:
+    def outlook(self: Sampler, logits: Any, context: Any) -> LazyDistribution:
         known = distribution(self, logits, context)
-        return Outlook(lambda: known)
+        return LazyDistribution(lambda: known)
 
     monkeypatch.setattr(Sampler, "distribution", distribution)
     monkeypatch.setattr(Sampler, "outlook", outlook)

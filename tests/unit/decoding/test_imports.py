@@ -8,7 +8,7 @@ import pytest
 
 import outrider.decoding
 
-FILES = sorted(Path(outrider.decoding.__file__).parent.glob("*.py"))
+FILES = sorted(Path(outrider.decoding.__file__).parent.rglob("*.py"))
 CLOCKS_AND_FILES = {"time", "datetime", "os", "io", "pathlib", "random", "secrets", "socket", "threading"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.logprobs import token_logprobs
+from outrider.decoding.sampling.logprobs import token_logprobs
 from outrider.errors import ModelError
 
 ROWS = st.lists(st.integers(-6, 6), min_size=1, max_size=40).map(lambda v: np.array(v, np.float32))

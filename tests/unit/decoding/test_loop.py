@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.decoding.controller import FixedController
 from outrider.decoding.events import Event, FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft, FloatArray, StepRecord, TargetScores, Verdict
-from outrider.decoding.verify import CoupledVerifier
+from outrider.decoding.verifiers.base import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
 from outrider.errors import ConfigError, PromptError
+from outrider.policy.fixed import FixedController
+from tests.support.toy_model import ToyModel
 
 
 class Watched(ToyModel):

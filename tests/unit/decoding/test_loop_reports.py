@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from outrider.decoding import loop as loop_module
-from outrider.decoding.constraint import Mask
 from outrider.decoding.context import TokenContext
 from outrider.decoding.events import FinishEvent, TokenEvent
-from outrider.decoding.logprobs import token_logprobs
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampling.constraint import Mask
+from outrider.decoding.sampling.logprobs import token_logprobs
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Distribution, Draft
 from outrider.errors import ConfigError
 from tests.unit.decoding.test_loop import Noisy, Watched, ends, make, request, tokens

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.decoding.controller import FixedController, Room
+from outrider.decoding.controller import DraftLimits
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.types import StepRecord
 from outrider.errors import ConfigError
+from outrider.policy.fixed import FixedController
 
 KEYS = [
     "decode_tokens_per_s",
@@ -86,7 +87,7 @@ def test_one_token_has_no_rate() -> None:
 
 
 def test_the_fixed_controller_stays_within_the_room() -> None:
-    rooms = [Room("a", 9), Room("b", 2), Room("c", 0)]
+    rooms = [DraftLimits("a", 9), DraftLimits("b", 2), DraftLimits("c", 0)]
     assert FixedController(4).choose(rooms) == [4, 2, 0]
     assert FixedController(0).choose(rooms) == [0, 0, 0]
     assert FixedController(4).explain("a").startswith("on")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.decoding.params import SamplingParams, arity
-from outrider.decoding.structured import GuidedDecodingParams, StructuredOutputsParams
+from outrider.decoding.sampling.params import SamplingParams, arity
+from outrider.decoding.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
 from outrider.errors import ConfigError
 
 

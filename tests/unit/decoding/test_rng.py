@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.rng import LEAST_NOISE, derive_seed, gumbel, peaks, philox4x32
+from outrider.decoding.sampling.rng import LEAST_NOISE, derive_seed, gumbel, peaks, philox4x32
 
 SEEDS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**40)

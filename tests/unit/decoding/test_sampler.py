@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.rng import gumbel
-from outrider.decoding.sampler import Sampler, certainty
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.rng import gumbel
+from outrider.decoding.sampling.sampler import Sampler, certainty
 from outrider.errors import ConfigError, ModelError
 
 Floats = npt.NDArray[np.float64]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import Request
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.stops import Emitter, Finish
 from outrider.errors import ConfigError, PromptError
 

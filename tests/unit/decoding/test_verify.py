@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.adjust import Row
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.logits import Row
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verify import VERIFIERS, CoupledVerifier, check_draft, check_pair
+from outrider.decoding.verifiers.base import VERIFIERS, CoupledVerifier, check_draft, check_pair
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError, ModelError
 

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.decoding import verify_block, verify_rejection
-from outrider.decoding.chance import Chance, excess, ratio, residual, siblings
 from outrider.decoding.context import TokenContext
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers import block as verify_block
+from outrider.decoding.verifiers import rejection as verify_rejection
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.distributions import StepRandomness, excess, ratio, residual, siblings
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from tests.support.enumeration import (
     Branches,
     Floats,
@@ -262,7 +263,7 @@ def test_a_broken_tree_is_caught(name: str, twin: object, monkeypatch: pytest.Mo
 
 
 def keeps_the_sibling(
-    q: Distribution, count: int, chance: Chance, first: int
+    q: Distribution, count: int, chance: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Draws without replacement and states that it was with."""
     tokens, _ = siblings(q, count, chance, first)
@@ -270,7 +271,7 @@ def keeps_the_sibling(
 
 
 def drops_by_token(
-    q: Distribution, count: int, chance: Chance, first: int
+    q: Distribution, count: int, chance: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Leaves a node out by a look at its token, and states the others' distributions all the same."""
     tokens, stated = siblings(q, count, chance, first)

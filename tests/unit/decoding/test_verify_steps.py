@@ -12,8 +12,8 @@ import pytest
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.types import Draft, TargetScores
-from outrider.decoding.verify_block import BlockVerifier
-from outrider.decoding.verify_rejection import RejectionVerifier
+from outrider.decoding.verifiers.block import BlockVerifier
+from outrider.decoding.verifiers.rejection import RejectionVerifier
 from tests.support.enumeration import Branches, Floats, Path, Rows, Rule, World, every_way, texts
 
 VOCAB, LENGTH = 3, 3

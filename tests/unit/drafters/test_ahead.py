@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engines.toy import ToyModel
+from tests.support.toy_model import ToyModel
 
 PARAMS = SamplingParams(temperature=0.7, max_tokens=40, ignore_eos=True)
 PROMPT = (1, 2, 3, 4, 1, 2, 5, 6)

@@ -8,20 +8,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.decoding.chance import Chance
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Guide, passes, refed
+from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
+from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.drafters.confidence import RunnersUp
+from outrider.drafters.draft_context import HEAD, TAIL, DraftContext
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.draft_turn import Turn
-from outrider.drafters.reading import HEAD, TAIL, Reading
+from outrider.drafters.draft_sequence import DraftTree
 from outrider.engines.base import Cache, ForwardItem
-from outrider.engines.toy import ToyCache, ToyModel
 from outrider.errors import ModelError
+from outrider.policy.tree import passes, refed
+from tests.support.toy_model import ToyCache, ToyModel
 
 VOCAB = 32
 
@@ -317,7 +318,7 @@ def test_its_own_draws_come_from_what_it_states(steps: list[tuple[int, int]]) ->
     context = setting.start("a", [1, 2, 3], SamplingParams(temperature=1.5, top_k=9, presence_penalty=0.5))
     for budget, token in steps:
         (draft,) = setting.drafts(budget, a=context)
-        chance, path = Chance(9, context.position), draft.tokens.tolist()
+        chance, path = StepRandomness(9, context.position), draft.tokens.tolist()
         assert len(path) == budget or path[-1] == 7
         for node, drawn in enumerate(path):
             stated, expected = draft.distribution(node), setting.distribution("a", context, path[:node])
@@ -497,16 +498,16 @@ def test_foretelling_changes_no_draft_and_no_later_one(
 def test_a_foretold_token_in_the_wrong_place_or_unasked_is_caught(
     twin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, feed = Turn.place_ahead, Turn.next_feed
+    place, feed = DraftTree.place_ahead, DraftTree.next_feed
     if twin == "place":
-        monkeypatch.setattr(Turn, "place_ahead", lambda turn, i: place(turn, max(0, i - 1)))
+        monkeypatch.setattr(DraftTree, "place_ahead", lambda turn, i: place(turn, max(0, i - 1)))
     elif twin == "row":  # every foretold token's row is the frontier's
 
-        def wrong(turn: Turn, size: int | None) -> tuple[list[int], list[int], list[int]]:
+        def wrong(turn: DraftTree, size: int | None) -> tuple[list[int], list[int], list[int]]:
             tokens, parents, rows = feed(turn, size)
             return tokens, parents, [min(row, rows[0]) for row in rows]
 
-        monkeypatch.setattr(Turn, "next_feed", wrong)
+        monkeypatch.setattr(DraftTree, "next_feed", wrong)
     caught = 0
     for seed in range(12):
         setting = Setting()
@@ -554,14 +555,14 @@ class FirstSlots(ToyCache):
         super().keep(base, range(base, base + len(slots)))
 
 
-def hangs_from_all(turn: Turn, frontier: list[int]) -> bool:
+def hangs_from_all(turn: DraftTree, frontier: list[int]) -> bool:
     """Hangs every token from all that was fed before."""
     more = prepare(turn, frontier)
     turn.above = list(range(-1, len(turn.feed) - 1))
     return more
 
 
-prepare = Turn.prepare
+prepare = DraftTree.prepare
 
 
 @pytest.mark.parametrize("twin", [None, "cache", "feed"])
@@ -573,7 +574,7 @@ def test_a_cache_kept_wrongly_or_a_branch_hung_wrongly_is_caught(
             return FirstSlots(capacity) if twin == "cache" else super().new_cache(capacity)
 
     if twin == "feed":
-        monkeypatch.setattr(Turn, "prepare", hangs_from_all)
+        monkeypatch.setattr(DraftTree, "prepare", hangs_from_all)
     caught = 0
     for seed in range(30):
         setting = Setting(Model())
@@ -741,7 +742,7 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
 def test_what_it_did_not_read_is_as_if_it_were_not_there(steps: list[tuple[int, int, bool, bool]]) -> None:
     setting, random = Setting(chunk=5), np.random.default_rng(1)
     context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=600, temperature=0.8))
-    seen, read, fed = Reading(3), 0, list[int]()
+    seen, read, fed = DraftContext(3), 0, list[int]()
     for written, copied, drafts, dear in [*steps, (1, 0, True, True)]:
         for token in random.integers(0, VOCAB, written).tolist():
             context.append(token)

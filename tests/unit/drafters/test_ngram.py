@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError

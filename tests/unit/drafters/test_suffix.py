@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.plan import Lookup
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.sampler import Sampler
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Verdict
-from outrider.decoding.verify import check_draft
+from outrider.decoding.verifiers.base import check_draft
 from outrider.drafters._lookup import CHAIN, MAX_MATCH, SIZES, GramIndex
 from outrider.drafters.suffix import BARRIER, FEW_PLACES, TAIL, SuffixDrafter
 from outrider.errors import ConfigError
+from outrider.policy.tree import Lookup
 from tests.support.calls import calls_of
 
 SAMPLER = Sampler(SamplingParams(), 64)

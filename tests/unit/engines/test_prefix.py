@@ -14,9 +14,9 @@ from outrider.decoding.types import Draft, FloatArray, IntArray, Verdict
 from outrider.engines.base import Cache, SeqHandle, SharingModel
 from outrider.engines.prefix import PrefixCache
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import SHARE_UNIT, ToyCache, ToyModel
 from outrider.errors import ConfigError
 from tests.conformance.engines import ENGINES, Models
+from tests.support.toy_model import SHARE_UNIT, ToyCache, ToyModel
 
 MADE: dict[str, Models] = {name: make() for name, make in ENGINES.items()}
 PLENTY = 10**8

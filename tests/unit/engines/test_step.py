@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
 from outrider.engines.base import ForwardItem, SeqHandle, StepEngine
 from outrider.engines.step import CachedStepEngine
-from outrider.engines.toy import ToyModel
 from tests.conformance.engines import ENGINES, Models
+from tests.support.toy_model import ToyModel
 
 MADE: dict[str, Models] = {name: make() for name, make in ENGINES.items()}
 OTHER = [5, 9, 2]

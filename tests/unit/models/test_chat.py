@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError, OutriderError, PromptError
-from outrider.models.chat import ChatTemplate
+from outrider.models.text.chat import ChatTemplate
 from tests.scripts.record_tokenizer_reference import CONVERSATIONS, TEMPLATES
 from tests.unit.models.tokenizers_for_tests import DATA, model, model_tokenizer, tokenizer
 

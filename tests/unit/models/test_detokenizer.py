@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.detokenizer import IncrementalDetokenizer
-from outrider.models.tokenizer_pieces import byte_alphabet
+from outrider.models.text.detokenizer import IncrementalDetokenizer
+from outrider.models.text.pieces import byte_alphabet
 from tests.support.calls import calls_of
 from tests.unit.models.tokenizers_for_tests import TEXTS, tokenizer
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import DownloadError, ModelNotFoundError
-from outrider.models import download
-from outrider.models.download import (
+from outrider.models.sources import download
+from outrider.models.sources.download import (
     Progress,
     cache_root,
     check_disk,

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import OutriderError
-from outrider.models.dequantize import dequantize
-from outrider.models.gguf_file import read_gguf
+from outrider.models.formats.dequantize import dequantize
+from outrider.models.formats.gguf_file import read_gguf
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
 from tests.support.gguf_bytes import entry, gguf, pair, string

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
-from outrider.models.dequantize import dequantize
-from outrider.models.layout import SUPPORTED_TYPES
+from outrider.models.families import SUPPORTED_TYPES
+from outrider.models.formats.dequantize import dequantize
+from outrider.models.formats.rope import base_frequencies
 from outrider.models.open import open_model
-from outrider.models.rope import base_frequencies
 from tests.support.models import CHAT_TEMPLATE, SPECIAL, Dims, interleaved, tiny_gguf, tiny_weights
 
 SPM = {

@@ -11,8 +11,8 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
-from outrider.models import gguf_file
-from outrider.models.gguf_file import read_gguf
+from outrider.models.formats import gguf_file
+from outrider.models.formats.gguf_file import read_gguf
 from tests.support.gguf_bytes import (
     ARRAY,
     BOOL,

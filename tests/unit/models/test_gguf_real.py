@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.models.dequantize import dequantize
+from outrider.models.formats.dequantize import dequantize
 from outrider.models.open import open_model
 from tests.support.real import real_file
 

@@ -13,9 +13,9 @@ import pytest
 from huggingface_hub import constants
 
 from outrider.errors import DownloadError, ModelNotFoundError, OutriderError
-from outrider.models.hub import fetch_hub
-from outrider.models.hub_files import choose
-from outrider.models.references import resolve
+from outrider.models.sources.hub import fetch_hub
+from outrider.models.sources.hub_files import choose
+from outrider.models.sources.references import resolve
 from tests.support.hub_server import COMMIT, Hub, serve_hub
 
 GGUF = b"GGUF" + np.random.default_rng(0).bytes(300_000)
@@ -225,7 +225,7 @@ def test_names_that_would_leave_the_cache_are_not_fetched(hub: Hub, tmp_path: Pa
 
 def test_a_disk_that_is_too_small(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "outrider.models.download.shutil.disk_usage", lambda _: SimpleNamespace(free=7_000_000)
+        "outrider.models.sources.download.shutil.disk_usage", lambda _: SimpleNamespace(free=7_000_000)
     )
     with pytest.raises(DownloadError, match=r"needs 300 kB .* 7 MB are free; .* HF_HOME"):
         get("hf:org/one", tmp_path)

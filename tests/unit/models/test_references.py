@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, ModelNotFoundError, OutriderError
-from outrider.models.references import Reference, parse_reference, resolve
+from outrider.models.sources.references import Reference, parse_reference, resolve
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_offline_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_hub_library_is_only_imported_when_needed() -> None:
     code = (
-        "import sys, outrider.models.references as r\n"
+        "import sys, outrider.models.sources.references as r\n"
         "r.parse_reference('hf:a/b')\n"
         "assert 'huggingface_hub' not in sys.modules"
     )

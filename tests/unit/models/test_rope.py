@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.models.rope import base_frequencies, scale_linear, scale_llama3
+from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3
 
 # dim 64, theta 500000, llama3: factor 32, low 1, high 4, original 8192 (Llama 3.2 1B).
 LLAMA3 = np.fromstring(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from outrider.errors import ModelFileError, PromptError, UnsupportedModelError
 from outrider.models.source import TokenizerData
-from outrider.models.tokenizer import Tokenizer
-from outrider.models.tokenizer_bpe import PRE_TOKENIZERS
-from outrider.models.tokenizer_pieces import byte_alphabet, split_special
+from outrider.models.text.bpe import PRE_TOKENIZERS
+from outrider.models.text.pieces import byte_alphabet, split_special
+from outrider.models.text.tokenizer import Tokenizer
 from tests.unit.models.tokenizers_for_tests import CASES, TEXTS, tokenizer, tokenizer_data
 
 BPE = tokenizer("bpe-qwen2")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.tokenizer import Tokenizer
 from tests.unit.models.tokenizers_for_tests import CASES, DATA, TEXTS, model_tokenizer, tokenizer_data
 
 REFERENCE: dict[str, Any] = json.loads((DATA / "reference.json").read_text())

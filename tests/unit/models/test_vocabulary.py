@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from outrider.errors import VocabularyMismatchError
 from outrider.models.source import TokenizerData
-from outrider.models.tokenizer import Tokenizer
-from outrider.models.vocabulary import compare_vocabularies, ensure_compatible
+from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.vocabulary import compare_vocabularies, ensure_compatible
 from tests.unit.models.tokenizers_for_tests import CASES, model, tokenizer_data
 
 

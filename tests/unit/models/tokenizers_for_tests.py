@@ -11,7 +11,7 @@ import pytest
 
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource, TokenizerData
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.text.tokenizer import Tokenizer
 from tests.scripts import record_tokenizer_reference as script
 from tests.support.real import real_file
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding import estimate
-from outrider.decoding.estimate import Acceptance
+from outrider.policy import acceptance_rates as estimate
+from outrider.policy.acceptance_rates import Acceptance
 from tests.oracles import acceptance as oracle
 
 Call: TypeAlias = tuple[str, dict[str, Any]]  # a method's name and its arguments

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.costs import CostCurve
+from outrider.policy.cost_model import CostCurve
 from tests.oracles import cost_curve as oracle
 
 Call: TypeAlias = tuple[str, tuple[Any, ...]]  # a method's name and its arguments
@@ -65,7 +65,7 @@ def test_every_answer_is_that_of_the_specification(measured: Measured, sequence:
 
 
 def test_constants_are_those_of_the_specification() -> None:
-    from outrider.decoding import costs
+    from outrider.policy import cost_model as costs
 
     assert (costs.WIDEST, costs.GUESSED_SLOPE, costs.REPEATS) == (
         oracle.WIDEST,

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.decoding import verify_block, verify_rejection
-from outrider.decoding.chance import Chance
 from outrider.decoding.types import Distribution
+from outrider.decoding.verifiers import block as verify_block
+from outrider.decoding.verifiers import rejection as verify_rejection
+from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.verify import enumeration
-from outrider.verify.enumeration import RULES, Script, ScriptedChance, Table, every_way
+from outrider.verify.enumeration import RULES, Script, ScriptedRandomness, Table, enumerate_outcomes
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def test_every_way_is_gone_once_with_its_probability() -> None:
         first = script.choose([0.5, 0.0, 0.5])
         return (first, script.choose([0.25, 0.75])) if first else (first,)
 
-    ways = {result: probability for probability, result in every_way(run)}
+    ways = {result: probability for probability, result in enumerate_outcomes(run)}
     assert ways == {(0,): 0.5, (2, 0): 0.125, (2, 1): 0.375}
 
 
@@ -90,17 +91,17 @@ def test_a_broken_rule_is_caught(
 
 
 def test_one_number_for_two_decisions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def same(self: ScriptedChance, probability: float, node: int) -> bool:
+    def same(self: ScriptedRandomness, probability: float, node: int) -> bool:
         return right(self, probability, 0)
 
-    right = ScriptedChance.accepts
-    monkeypatch.setattr(ScriptedChance, "accepts", same)
+    right = ScriptedRandomness.accepts
+    monkeypatch.setattr(ScriptedRandomness, "accepts", same)
     claim = enumeration.check("rejection", silent)
     assert not claim.held
     assert "two decisions" in claim.detail
 
 
 def test_randomness_past_the_script_is_refused() -> None:
-    chance: Chance = ScriptedChance(Script([]))
+    chance: StepRandomness = ScriptedRandomness(Script([]))
     with pytest.raises(ValueError, match="no script"):
         chance.uniform(3, 0)

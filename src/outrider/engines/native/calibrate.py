@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 import outrider
-from outrider.decoding.costs import CostModel
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.engines.base import BlockModel, Cache, ForwardItem, LanguageModel
+from outrider.engines.base import Cache, ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.native import _core
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
-from outrider.models.download import cache_root, read_json, write_json
+from outrider.models.sources.download import cache_root, read_json, write_json
+from outrider.policy.cost_model import CostModel
 
 logger = logging.getLogger("outrider")
 
@@ -45,23 +45,23 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     """What a pass of `model` costs: from the record on disk (`folder`, or one in Outrider's cache), or
     measured now and recorded. Never raises for the record's sake.
 
-    blocks: of the vocabulary, as a draft model computes them, see `BlockModel`; None for all.
+    blocks: of the vocabulary, as a draft model computes them, see `VocabSubsetModel`; None for all.
     """
     name = hashlib.sha256(json.dumps(_facts(model, blocks)).encode()).hexdigest()[:32]
     path = (folder or cache_root() / FOLDER) / f"{name}.json"
     curve = _recorded(path)
     if curve is None:
-        watched, drawn = (model, None) if blocks is None else (Within(model, blocks), DRAWN)
+        watched, drawn = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAWN)
         curve, again = measure(watched, drawn=drawn), measure(watched, 0.0, widths=(1,))
         if again[1] <= UNSTEADY * curve[1]:  # else other load is about: good enough for now, not to be kept
             _keep(path, curve)
     return CostModel(curve, CONTEXT)
 
 
-class Within:
+class SubsetModel:
     """A LanguageModel with the logits of some blocks of its vocabulary only."""
 
-    def __init__(self, model: BlockModel, blocks: IntArray) -> None:
+    def __init__(self, model: VocabSubsetModel, blocks: IntArray) -> None:
         self._model, self._blocks = model, blocks
         self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
 
@@ -69,7 +69,7 @@ class Within:
         return self._model.new_cache(capacity)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
-        return self._model.forward_within(items, self._blocks)
+        return self._model.forward_subset(items, self._blocks)
 
 
 def measure(

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.native import _core
-from outrider.engines.native.store import Entry, Store
+from outrider.engines.native.store import Entry, PackedWeightsCache
 from outrider.errors import UnsupportedModelError
-from outrider.models.mapped import release
+from outrider.models.formats.mapped import release
 from outrider.models.quantization import EMBEDDING, OUTPUT, loaded_type, type_bytes
 from outrider.models.source import ModelSource, Tensor
 
@@ -34,7 +34,10 @@ class Matrix:
 
 
 def add_weights(
-    core: _core.Model, source: ModelSource, store: Store | None = None, progress: Progress | None = None
+    core: _core.Model,
+    source: ModelSource,
+    store: PackedWeightsCache | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Put all weights of `source` into `core`, quantized where the source asks for it.
 

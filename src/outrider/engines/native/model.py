@@ -13,11 +13,11 @@ from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import Cache, CacheBlocks, ForwardItem
 from outrider.engines.native import _core
 from outrider.engines.native.loading import add_weights
-from outrider.engines.native.store import store_of
+from outrider.engines.native.store import packed_weights_cache
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.source import ModelSource
 
-PANEL = 16  # rows of a weight matrix that lie together (csrc/layout.h)
+PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/layout.h)
 
 
 class NativeCache:
@@ -122,7 +122,7 @@ class NativeModel:
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        add_weights(core, source, store_of(weights_cache), progress)
+        add_weights(core, source, packed_weights_cache(weights_cache), progress)
         return cls(core, source)
 
     @property
@@ -170,8 +170,8 @@ class NativeModel:
         """See `LanguageModel.forward`. The GIL is released during the pass."""
         return self._forward(items, None)
 
-    def forward_within(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
-        """See `BlockModel.forward_within`."""
+    def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+        """See `VocabSubsetModel.forward_subset`."""
         return self._forward(items, _ids(blocks))
 
     def _forward(self, items: Sequence[ForwardItem], blocks: IntArray | None) -> list[FloatArray]:

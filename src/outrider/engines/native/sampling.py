@@ -1,4 +1,4 @@
-"""Filtering, drawing and weighing in C++ (csrc/sample.h); `outrider.decoding.sampler` is the specification.
+"""Filtering, drawing and weighing in C++ (csrc/sampler/); `decoding.sampling.sampler` is the specification.
 
 Against NumPy a logarithm, an exponential or a sum may differ in its last place: probabilities by parts in
 1e-14, and the token where two sums come so close to each other, in practice never. The C++ path agrees with
@@ -14,10 +14,10 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.adjust import Row
-from outrider.decoding.params import SamplingParams
-from outrider.decoding.rng import Floats, Ids
-from outrider.decoding.sampler import RowSampler
+from outrider.decoding.sampling.logits import Row
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.rng import Floats, Ids
+from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import Distribution
 from outrider.engines.native import _sampler
 from outrider.errors import ConfigError

@@ -31,7 +31,9 @@ from filelock import FileLock, Timeout
 
 from outrider.engines.native import _core
 from outrider.errors import ConfigError, ModelNotFoundError, OutriderError
-from outrider.models.download import (
+from outrider.models.formats.mapped import map_file
+from outrider.models.source import ModelSource
+from outrider.models.sources.download import (
     DISK_MARGIN,
     cache_root,
     human,
@@ -40,8 +42,6 @@ from outrider.models.download import (
     sha256_file,
     write_json,
 )
-from outrider.models.mapped import map_file
-from outrider.models.source import ModelSource
 
 logger = logging.getLogger("outrider")
 
@@ -61,7 +61,7 @@ class Entry:
     nbytes: int
 
 
-def store_of(setting: bool | str | os.PathLike[str] | None) -> Store | None:
+def packed_weights_cache(setting: bool | str | os.PathLike[str] | None) -> PackedWeightsCache | None:
     """The store that a user asks for: True for the cache folder's, a path for another, False for none; None
     leaves it to OUTRIDER_WEIGHTS_CACHE (1 or a path). Raises ConfigError for an empty path."""
     if setting is None:
@@ -69,13 +69,13 @@ def store_of(setting: bool | str | os.PathLike[str] | None) -> Store | None:
         on_or_off = {"": False, "0": False, "off": False, "false": False, "1": True, "on": True, "true": True}
         setting = on_or_off.get(text.lower(), text)
     if isinstance(setting, bool):
-        return Store(cache_root() / "packed") if setting else None
+        return PackedWeightsCache(cache_root() / "packed") if setting else None
     if not os.fspath(setting).strip():
         raise ConfigError("weights_cache must be True, False or a folder's path, not an empty one")
-    return Store(Path(setting).expanduser().absolute())
+    return PackedWeightsCache(Path(setting).expanduser().absolute())
 
 
-class Store:
+class PackedWeightsCache:
     """Files of packed weights in `folder`, which need not exist yet."""
 
     def __init__(self, folder: Path) -> None:

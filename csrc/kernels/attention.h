@@ -1,0 +1,385 @@
+// Attention over a paged cache, written once on V16, included by each kernel file through kernels_common.h.
+//
+// What a query head sees is cut into spans of kSpan positions, by position alone. A span of all heads that
+// share keys and of all tokens of a tile is one piece of work: a block of keys is read once and multiplied by
+// many rows (a row is one token's query head), several at a time so that the multiplications' latency hides.
+// Each row's steps are the same ones in the same order, whoever its neighbours are.
+#pragma once
+#include <utility>
+
+#include "kernels/kernels.h"
+#include "kernels/simd.h"
+
+namespace outrider {
+namespace {
+
+// Rows of a tile, and its sums of 16 lanes: as many as the registers hold beside what they are multiplied by.
+#if defined(OUTRIDER_AVX512)
+constexpr int kRows = 12, kSums = 24;
+#else
+constexpr int kRows = 6, kSums = 6;
+#endif
+constexpr int kCacheBlock = 16, kSpanBlocks = kSpan / kCacheBlock;
+
+template <class T>
+inline T* key_of(const HeadCache& c, int slot) {
+    return reinterpret_cast<T*>(static_cast<uint8_t*>(c.blocks[slot / kCacheBlock]) + c.key_offset) +
+           slot % kCacheBlock;
+}
+template <class T>
+inline T* value_of(const HeadCache& c, int slot, int head_dim) {
+    return reinterpret_cast<T*>(static_cast<uint8_t*>(c.blocks[slot / kCacheBlock]) + c.value_offset) +
+           size_t(slot % kCacheBlock) * head_dim;
+}
+
+template <class T>
+void store_kv_as(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
+    T *k = key_of<T>(c, slot), *v = value_of<T>(c, slot, head_dim), column[16];
+    for (int d = 0; d < head_dim; d += 16) {
+        vstore(column, vload(key + d));
+        for (int i = 0; i < 16; i++) k[16 * (d + i)] = column[i];
+        vstore(v + d, vload(value + d));
+    }
+}
+void store_kv(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
+    c.half ? store_kv_as<uint16_t>(c, slot, head_dim, key, value)
+           : store_kv_as<float>(c, slot, head_dim, key, value);
+}
+
+template <class T>
+void copy_kv_as(const HeadCache& c, int from, int to, int head_dim) {
+    const T* k = key_of<T>(c, from);
+    T* k2 = key_of<T>(c, to);
+    for (int d = 0; d < head_dim; d++) k2[16 * d] = k[16 * d];
+    std::memcpy(value_of<T>(c, to, head_dim), value_of<T>(c, from, head_dim), sizeof(T) * size_t(head_dim));
+}
+void copy_kv(const HeadCache& c, int from, int to, int head_dim) {
+    c.half ? copy_kv_as<uint16_t>(c, from, to, head_dim) : copy_kv_as<float>(c, from, to, head_dim);
+}
+
+// A block of a path through a draft tree, put together.
+template <class T>
+void gather_keys(const HeadCache& c, const int* slots, int count, int head_dim, T* keys) {
+    std::memset(keys, 0, sizeof(T) * kCacheBlock * size_t(head_dim));
+    for (int p = 0; p < count; p++) {
+        const T* k = key_of<T>(c, slots[p]);
+        for (int d = 0; d < head_dim; d++) keys[kCacheBlock * d + p] = k[kCacheBlock * d];
+    }
+}
+template <class T>
+void gather_values(const HeadCache& c, const int* slots, int count, int head_dim, T* values) {
+    for (int p = 0; p < count; p++)
+        std::memcpy(values + size_t(p) * head_dim, value_of<T>(c, slots[p], head_dim),
+                    sizeof(T) * size_t(head_dim));
+}
+
+// A chunk of blocks is multiplied by all rows while the first cache holds it. What comes next is fetched
+// meanwhile: the hardware's prefetchers stop at the end of a block. Memory delivers all the time: this span's
+// values while its keys are multiplied, the next span's keys while its values are.
+constexpr int kChunk = 4;
+
+template <class T>
+struct Fetch {
+    const T *keys = nullptr, *values = nullptr;
+
+    // (Inlined early: GCC takes a function that only prefetches for one without effect, and drops its calls.)
+    [[gnu::always_inline]] void fetch(
+        int d) const {  // the line of each that holds element 16 d, if a line begins there
+        constexpr int per_line = int(64 / (16 * sizeof(T)));
+        if (d % per_line) return;
+        if (keys) __builtin_prefetch(keys + 16 * size_t(d), 0, 3);
+        if (values) __builtin_prefetch(values + 16 * size_t(d), 0, 2);
+    }
+};
+
+// As many of 4, 2 or 1 as keep G times their number within the registers.
+constexpr int times(int G) { return 4 * G <= kSums ? 4 : 2 * G <= kSums ? 2 : 1; }
+
+// Scores of G rows and B blocks: each position is a lane, the sum over head_dim runs in order.
+template <class T, int G, int B>
+inline void score_tile(const T* const* keys, const float* const* rows, int head_dim, float* scores,
+                       const Fetch<T>* ahead) {
+    V16 sum[G][B];
+    const float* q[G];
+    const T* k[B];
+    for (int g = 0; g < G; g++) {
+        q[g] = rows[g];
+        for (int b = 0; b < B; b++) sum[g][b] = vset(0.0f);
+    }
+    for (int b = 0; b < B; b++) k[b] = keys[b];
+    for (int d = 0; d < head_dim; d++) {
+        if (ahead)
+            for (int b = 0; b < B; b++) ahead[b].fetch(d);
+        V16 lanes[B];
+        for (int b = 0; b < B; b++) lanes[b] = vload(k[b] + kCacheBlock * size_t(d));
+        for (int g = 0; g < G; g++) {
+            const V16 x = vset(q[g][d]);
+            for (int b = 0; b < B; b++) sum[g][b] = vfma(lanes[b], x, sum[g][b]);
+        }
+    }
+    for (int g = 0; g < G; g++)
+        for (int b = 0; b < B; b++) vstore(scores + size_t(g) * kSpan + kCacheBlock * b, sum[g][b]);
+}
+
+template <class T, int G>
+void score_rows(const T* const* keys, int blocks, const float* const* rows, int head_dim, float* scores,
+                const Fetch<T>* ahead) {
+    constexpr int B = times(G);
+    int b = 0;
+    for (; b + B <= blocks; b += B)
+        score_tile<T, G, B>(keys + b, rows, head_dim, scores + kCacheBlock * b, ahead ? ahead + b : nullptr);
+    for (; b < blocks; b++)
+        score_tile<T, G, 1>(keys + b, rows, head_dim, scores + kCacheBlock * b, ahead ? ahead + b : nullptr);
+}
+
+// out[row][d] += weight[row][position] * value[position][d], for G rows and 16 D columns, positions in order.
+// With `ahead`, as much of each of these blocks is fetched.
+template <class T, int G, int D>
+inline void value_tile(const T* const* blocks, int count, int head_dim, int d, const float* weights,
+                       float* const* out, const T* const* ahead) {
+    constexpr int bytes = int(sizeof(T)) * 16 * D;  // of a position
+    V16 sum[G][D];
+    for (int g = 0; g < G; g++)
+        for (int i = 0; i < D; i++) sum[g][i] = vload(out[g] + d + 16 * i);
+    for (int first = 0; first < count; first += kCacheBlock) {
+        const T* values = blocks[first / kCacheBlock] + d;
+        const float* w = weights + first;
+        const int here = count - first < kCacheBlock ? count - first : kCacheBlock;
+        const T* block = ahead ? ahead[first / kCacheBlock] : nullptr;
+        const char* next = block ? reinterpret_cast<const char*>(block + kCacheBlock * d) : nullptr;
+        for (int p = 0; p < here; p++, values += head_dim, w++) {
+            if (next)
+                for (int i = 0; i < bytes; i += 64) __builtin_prefetch(next + bytes * p + i, 0, 2);
+            V16 v[D];
+            for (int i = 0; i < D; i++) v[i] = vload(values + 16 * i);
+            for (int g = 0; g < G; g++) {
+                const V16 x = vset(w[size_t(g) * kSpan]);
+                for (int i = 0; i < D; i++) sum[g][i] = vfma(v[i], x, sum[g][i]);
+            }
+        }
+    }
+    for (int g = 0; g < G; g++)
+        for (int i = 0; i < D; i++) vstore(out[g] + d + 16 * i, sum[g][i]);
+}
+
+// The columns from d on, up to `stop`.
+template <class T, int G>
+void value_rows(const T* const* blocks, int count, int head_dim, int d, int stop, const float* weights,
+                float* const* out, const T* const* ahead) {
+    constexpr int D = times(G);
+    for (; d + 16 * D <= stop; d += 16 * D)
+        value_tile<T, G, D>(blocks, count, head_dim, d, weights, out, ahead);
+    for (; d < stop; d += 16) value_tile<T, G, 1>(blocks, count, head_dim, d, weights, out, ahead);
+}
+
+template <class T>
+struct RowFunctions {
+    decltype(&score_rows<T, 1>) scores[kRows];
+    decltype(&value_rows<T, 1>) values[kRows];
+};
+template <class T, size_t... G>
+constexpr RowFunctions<T> row_functions(std::index_sequence<G...>) {
+    return {{score_rows<T, int(G) + 1>...}, {value_rows<T, int(G) + 1>...}};
+}
+
+// One span of a tile of tokens and a group of heads.
+template <class T>
+class Span {
+  public:
+    Span(const HeadCache& cache, const Queries& q, int span, const NextKeys& next, float* scratch, float* out,
+         size_t out_stride)
+        : cache_(cache),
+          q_(q),
+          first_(span * kSpan),
+          rows_(q.tokens * q.group),
+          scores_(scratch),
+          gathered_(reinterpret_cast<T*>(scratch + size_t(rows_) * kSpan)),
+          out_(out),
+          out_stride_(out_stride) {
+        shared_ = kSpanBlocks;
+        for (int t = 0; t < q.tokens; t++) {
+            const Visible& v = q.visible[t];
+            shared_ = imin(shared_, imax(0, imin(v.direct, v.positions) - first_) / kCacheBlock);
+        }
+        for (int b = 0; b < shared_; b++) {
+            keys_[b] = key_of<T>(cache, first_ + kCacheBlock * b);
+            values_[b] = value_of<T>(cache, first_ + kCacheBlock * b, q.head_dim);
+        }
+        for (int b = 0; b < kSpanBlocks; b++)
+            next_[b] = kCacheBlock * b < next.positions - kSpan * next.span
+                           ? key_of<T>(next.cache, kSpan * next.span + kCacheBlock * b)
+                           : nullptr;
+    }
+
+    void run() {
+        shared_scores();
+        for (int t = 0; t < q_.tokens; t++)
+            if (seen(t) > 0) {
+                own_scores(t);
+                weigh(t);
+            }
+        shared_values();
+        for (int t = 0; t < q_.tokens; t++) own_values(t);
+    }
+
+  private:
+    static constexpr RowFunctions<T> functions_ = row_functions<T>(std::make_index_sequence<kRows>());
+
+    int seen(int t) const { return imin(q_.visible[t].positions - first_, kSpan); }  // positions of this span
+    const float* query(int row) const {
+        return q_.q + size_t(row / q_.group) * q_.stride + size_t(row % q_.group) * q_.head_dim;
+    }
+    float* out(int row) const {
+        return out_ + size_t(row / q_.group) * out_stride_ +
+               size_t(row % q_.group) * partial_floats(q_.head_dim);
+    }
+
+    // Calls each(first, count) for rows [from, to) in tiles of about the same size.
+    template <class Each>
+    static void tiles(int from, int to, const Each& each) {
+        const int n = (to - from + kRows - 1) / kRows;
+        for (int i = 0; i < n; i++) {
+            const int a = from + (to - from) * i / n, b = from + (to - from) * (i + 1) / n;
+            each(a, b - a);
+        }
+    }
+
+    void score(int row, int count, const T* const* keys, int block, int blocks, const Fetch<T>* ahead) {
+        const float* queries[kRows];
+        for (int i = 0; i < count; i++) queries[i] = query(row + i);
+        functions_.scores[count - 1](keys, blocks, queries, q_.head_dim,
+                                     scores_ + size_t(row) * kSpan + kCacheBlock * block, ahead);
+    }
+
+    void value(int row, int count, const T* const* blocks, int first, int positions, int d, int stop,
+               const T* const* ahead) {
+        float* to[kRows];
+        for (int i = 0; i < count; i++) to[i] = out(row + i);
+        functions_.values[count - 1](blocks, positions, q_.head_dim, d, stop,
+                                     scores_ + size_t(row) * kSpan + first, to, ahead);
+    }
+
+    void shared_scores() {
+        for (int b = 0; b < shared_; b += kChunk) {
+            const int blocks = imin(kChunk, shared_ - b);
+            Fetch<T> ahead[kChunk];
+            for (int i = 0; i < blocks; i++)
+                ahead[i] = {b + kChunk + i < shared_ ? keys_[b + kChunk + i] : nullptr, values_[b + i]};
+            tiles(0, rows_, [&](int row, int count) {
+                score(row, count, keys_ + b, b, blocks, row == 0 ? ahead : nullptr);
+            });
+        }
+    }
+
+    // Columns a few at a time, so that their part of all values stays in the first cache for all rows.
+    void shared_values() {
+        for (int row = 0; row < rows_; row++) std::memset(out(row), 0, sizeof(float) * size_t(q_.head_dim));
+        const int columns = 16 * times(imin(rows_, kRows));
+        for (int d = 0; shared_ && d < q_.head_dim; d += columns)
+            tiles(0, rows_, [&](int row, int count) {
+                value(row, count, values_, 0, kCacheBlock * shared_, d, imin(q_.head_dim, d + columns),
+                      row == 0 ? next_ : nullptr);
+            });
+    }
+
+    // Calls each(block, count) for the blocks of a token that others do not share, or see in part.
+    template <class Each>
+    void own_blocks(int t, const Each& each) {
+        for (int b = shared_; kCacheBlock * b < seen(t); b++)
+            each(b, imin(kCacheBlock, seen(t) - kCacheBlock * b));
+    }
+    const int* path(int t, int block) const {  // its slots, or null when they are in order
+        const Visible& v = q_.visible[t];
+        const int at = first_ + kCacheBlock * block;
+        return at < v.direct ? nullptr : v.tail + (at - v.direct);
+    }
+
+    void own_scores(int t) {
+        own_blocks(t, [&](int b, int count) {
+            const T* keys = gathered_;
+            if (const int* slots = path(t, b))
+                gather_keys<T>(cache_, slots, count, q_.head_dim, gathered_);
+            else
+                keys = key_of<T>(cache_, first_ + kCacheBlock * b);
+            const int row = t * q_.group;
+            tiles(row, row + q_.group, [&](int at, int rows) { score(at, rows, &keys, b, 1, nullptr); });
+            for (int g = 0; count < kCacheBlock && g < q_.group; g++) {
+                float* s = scores_ + size_t(row + g) * kSpan + kCacheBlock * b;
+                vstore(s, vkeep(vload(s), count, -INFINITY));
+            }
+        });
+    }
+
+    // Scores become weights. (All maxima first: the latency of one hides behind the others.)
+    void weigh(int t) {
+        const int row = t * q_.group, count = seen(t);
+        for (int g = 0; g < q_.group; g++) {
+            const float* scores = scores_ + size_t(row + g) * kSpan;
+            V16 top = vset(-INFINITY);
+            for (int p = 0; p < count; p += kCacheBlock) top = vmax(vload(scores + p), top);
+            out(row + g)[q_.head_dim] = reduce_max(top);
+        }
+        for (int g = 0; g < q_.group; g++) {
+            float *scores = scores_ + size_t(row + g) * kSpan, *rest = out(row + g) + q_.head_dim;
+            V16 total = vset(0.0f);
+            for (int p = 0; p < count; p += kCacheBlock) {
+                V16 e = vexp(vsub(vload(scores + p), vset(rest[0])));
+                if (count - p < kCacheBlock) e = vkeep(e, count - p, 0.0f);
+                vstore(scores + p, e);
+                total = vadd(total, e);
+            }
+            rest[1] = reduce_add(total);
+        }
+    }
+
+    void own_values(int t) {
+        own_blocks(t, [&](int b, int count) {
+            const T* values = gathered_;
+            if (const int* slots = path(t, b))
+                gather_values<T>(cache_, slots, count, q_.head_dim, gathered_);
+            else
+                values = value_of<T>(cache_, first_ + kCacheBlock * b, q_.head_dim);
+            const int row = t * q_.group;
+            tiles(row, row + q_.group, [&](int at, int rows) {
+                value(at, rows, &values, kCacheBlock * b, count, 0, q_.head_dim, nullptr);
+            });
+        });
+    }
+
+    const HeadCache& cache_;
+    const Queries& q_;
+    int first_, rows_, shared_;  // position; rows; blocks at the start that every token sees whole
+    float* scores_;              // [rows][kSpan]
+    T* gathered_;                // a block of keys or values
+    float* out_;
+    size_t out_stride_;
+    const T *keys_[kSpanBlocks], *values_[kSpanBlocks], *next_[kSpanBlocks];
+};
+
+void attend(const HeadCache& c, const Queries& q, int span, const NextKeys& next, float* scratch, float* out,
+            size_t out_stride) {
+    c.half ? Span<uint16_t>(c, q, span, next, scratch, out, out_stride).run()
+           : Span<float>(c, q, span, next, scratch, out, out_stride).run();
+}
+
+// (values a, top a, total a) and those of later positions become those of both.
+void join_spans(float* a, const float* b, int head_dim) {
+    float *rest = a + head_dim, total[16];
+    const float* later = b + head_dim;
+    const float top = later[0] > rest[0] ? later[0] : rest[0];
+    const V16 first = vexp(vset(rest[0] - top)), second = vexp(vset(later[0] - top));
+    for (int d = 0; d < head_dim; d += 16)
+        vstore(a + d, vfma(vload(b + d), second, vmul(vload(a + d), first)));
+    vstore(total, vfma(vset(later[1]), second, vmul(vset(rest[1]), first)));
+    rest[0] = top;
+    rest[1] = total[0];
+}
+
+// The mean of the values.
+void end_spans(const float* a, int head_dim, float* out) {
+    const V16 inverse = vset(1.0f / a[head_dim + 1]);
+    for (int d = 0; d < head_dim; d += 16) vstore(out + d, vmul(vload(a + d), inverse));
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,57 @@
+#include <stdexcept>
+#include <string>
+
+#include "kernels/kernels.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace outrider {
+
+// AMD's from Zen 5 on do not, by what was measured; of others nothing is known, and asking again costs them
+// little.
+static bool forgets() {
+#if defined(__x86_64__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || !__get_cpuid(1, &a, &b, &c, &d))
+        return true;
+    return (a >> 8 & 15) + (a >> 20 & 255) < 26;  // the family
+#else
+    return true;
+#endif
+}
+const bool kForgets = forgets();
+
+static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) {
+    return cpu_has_it ? kernels : nullptr;
+}
+
+const Kernels& choose_kernels(const char* name) {
+    const Kernels *avx2 = nullptr, *avx512 = nullptr, *neon = nullptr;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    avx2 = usable(avx2_kernels(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                                      __builtin_cpu_supports("f16c"));
+    avx512 = usable(avx512_kernels(),
+                    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512vnni"));
+#elif defined(__aarch64__) && defined(__linux__)
+    neon = usable(neon_kernels(), (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0);
+#elif defined(__aarch64__) && defined(__APPLE__)
+    neon = neon_kernels();  // every Mac of this architecture has the dot products
+#endif
+    const std::string wanted = name;
+    if (wanted == "auto") return avx512 ? *avx512 : avx2 ? *avx2 : neon ? *neon : *portable_kernels();
+    if (wanted == "portable") return *portable_kernels();
+    if (wanted == "avx2" && avx2) return *avx2;
+    if (wanted == "avx512" && avx512) return *avx512;
+    if (wanted == "neon" && neon) return *neon;
+    throw std::invalid_argument("this processor has no \"" + wanted +
+                                "\" kernels; choose auto, portable, avx2, avx512 or neon");
+}
+
+}  // namespace outrider

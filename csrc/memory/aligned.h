@@ -1,0 +1,26 @@
+// Vectors that begin with a line of memory. Those of the standard's allocator are aligned to 16 bytes, so
+// that every access by a register of 64 would touch two lines.
+#pragma once
+#include <cstddef>
+#include <new>
+#include <vector>
+
+namespace outrider {
+
+template <class T>
+struct LineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t line{64};
+
+    LineAllocator() = default;
+    template <class U>
+    LineAllocator(const LineAllocator<U>&) {}
+    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), line)); }
+    void deallocate(T* p, size_t) { ::operator delete(p, line); }
+    bool operator==(const LineAllocator&) const { return true; }
+};
+
+template <class T>
+using Aligned = std::vector<T, LineAllocator<T>>;
+
+}  // namespace outrider

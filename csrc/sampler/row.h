@@ -1,0 +1,170 @@
+// A row of logits: its greatest values by group, and the masses of its tokens.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "sampler/noise.h"
+
+namespace outrider {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Bytes of a vector, no more than asked for and than the processor has.
+inline int usable_width([[maybe_unused]] int64_t width) {
+#if defined(__x86_64__)
+    if (width >= 64 && __builtin_cpu_supports("avx512f")) return 64;
+    if (width >= 32 && __builtin_cpu_supports("avx2")) return 32;
+#endif
+    return 16;
+}
+
+// Greatest of a run of values; NaN if any is NaN. A maximum is the same in any order and on any hardware, so
+// this one may be wide where the processor is.
+template <class T, int bytes>
+[[gnu::always_inline]] inline double greatest_by(const T* values, int64_t size) {
+    typedef T Lanes __attribute__((vector_size(bytes)));
+    constexpr int lanes = bytes / int(sizeof(T)), unrolled = 4;
+    Lanes most[unrolled];
+    decltype(most[0] != most[0]) odd = {};
+    for (Lanes& m : most) m = Lanes{} - T(kInfinity);
+    int64_t i = 0;
+    for (; i + unrolled * lanes <= size; i += unrolled * lanes)
+        for (int j = 0; j < unrolled; j++) {
+            Lanes v;
+            std::memcpy(&v, values + i + j * lanes, sizeof v);
+            odd |= v != v;
+            most[j] = v > most[j] ? v : most[j];
+        }
+    for (int j = 1; j < unrolled; j++) most[0] = most[j] > most[0] ? most[j] : most[0];
+    double top = -kInfinity;
+    bool any = false;
+    for (int l = 0; l < lanes; l++) top = std::max(top, double(most[0][l])), any |= odd[l] != 0;
+    for (; i < size; i++) top = std::max(top, double(values[i])), any |= values[i] != values[i];
+    return any ? std::numeric_limits<double>::quiet_NaN() : top;
+}
+
+#if defined(__x86_64__)
+template <class T>
+[[gnu::target("avx2")]] double greatest_avx2(const T* values, int64_t size) {
+    return greatest_by<T, 32>(values, size);
+}
+#endif
+
+template <class T>
+double greatest(const T* values, int64_t size, [[maybe_unused]] int width) {
+#if defined(__x86_64__)
+    if (width >= 32) return greatest_avx2(values, size);
+#endif
+    return greatest_by<T, 16>(values, size);
+}
+
+// The masses of the 256 values of a group, to `out`, and their sum: of a value v it is e^((v - best) *
+// sharpness), or 0 if v < least. The sum has eight lanes on every machine.
+template <class T, int bytes>
+[[gnu::always_inline]] inline double group_masses_by(const T* values, double best, double sharpness,
+                                                     double least, double* out) {
+    using Lanes = typename Packed<bytes>::Reals;
+    using Bits = typename Packed<bytes>::Bits;
+    constexpr int lanes = bytes / 8, vectors = 8 / lanes;
+    constexpr int together = bytes < 64 ? 2 : 4;  // as many as the registers hold
+    double doubles[kNoiseGroup];
+    for (int64_t i = 0; i < kNoiseGroup; i++) doubles[i] = values[i];
+    Lanes sums[vectors] = {};
+    for (int64_t i = 0; i < kNoiseGroup; i += together * lanes) {
+        Lanes mass[together];
+        for (int j = 0; j < together; j++) {
+            std::memcpy(&mass[j], doubles + i + j * lanes, sizeof mass[j]);
+            mass[j] = (mass[j] - best) * sharpness;
+        }
+        replace_by_exp<Packed<bytes>>(mass);  // nonsense below `least`
+        for (int j = 0; j < together; j++) {
+            Lanes v;
+            std::memcpy(&v, doubles + i + j * lanes, sizeof v);
+            mass[j] = Lanes(Bits(mass[j]) & Bits(v >= least));
+            sums[(i / lanes + j) % vectors] += mass[j];
+            std::memcpy(out + i + j * lanes, &mass[j], sizeof mass[j]);
+        }
+    }
+    double s[8];
+    std::memcpy(s, sums, sizeof s);
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+#if defined(__x86_64__)
+template <class T>
+[[gnu::target("avx2")]] double group_masses_avx2(const T* values, double best, double sharpness, double least,
+                                                 double* out) {
+    return group_masses_by<T, 32>(values, best, sharpness, least, out);
+}
+template <class T>
+[[gnu::target("avx512f")]] double group_masses_avx512(const T* values, double best, double sharpness,
+                                                      double least, double* out) {
+    return group_masses_by<T, 64>(values, best, sharpness, least, out);
+}
+#endif
+
+template <class T>
+double group_masses(const T* values, double best, double sharpness, double least, double* out,
+                    [[maybe_unused]] int width) {
+#if defined(__x86_64__)
+    if (width >= 64) return group_masses_avx512(values, best, sharpness, least, out);
+    if (width >= 32) return group_masses_avx2(values, best, sharpness, least, out);
+#endif
+    return group_masses_by<T, 16>(values, best, sharpness, least, out);
+}
+
+// A row, read in groups of 256 ids.
+template <class T>
+class Row {
+  public:
+    Row(const T* values, int64_t size, int width) : values_(values), size_(size), width_(width) {
+        tops_.resize(size_t((size + kNoiseGroup - 1) / kNoiseGroup));
+        for (int64_t g = 0; g < groups(); g++) tops_[g] = greatest(values + g * kNoiseGroup, count(g), width);
+        best_ = greatest(tops_.data(), groups(), width);
+    }
+
+    int64_t size() const { return size_; }
+    int64_t groups() const { return int64_t(tops_.size()); }
+    int64_t count(int64_t g) const { return std::min(kNoiseGroup, size_ - g * kNoiseGroup); }
+    const std::vector<double>& tops() const { return tops_; }
+    double best() const { return best_; }
+    void load(int64_t g, double* out) const {
+        const T* from = values_ + g * kNoiseGroup;
+        std::copy(from, from + count(g), out);
+    }
+
+    // The sum of the masses of the values of at least `least`. A group's 256, 0 for all other tokens, are
+    // written to place(), and then take(g, masses) is told, if it has any.
+    template <class Place, class Take>
+    double masses(double temperature, double least, Place place, Take take) const {
+        const double sharpness = std::min(1.0 / temperature, std::numeric_limits<double>::max());
+        double total = 0.0;
+        for (int64_t g = 0; g < groups(); g++) {
+            if (tops_[g] < least) continue;
+            const T* from = values_ + g * kNoiseGroup;
+            T padded[kNoiseGroup];
+            if (count(g) < kNoiseGroup) {
+                std::fill(std::copy(from, from + count(g), padded), padded + kNoiseGroup, -T(kInfinity));
+                from = padded;
+            }
+            double* const mass = place();
+            total += group_masses(from, best_, sharpness, least, mass, width_);
+            take(g, mass);
+        }
+        return total;
+    }
+
+  private:
+    const T* values_;
+    int64_t size_;
+    int width_;
+    std::vector<double> tops_;  // the greatest value in each group
+    double best_;
+};
+
+}  // namespace
+}  // namespace outrider

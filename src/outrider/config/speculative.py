@@ -1,0 +1,335 @@
+"""What a user may ask of drafting: `SpeculativeConfig`, a tagged union by `method`.
+
+It takes vLLM's names, the ones of today and the older ones that guides still use. Each of its names is
+honoured, accepted where it changes nothing here, or refused with the reason; a name that nobody knows is
+refused with the nearest one that is known. Nothing is ever ignored in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeAlias
+
+from outrider.config.checks import (
+    DRAFT_QUANTIZATIONS,
+    Neutral,
+    anything,
+    is_,
+    one_of,
+    positive,
+    quantization,
+    text,
+)
+from outrider.errors import ConfigError, nearest
+
+DEFAULT_DRAFT_TOKENS = 5
+MAX_DRAFT_TOKENS = 128
+MOST_NODES = 16  # of a step's draft under `auto`, unless the user says otherwise
+VERIFICATIONS = ("coupled", "rejection", "block")  # acceptance rules, the default first
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
+AS_STORED = ("stored", "gguf")  # of a draft's weights; the second is vLLM's word
+
+# vLLM's names of the rule, and what they mean here.
+_RULES = {
+    "rejection_sample_method": {"standard": "rejection", "block": "block", "coupled": "coupled"},
+    "acceptance_method": {"rejection_sampler": "rejection"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NoneConfig:
+    """No speculation: plain decoding."""
+
+    method: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class NgramConfig:
+    """Propose what followed the last occurrence of the text's last words (prompt lookup).
+
+    num_speculative_tokens: most draft tokens of a step.
+    prompt_lookup_min, prompt_lookup_max: lengths, in tokens, of the n-grams looked up.
+    verification: the acceptance rule, one of VERIFICATIONS.
+    """
+
+    method: ClassVar[str] = "ngram"
+    num_speculative_tokens: int = DEFAULT_DRAFT_TOKENS
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 5
+    verification: str = VERIFICATIONS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelConfig:
+    """A smaller model of the same vocabulary proposes.
+
+    model: a reference or path, as for the target.
+    num_speculative_tokens: most draft tokens of a step.
+    max_model_len: positions, in tokens, beyond which the draft rests; None for the draft's own limit.
+    revision: branch, tag or commit when `model` names a repository on the hub.
+    verification: the acceptance rule, one of VERIFICATIONS.
+    quantization: what the draft's weights are held in (models/quantization.py): by default about 3 bits
+        or 4, for a quick draft; None as they are stored; or, of a float model, as the engine's.
+    draft_sample_method: "greedy" drafts the draft's likeliest tokens; "probabilistic", or None, draws them
+        from its distribution, as suits the rule.
+    """
+
+    method: ClassVar[str] = "draft_model"
+    model: str
+    num_speculative_tokens: int = DEFAULT_DRAFT_TOKENS
+    max_model_len: int | None = None
+    revision: str | None = None
+    verification: str = VERIFICATIONS[0]
+    draft_sample_method: str | None = None
+    quantization: str | None = DRAFT_QUANTIZATIONS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixConfig:
+    """Propose what followed the text's last tokens before, as a tree (SuffixDecoding, Oliaro et al. 2024).
+
+    num_speculative_tokens: most nodes of a step's tree.
+    suffix_decoding_max_tree_depth: most tokens of a path.
+    suffix_decoding_max_cached_requests: outputs kept for the other requests of a namespace.
+    suffix_decoding_max_spec_factor: a path is at most this many times as long as its match.
+    suffix_decoding_min_token_prob: paths less likely than this, by frequency, are left out.
+    verification: the acceptance rule, one of VERIFICATIONS.
+    """
+
+    method: ClassVar[str] = "suffix"
+    num_speculative_tokens: int = MOST_NODES
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    verification: str = VERIFICATIONS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AutoConfig:
+    """Suffix lookup, and a draft model if one is given, each used as far as it pays: never slower.
+
+    model: the draft model's reference or path, or None.
+    num_speculative_tokens: most draft tokens of a step.
+    The other fields are as those of DraftModelConfig and SuffixConfig.
+    """
+
+    method: ClassVar[str] = "auto"
+    model: str | None = None
+    num_speculative_tokens: int = MOST_NODES
+    max_model_len: int | None = None
+    revision: str | None = None
+    verification: str = VERIFICATIONS[0]
+    draft_sample_method: str | None = None
+    quantization: str | None = DRAFT_QUANTIZATIONS[0]
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+
+
+SpeculativeConfig: TypeAlias = NoneConfig | NgramConfig | SuffixConfig | DraftModelConfig | AutoConfig
+METHODS: dict[
+    str, type[NoneConfig] | type[NgramConfig] | type[SuffixConfig] | type[DraftModelConfig] | type[AutoConfig]
+] = {c.method: c for c in (AutoConfig, SuffixConfig, NgramConfig, DraftModelConfig, NoneConfig)}
+
+OLD_SPECULATIVE_NAMES = {
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_model_quantization": "quantization",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "spec_decoding_acceptance_method": "acceptance_method",
+}
+
+ONE_PROCESS = "Outrider runs in one process on the CPU; leave it at 1"
+IN_THE_FILE = "the model file says how its weights are stored; choose a file of the type you want"
+_NOT_BUILT_DRAFT = "no drafter here uses it; leave it out"
+_LOOKED_UP = "it is about a draft model's draws; the method 'ngram' looks its tokens up"
+
+# vLLM's fields that no drafter here reads: the values that change nothing, and why others are refused.
+_REFUSED_SPECULATIVE: dict[str, tuple[Neutral, str]] = {
+    "draft_tensor_parallel_size": (is_(1), ONE_PROCESS),
+    "tensor_parallel_size": (is_(1), ONE_PROCESS),
+    "quantization": (is_(*AS_STORED), IN_THE_FILE),
+    "enforce_eager": (anything, ""),
+    "code_revision": (is_(), "no code of a model repository is ever run; leave it out"),
+    "draft_sample_method": (is_("greedy"), _LOOKED_UP),
+    "synthetic_acceptance_rates": (is_(), "it makes the output wrong on purpose; leave it out"),
+    "synthetic_acceptance_length": (is_(), "it makes the output wrong on purpose; leave it out"),
+    "use_heterogeneous_vocab": (is_(False), "the draft needs the target's vocabulary; choose such a draft"),
+    "parallel_drafting": (is_(False), _NOT_BUILT_DRAFT),
+    "num_speculative_tokens_per_batch_size": (is_(), "give one num_speculative_tokens instead"),
+    "disable_by_batch_size": (is_(), "give one num_speculative_tokens for every batch size instead"),
+    "moe_backend": (is_(), _NOT_BUILT_DRAFT),
+    "attention_backend": (is_(), _NOT_BUILT_DRAFT),
+    "kv_cache_dtype": (is_("auto"), "the draft's cache is stored as the target's; leave it out"),
+    "draft_load_config": (is_(), "give `model` a path or a reference instead"),
+    "disable_padded_drafter_batch": (anything, ""),
+    "disable_eagle_block_drop": (is_(False), _NOT_BUILT_DRAFT),
+    "use_local_argmax_reduction": (is_(False), ONE_PROCESS),
+    "index_share_for_mtp_iteration": (is_(), _NOT_BUILT_DRAFT),
+    "enable_adaptive_verification": (is_(False), _NOT_BUILT_DRAFT),
+    "dspark_draft_topk": (is_(), _NOT_BUILT_DRAFT),
+}
+
+_KNOWN = (
+    {"method"}
+    | {f.name for c in METHODS.values() for f in fields(c)}
+    | _REFUSED_SPECULATIVE.keys()
+    | _RULES.keys()
+)
+
+
+def parse_speculative(
+    speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None, **old: Any
+) -> SpeculativeConfig:
+    """Read the drafter's configuration, in any spelling of vLLM's.
+
+    speculative_config: a mapping with `method`, `model`, `num_speculative_tokens`, …; its JSON text; the
+        name of a method that needs nothing else; a ready config; or None.
+    old: the older arguments, `speculative_model`, `num_speculative_tokens`, `ngram_prompt_lookup_max`, …
+        (None counts as not given). The model "[ngram]" means the method `ngram`.
+    Raises ConfigError for an unknown or refused key, a value out of range, or a contradiction.
+    """
+    unknown = [name for name in old if name not in OLD_SPECULATIVE_NAMES]
+    if unknown:
+        hint = nearest(unknown[0], OLD_SPECULATIVE_NAMES)
+        raise ConfigError(f"unknown argument {unknown[0]!r}{hint}")
+    given = {OLD_SPECULATIVE_NAMES[k]: v for k, v in old.items() if v is not None}
+    if speculative_config is None:
+        return _from_mapping(given)
+    if given:
+        names = ", ".join(sorted(k for k, v in old.items() if v is not None))
+        raise ConfigError(f"give either speculative_config or {names}, not both")
+    if isinstance(speculative_config, SpeculativeConfig):
+        return _checked(speculative_config)
+    return _from_mapping(_mapping(speculative_config))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if isinstance(value, str):
+        return _mapping_of_text(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    kind = type(value).__name__
+    raise ConfigError(f"speculative_config must be a mapping, JSON text or a method's name, not {kind}")
+
+
+def _mapping_of_text(text: str) -> dict[str, Any]:
+    if not text.lstrip().startswith("{"):
+        return {"method": text.strip()}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"speculative_config is not JSON: {e}") from None
+    return dict(value)  # it starts with a brace, so JSON made it a dict
+
+
+def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
+    """Without a method: a draft `model` and the number of tokens are limits of `auto`, which drafts as far as
+    that pays; lookup lengths alone mean `ngram`."""
+    for key in given:
+        if key not in _KNOWN:
+            raise ConfigError(f"speculative_config: unknown key {key!r}{nearest(str(key), _KNOWN)}")
+    kind = METHODS[_method(given)]
+    if kind is NoneConfig:  # "none" turns speculation off whatever else is set
+        return NoneConfig()
+    own = {f.name for f in fields(kind)}
+    values = {k: v for k, v in given.items() if k != "method" and not (k in own and v is None)}
+    if "quantization" in own and values.get("quantization") in AS_STORED:
+        values["quantization"] = None
+    for key in [k for k in _RULES if k in values]:
+        _take_rule(key, values)
+    if kind is NgramConfig:
+        if values.get("model") in ("[ngram]", "ngram"):
+            del values["model"]
+        for one, other in (("min", "max"), ("max", "min")):  # one alone sets both
+            if f"prompt_lookup_{other}" in values:
+                values.setdefault(f"prompt_lookup_{one}", values[f"prompt_lookup_{other}"])
+    for key in [k for k in values if k not in own]:
+        _refuse_key(key, values.pop(key), kind.method)
+    if kind is DraftModelConfig and "model" not in values:
+        raise ConfigError(
+            "speculative_config: the method 'draft_model' needs `model`, the draft's path or name"
+        )
+    return _checked(kind(**values))
+
+
+def _take_rule(key: str, values: dict[str, Any]) -> None:
+    """Put `verification` in the place of one of vLLM's names of it."""
+    value = values.pop(key)
+    if value is None:
+        return
+    known = _RULES[key]
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(
+            f"speculative_config: {key}={value!r} is refused: only exact rules are built here, "
+            f"so choose one of {', '.join(known)}"
+        )
+    if values.setdefault("verification", known[value]) != known[value]:
+        raise ConfigError(
+            f"speculative_config: {key}={value!r} and verification={values['verification']!r} "
+            "are different rules; give one"
+        )
+
+
+def _refuse_key(key: str, value: object, method: str) -> None:
+    """Raise for a known key that `method` does not read, unless its value changes nothing."""
+    neutral, reason = _REFUSED_SPECULATIVE.get(key, (is_(), f"it has no meaning for the method {method!r}"))
+    if not neutral(value):
+        raise ConfigError(f"speculative_config: {key}={value!r} is refused: {reason}")
+
+
+def _method(given: Mapping[str, Any]) -> str:
+    method, model = given.get("method"), given.get("model")
+    if method is None:
+        if model in ("[ngram]", "ngram"):
+            return "ngram"
+        if model is None and ("prompt_lookup_max" in given or "prompt_lookup_min" in given):
+            return "ngram"
+        return "auto"
+    if not isinstance(method, str) or method not in METHODS:
+        hint = nearest(str(method), METHODS)
+        raise ConfigError(
+            f"speculative method {method!r} is not available{hint}: choose one of {', '.join(METHODS)}"
+        )
+    return method
+
+
+def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
+    """The config, if its values are in range; those of suffix lookup are the drafter's to check."""
+    if isinstance(config, NoneConfig):
+        return config
+    n = config.num_speculative_tokens
+    positive("num_speculative_tokens", n)
+    if n > MAX_DRAFT_TOKENS:
+        raise ConfigError(f"num_speculative_tokens must be at most {MAX_DRAFT_TOKENS}, not {n}")
+    one_of("verification", config.verification, VERIFICATIONS)
+    if isinstance(config, NgramConfig):
+        positive("prompt_lookup_max", config.prompt_lookup_max)
+        positive("prompt_lookup_min", config.prompt_lookup_min)
+        if config.prompt_lookup_min > config.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min ({config.prompt_lookup_min}) must not be larger than "
+                f"prompt_lookup_max ({config.prompt_lookup_max})"
+            )
+        return config
+    if isinstance(config, SuffixConfig):
+        return config
+    if not (isinstance(config, AutoConfig) and config.model is None):
+        text("model", config.model)
+    if config.draft_sample_method is not None:
+        one_of("draft_sample_method", config.draft_sample_method, DRAFT_SAMPLE_METHODS)
+    if config.quantization is not None:
+        quantization(config.quantization, draft=True)
+    if config.max_model_len is not None:
+        positive("max_model_len", config.max_model_len)
+    if config.revision is not None:
+        text("revision", config.revision)
+    return config

@@ -1,0 +1,53 @@
+"""Log-probabilities for reports, under the model's own logits (vLLM's `raw_logprobs`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.decoding.sampling.logits import Row
+from outrider.decoding.sampling.rng import Floats, Ids
+from outrider.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLogprobs:
+    """One token's log-probability, and those of the likeliest tokens at its position.
+
+    rank:         1 for the likeliest token; of tokens that are equally likely the lower id comes first.
+    top_ids:      int64[k], the k likeliest tokens by rank, from 1 on.
+    top_logprobs: float64[k].
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top_ids: Ids
+    top_logprobs: Floats
+
+
+def token_logprobs(logits: Row, token: int, count: int) -> TokenLogprobs:
+    """The log-softmax of a row of the model's logits (float32[vocab]), in float64, at `token` and at its
+    `count` greatest values (-1: at all). Raises ModelError for logits that hold NaN or +inf, or only -inf."""
+    values = logits.astype(np.float64)
+    best = float(values.max())
+    if not math.isfinite(best):
+        raise ModelError(f"the model's logits have {best} as their maximum")
+    values -= best
+    values -= np.log(np.exp(values).sum())
+    own = values[token]
+    rank = 1 + np.count_nonzero(values > own) + np.count_nonzero(values[:token] == own)
+    top = _top(values, len(values) if count < 0 else min(count, len(values)))
+    return TokenLogprobs(token, float(own), int(rank), top, values[top])
+
+
+def _top(values: Floats, count: int) -> npt.NDArray[np.int64]:
+    """The ids of the `count` greatest values, the greatest first, lower ids first on ties."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    bar = np.partition(values, len(values) - count)[len(values) - count]
+    some = np.flatnonzero(values >= bar)
+    return some[np.argsort(-values[some], kind="stable")][:count]

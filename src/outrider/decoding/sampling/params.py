@@ -1,0 +1,217 @@
+"""What a user may ask of one generation, under vLLM's names and with vLLM's defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.decoding.checks import biases, flag, ids, integer, number, only_known, strings
+from outrider.decoding.sampling.structured import StructuredOutputsParams, structured
+from outrider.errors import ConfigError
+
+LogitsProcessor: TypeAlias = Callable[..., npt.NDArray[np.floating[Any]]]
+
+_BEAMS = "there is no beam search; n samples are independent"
+_ELSEWHERE: dict[str, tuple[tuple[object, ...], str]] = {  # neutral values, and why others are refused
+    "best_of": ((None,), "there is no ranking of samples; draw n and rank them by cumulative_logprob"),
+    "use_beam_search": ((False,), _BEAMS),
+    "beam_width": ((None,), _BEAMS),
+    "length_penalty": ((1.0, 1), _BEAMS),
+    "early_stopping": ((False,), _BEAMS),
+    "flat_logprobs": ((False,), "logprobs come as a list of mappings"),
+    "output_kind": ((None,), "generate gives whole outputs, stream gives pieces"),
+    "extra_args": ((None,), "there are no plug-ins to read them"),
+    "skip_reading_prefix_cache": ((None, False, True), "there is no prefix cache"),
+    "thinking_token_budget": ((None,), "it is not supported; use max_tokens"),
+    "repetition_detection": ((None,), "it is not supported; use the penalties"),
+    "logprob_token_ids": ((None,), "it is not supported; logprobs=-1 gives all"),
+    "prompt_adapter": ((None,), "adapters are not supported"),
+}
+
+
+@partial(only_known, elsewhere=_ELSEWHERE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when generation ends. Every field is honoured, with speculation too.
+
+    n:                   samples per prompt; sample i uses `derive_seed(seed, i)`.
+    presence_penalty:    subtracted from the logit of every token already in the output, -2..2.
+    frequency_penalty:   the same, times how often the token is in the output, -2..2.
+    repetition_penalty:  divides positive and multiplies negative logits of tokens in prompt or output, > 0.
+    temperature:         divides the logits; 0 takes the most likely token (lowest id on ties).
+    top_p:               keep the smallest set of likeliest tokens whose probability reaches top_p, (0, 1].
+    top_k:               keep the k likeliest tokens (lowest ids on ties); 0 or -1 keeps all.
+    min_p:               drop tokens less likely than min_p times the likeliest one, 0..1.
+    seed:                64-bit; None (or -1) lets the caller draw one.
+    stop:                strings that end the text; each may span tokens.
+    stop_token_ids:      ids that end the text, besides the model's own EOS ids.
+    include_stop_str_in_output: leave the stop string, or the stop token's text, in the text.
+    ignore_eos:          treat EOS as any other token.
+    max_tokens:          most tokens to generate; None means to the end of the context.
+    min_tokens:          EOS and stop tokens cannot be drawn, nor stop strings end the text, before.
+    logprobs:            report, for each token of output, its log-probability and those of this many
+                         likeliest tokens (-1: of all), under the model's own logits: before penalties,
+                         temperature, masks and the rest. None reports nothing.
+    prompt_logprobs:     the same for the prompt's tokens.
+    logit_bias:          added to the logits, by token id.
+    allowed_token_ids:   no other token can be drawn.
+    bad_words:           texts that cannot be written in the tokens that the tokenizer writes them with,
+                         with or without a blank before them.
+    logits_processors:   functions f(output ids, logits) or f(prompt ids, output ids, logits) of lists of int
+                         and float32[vocab], a copy, that return the logits to go on with. Each is called for
+                         every token, drafted ones included and in any order, so it must depend on its
+                         arguments only.
+    structured_outputs:  the form of the output: StructuredOutputsParams, or a mapping of its fields.
+    guided_decoding:     the same under vLLM's older name.
+    json_schema, regex, choice, grammar: the same, for one form without options.
+    detokenize:          False gives token ids without text.
+    skip_special_tokens: leave special tokens out of the text (applied by the detokenizer).
+    spaces_between_special_tokens: no tokenizer here puts spaces there, so both values mean the same.
+    truncate_prompt_tokens: keep this many tokens of the prompt, its last; -1: as many as the context holds.
+
+    Raises ConfigError for an unknown keyword and for any value out of range.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Iterable[str] | None = None
+    stop_token_ids: Iterable[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Iterable[int] | None = None
+    bad_words: Iterable[str] | None = None
+    logits_processors: Iterable[LogitsProcessor] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
+    json_schema: str | Mapping[str, Any] | type | None = None
+    regex: str | None = None
+    choice: Iterable[str] | None = None
+    grammar: str | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check("n", integer, 1)
+        self._check("presence_penalty", number, -2.0, 2.0)
+        self._check("frequency_penalty", number, -2.0, 2.0)
+        self._check("repetition_penalty", partial(number, above=True), 0.0)
+        self._check("temperature", number, 0.0)
+        self._check("top_p", partial(number, above=True), 0.0, 1.0)
+        self._check("top_k", integer, -1)
+        self._check("min_p", number, 0.0, 1.0)
+        self._check("min_tokens", integer, 0)
+        for name in (
+            *("include_stop_str_in_output", "ignore_eos", "detokenize"),
+            *("skip_special_tokens", "spaces_between_special_tokens"),
+        ):
+            self._check(name, flag)
+        if self.seed == -1:
+            self._set("seed", None)
+        for name, low, high in (
+            ("seed", 0, 2**64 - 1),
+            ("max_tokens", 1, None),
+            ("logprobs", -1, None),
+            ("prompt_logprobs", -1, None),
+            ("truncate_prompt_tokens", -1, None),
+        ):
+            if getattr(self, name) is not None:
+                self._check(name, integer, low, high)
+        self._check("stop", strings)
+        self._set("stop_token_ids", ids("stop_token_ids", self.stop_token_ids or ()))
+        self._check_tokens()
+        self._check_form()
+        self._check_together()
+
+    def _check_tokens(self) -> None:
+        """The parameters about single tokens."""
+        if self.allowed_token_ids is not None:
+            self._check("allowed_token_ids", ids)
+            if not self.allowed_token_ids:
+                raise ConfigError("allowed_token_ids is empty: no token could be drawn")
+        if self.logit_bias is not None:
+            self._set("logit_bias", biases(self.logit_bias))
+        if self.bad_words is not None:
+            self._check("bad_words", strings)
+        if self.logits_processors is not None:
+            if not isinstance(self.logits_processors, Iterable):
+                raise ConfigError(f"logits_processors must be a list, not {self.logits_processors!r}")
+            self._set("logits_processors", tuple(self.logits_processors))
+            for processor in self.logits_processors:
+                arity(processor)
+
+    def _check_form(self) -> None:
+        if self.choice is not None and not isinstance(self.choice, str):
+            self._check("choice", strings)
+        self.structured  # noqa: B018 (raises)
+
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ConfigError(f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})")
+        if self.stop and not self.detokenize:
+            raise ConfigError(
+                "stop needs detokenize=True: it is text that ends the output; or use stop_token_ids"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise ConfigError(
+                "truncate_prompt_tokens must be at least 1, or -1, not 0: nothing would be left"
+            )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return tuple(self.stop or ())
+
+    @property
+    def structured(self) -> StructuredOutputsParams | None:
+        """The form of the output, whichever parameter asked for it."""
+        plain = {name: getattr(self, name) for name in ("json_schema", "regex", "choice", "grammar")}
+        return structured(self.structured_outputs, self.guided_decoding, plain)
+
+    def stop_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
+        """Every id that ends a text of a model with these EOS ids."""
+        return frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else frozenset(eos_ids))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check(self, name: str, check: Callable[..., object], *bounds: float | None) -> None:
+        self._set(name, check(name, getattr(self, name), *bounds))
+
+
+def arity(processor: object) -> int:
+    """How many arguments a logits processor takes: 2, or 3 with the prompt's ids. Raises ConfigError."""
+    if not callable(processor):
+        raise ConfigError(f"logits_processors must be functions, not {processor!r}")
+    try:
+        kinds = [p for p in inspect.signature(processor).parameters.values() if p.default is p.empty]
+    except (TypeError, ValueError):  # compiled, and does not say
+        return 2
+    named = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(named) in (2, 3) and not any(p.kind is p.KEYWORD_ONLY for p in kinds):
+        return len(named)
+    if not named and any(p.kind is p.VAR_POSITIONAL for p in kinds):
+        return 2
+    raise ConfigError(
+        f"logits_processors: {getattr(processor, '__qualname__', processor)!r} must take "
+        "(output ids, logits) or (prompt ids, output ids, logits)"
+    )

@@ -1,0 +1,105 @@
+"""Which files of a hub repository make up a model. Names only: no network, no disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.errors import ModelNotFoundError, nearest
+from outrider.models.sources.download import one_line
+
+PREFERRED = "Q4_K_M"
+
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+_SIDE_FILE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUFs that are no language model
+_SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to fetch: one GGUF, or the files of a folder (weights first)."""
+
+    names: tuple[str, ...]
+    folder: bool
+
+
+def choose(names: Sequence[str], file: str | None, what: str) -> Choice:
+    """The model among a repository's files; `file` is a name, a quantization tag, or None to choose.
+
+    None takes the safetensors folder if there is one, else the only GGUF, else the one Q4_K_M.
+    Raises ModelNotFoundError, naming the files, when there is no single answer.
+    """
+    ggufs = [name for name in names if name.lower().endswith(".gguf")]
+    models = [name for name in ggufs if not _SIDE_FILE.search(name)]
+    if file is not None:
+        return _choose_named(names, ggufs, models, file, what)
+    if weights := _weights(names):
+        return Choice((*weights, *(n for n in names if _SMALL.fullmatch(n))), folder=True)
+    if not models:
+        raise ModelNotFoundError(
+            f"{what}: holds neither a GGUF file nor config.json with safetensors; look for another"
+            " repository of the same model (pickled weights are never loaded)"
+        )
+    if len(models) == 1:
+        return _one_gguf(models[0], what)
+    preferred = _tagged(models, PREFERRED)
+    if len(preferred) == 1:
+        return _one_gguf(preferred[0], what)
+    raise ModelNotFoundError(
+        f"{what}: holds {len(models)} GGUF files, choose one with :FILE or its tag: {_shown(models)}"
+    )
+
+
+def _choose_named(names: Sequence[str], ggufs: list[str], models: list[str], file: str, what: str) -> Choice:
+    if file in ggufs:
+        return _one_gguf(file, what)
+    if file in names:
+        raise ModelNotFoundError(
+            f"{what}: {file!r} is no GGUF file; leave out ':{file}' to fetch a safetensors folder"
+        )
+    found = _tagged(models, file)
+    if len(found) == 1:
+        return _one_gguf(found[0], what)
+    if found:
+        raise ModelNotFoundError(f"{what}: {file!r} fits {len(found)} files, choose one: {_shown(found)}")
+    raise ModelNotFoundError(
+        f"{what}: the repository has no {file!r}{nearest(file, ggufs)};"
+        f" it has {_shown(ggufs) or 'no GGUF file'}"
+    )
+
+
+def _tagged(models: list[str], tag: str) -> list[str]:
+    """The files that carry a quantization tag, as llama.cpp's `:Q4_K_M` finds them.
+
+    `Q4_0` is m-Q4_0.gguf before it is m-Q4_0_4_4.gguf.
+    """
+    for end in ("[-./]", "_"):
+        mark = re.compile(rf"(?:^|[-._/]){re.escape(tag)}(?={end})", re.IGNORECASE)
+        if found := [name for name in models if mark.search(name)]:
+            return found
+    return []
+
+
+def _one_gguf(name: str, what: str) -> Choice:
+    if (split := _SPLIT.search(name)) is not None and int(split[2]) > 1:
+        raise ModelNotFoundError(
+            f"{what}: {name!r} is one part of {int(split[2])}; split GGUF files are not supported: choose"
+            " a quantization that is one file, or join the parts with llama-gguf-split --merge"
+        )
+    return Choice((name,), folder=False)
+
+
+def _weights(names: Sequence[str]) -> list[str]:
+    """The safetensors of a Hugging Face folder; empty when the repository is none."""
+    here = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    if "config.json" not in names:
+        return []
+    if "model.safetensors.index.json" in names:
+        return [name for name in here if _SHARD.search(name)] or here
+    return ["model.safetensors"] if "model.safetensors" in here else here
+
+
+def _shown(names: list[str]) -> str:
+    return one_line(", ".join(sorted(names)), 600)

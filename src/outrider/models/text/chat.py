@@ -1,0 +1,229 @@
+"""Chat messages into a prompt, with the jinja2 template that a model brings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError, PromptError
+from outrider.models.text.tokenizer import Tokenizer
+
+START_SECONDS = 60.0  # to start Python and import jinja2, on a machine that is very busy
+MEMORY_BYTES = 1 << 30
+
+
+class ChatTemplate:
+    """A model's chat template.
+
+    It may come from anywhere, so it runs in jinja2's sandbox and in a process of its own, which starts
+    with the first rendering. Guaranteed: `render` returns or raises within `seconds` (plus the process's
+    start, once), the text has at most `max_chars` characters, and, where the system knows such limits,
+    the process has at most MEMORY_BYTES of memory. A template that goes too far costs its process, not
+    this one. Safe to share between threads; renderings wait for each other.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        tokenizer: Tokenizer,
+        *,
+        seconds: float = 10.0,
+        max_chars: int = 16 << 20,
+    ) -> None:
+        """Take a template; it is compiled when first used.
+
+        Raises ConfigError when there is none (`source` None or empty).
+        """
+        if not source:
+            raise ConfigError(
+                "the model has no chat template: give a plain prompt instead of messages,"
+                " or choose a model that was trained for chat"
+            )
+        self._setup = {
+            "source": source,
+            "seconds": seconds,
+            "max_chars": max_chars,
+            "memory": MEMORY_BYTES,
+        }
+        self._seconds = seconds
+        self._tokens = {
+            name: tokenizer.pieces.texts[token]
+            for name, token in (
+                ("bos_token", tokenizer.bos_id),
+                ("eos_token", next(iter(tokenizer.eos_ids), None)),
+                ("unk_token", tokenizer.unk_id),
+                ("pad_token", tokenizer.pad_id),
+            )
+            if token is not None
+        }
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation: special tokens are written out in it, so encode it with
+        `add_special=False`.
+
+        messages: dicts with `role` and `content` as in OpenAI's API; content given as text parts is joined
+                  with newlines.
+        add_generation_prompt: end with the opening of the assistant's turn.
+        tools, variables: handed to the template; anything that JSON can hold.
+        Raises PromptError for messages that are malformed or that the template refuses, ConfigError when
+        the template itself fails or goes beyond its limits.
+        """
+        document = {
+            **self._tokens,
+            "documents": None,  # defined, as transformers has it
+            **variables,
+            "messages": _checked(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+        }
+        try:
+            line = json.dumps({"variables": document}).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PromptError(f"the messages hold something that JSON cannot: {error}") from None
+        with self._lock:
+            found = self._ask(line)
+        if "text" in found:
+            return str(found["text"])
+        if "refused" in found:
+            raise PromptError(f"the model's chat template refuses the messages: {_line(found['refused'])}")
+        raise ConfigError(
+            f"the model's chat template failed: {_line(found['failed'])};"
+            " give a plain prompt instead of messages"
+        )
+
+    def close(self) -> None:
+        """End the process. A later `render` starts another."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        if self._process is not None and not self._process.alive:
+            self._end()
+        if self._process is None:
+            self._process = _Process()
+            if not self._process.ask(json.dumps(self._setup).encode() + b"\n", START_SECONDS):
+                self._end()
+                raise ConfigError("the process for chat templates did not start")
+        found = self._process.ask(line, self._seconds)
+        if found:
+            return found
+        late = self._process.late
+        self._end()
+        return {
+            "failed": f"it took longer than {self._seconds:g} seconds"
+            if late
+            else "it used too much memory or crashed its process"
+        }
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+class _Process:
+    """chat_sandbox.py, running. It ends with this object."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("chat_sandbox.py")
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise ConfigError(f"the process for chat templates did not start: {error}") from None
+        self.late = False
+        self.end = weakref.finalize(self, _stop, self._child)
+
+    @property
+    def alive(self) -> bool:
+        return not self.late and self._child.poll() is None
+
+    def ask(self, line: bytes, seconds: float) -> dict[str, Any]:
+        """Send one line and return the answer; {} when the process died, or was killed for being late."""
+        child = self._child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        timer = threading.Timer(seconds, self._kill)
+        timer.start()
+        try:
+            child.stdin.write(line)
+            child.stdin.flush()
+            found: dict[str, Any] = json.loads(child.stdout.readline() or b"{}")
+        except (OSError, ValueError):  # the pipe broke, or the answer was cut off
+            return {}
+        finally:
+            timer.cancel()
+        return found
+
+    def _kill(self) -> None:
+        self.late = True
+        self._child.kill()
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with their content as plain text. Raises PromptError for anything else."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise PromptError("messages must be a list of {'role': …, 'content': …}")
+    if not messages:
+        raise PromptError("the list of messages is empty")
+    found = []
+    for n, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise PromptError(f"message {n} is a {type(message).__name__}, not a dict with role and content")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise PromptError(f"message {n} has no role (system, user, assistant or tool)")
+        content = message.get("content")
+        if content is None and not (role == "assistant" and message.get("tool_calls")):
+            raise PromptError(f"message {n} ({role}) has no content")
+        found.append({**message, "content": _text(content, n)})
+    return found
+
+
+def _text(content: object, n: int) -> str | None:
+    """Content as text: a string, or OpenAI's list of {'type': 'text', 'text': …}."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise PromptError(f"message {n} has content of type {type(content).__name__}; use a text")
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(text, str):
+            raise PromptError(f"message {n} has a content part of type {kind!r}; only text is supported")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:400]

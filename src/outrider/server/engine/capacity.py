@@ -1,0 +1,119 @@
+"""The memory of a running server: what requests may reserve, and what prefixes may keep."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from outrider import memory
+from outrider.config.engine import EngineConfig
+from outrider.decoding.request import Request
+from outrider.drafters.suffix import MAX_BYTES, OutputPool, SuffixDrafter
+from outrider.engines.prefix import PrefixCache, SharesPrefixes
+from outrider.errors import InsufficientMemoryError
+from outrider.models.source import ModelSource
+from outrider.pipeline import PLANNED_POSITIONS, Pipeline
+
+MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
+
+logger = logging.getLogger(__name__)
+
+
+def divide(
+    config: EngineConfig,
+    context: int,
+    sources: Sequence[ModelSource],
+    limit: int,
+    prefix_bytes: int | None = None,
+) -> tuple[memory.Shares, int]:
+    """The parts of `limit` bytes, and the most positions of a sequence: `context`, or as many as fit where
+    the user did not say how many there must be (max_model_len). Needs no weights, so that it may be asked
+    before they are loaded. Raises InsufficientMemoryError when it is not enough, not even for
+    PLANNED_POSITIONS."""
+    shared = functools.partial(
+        memory.share_out,
+        sources,
+        limit=limit,
+        rows=config.max_num_seqs * (1 + getattr(config.speculative, "num_speculative_tokens", 0)),
+        prefixes=prefix_bytes,
+    )
+    shares_outputs = getattr(config.speculative, "suffix_decoding_max_cached_requests", 0) > 0
+    try:
+        return shared(positions=context, lookups=MAX_BYTES if shares_outputs else 0), context
+    except InsufficientMemoryError:
+        if config.max_model_len is not None or context <= PLANNED_POSITIONS:
+            raise
+    shares = shared(positions=PLANNED_POSITIONS)
+    size = functools.partial(memory.sequence_bytes, [source.architecture for source in sources])
+    fits = range(PLANNED_POSITIONS, context + 1)
+    return shares, fits[bisect_right(fits, shares.sequences, key=size) - 1]
+
+
+def before_loading(limit: int | None) -> MemoryCheck:
+    """For `pipeline.build`: checks that a server fits in `limit` bytes (None: what is wise to use). One
+    sequence must; how many more can run at a time follows from what is left."""
+
+    def check(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
+        divide(config, context, sources, memory.usable_bytes() if limit is None else limit)
+
+    return check
+
+
+class Capacity:
+    """Divides the memory of a pipeline that is loaded.
+
+    limit:        bytes for weights, caches and buffers together; None for most of what is available.
+    prefix_bytes: of them for prefix caches; 0 turns these off, None leaves it to `memory.share_out`.
+
+    budget:   for what the requests that run may come to hold.
+    context:  most positions of a sequence, see `divide`.
+    prefixes: the prefix caches in use, the target's first.
+    lookups:  the recent outputs that are looked up in.
+    Raises InsufficientMemoryError.
+    """
+
+    def __init__(self, pipeline: Pipeline, limit: int | None, prefix_bytes: int | None) -> None:
+        sources = [source for source in (pipeline.source, pipeline.draft) if source is not None]
+        self._archs = [source.architecture for source in sources]
+        if limit is None:
+            limit = memory.usable_bytes(sum(memory.estimate(source, 0).weights for source in sources))
+        if not isinstance(pipeline.engine, SharesPrefixes):
+            prefix_bytes = 0
+        shares, self.context = divide(pipeline.config, pipeline.context, sources, limit, prefix_bytes)
+        if self.context < pipeline.context:
+            logger.warning("memory is short: a context of %d tokens, not %d", self.context, pipeline.context)
+        self.budget = memory.Budget(shares.sequences)
+        self.prefixes: list[PrefixCache] = []
+        parts: Sequence[object] = (pipeline.engine, *pipeline.drafting.parts)
+        sharing = [part for part in parts if isinstance(part, SharesPrefixes)]
+        for part, size in zip(sharing, shares.prefixes, strict=False):
+            if size:
+                self.prefixes.append(part.share_prefixes(size))
+
+        self.lookups: list[OutputPool] = []
+        for drafter in pipeline.drafting.parts:
+            if isinstance(drafter, SuffixDrafter):
+                drafter.pool.limit(shares.lookups)
+                self.lookups.append(drafter.pool)
+
+    def need(self, request: Request) -> int:
+        """Bytes that a request may come to hold, prompt and output in every model; never over the budget."""
+        room, most = self.context - len(request.prompt), request.params.max_tokens
+        positions = len(request.prompt) + (room if most is None else min(room, most))
+        return memory.sequence_bytes(self._archs, positions)
+
+    def stats(self) -> dict[str, int]:
+        """Fields of EngineStats."""
+        return {
+            "cache_bytes": self.budget.reserved,
+            "cache_limit": self.budget.limit,
+            "prefix_bytes": sum(prefixes.nbytes for prefixes in self.prefixes),
+            "prefix_limit": sum(prefixes.max_bytes for prefixes in self.prefixes),
+            "prefix_hit_tokens": sum(prefixes.hit_tokens for prefixes in self.prefixes[:1]),
+            "prefix_query_tokens": sum(prefixes.query_tokens for prefixes in self.prefixes[:1]),
+            "lookup_bytes": sum(pool.nbytes for pool in self.lookups),
+            "lookup_limit": sum(pool.max_bytes for pool in self.lookups),
+        }

@@ -1,0 +1,219 @@
+"""The application: paths, and what stands before them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse, Response
+
+import outrider
+from outrider.errors import OutriderError
+from outrider.pipeline import Pipeline
+from outrider.server.engine.async_engine import ServerEngine
+from outrider.server.http.chat import chat_completions, render
+from outrider.server.http.completions import completions
+from outrider.server.http.errors import ApiError, api_error, bad, invalid, json_response
+from outrider.server.http.guard import OPEN, BodyLimit, Guard, Keys
+from outrider.server.http.metrics import CONTENT_TYPE
+from outrider.server.http.openapi import (
+    ChatCompletion,
+    Completion,
+    Load,
+    ModelCard,
+    ModelList,
+    Text,
+    Tokens,
+    Version,
+    answers,
+    describe,
+)
+from outrider.server.http.page import add_page
+from outrider.server.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.http.service import Service
+from outrider.server.http.status import status
+from outrider.server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | None = None) -> FastAPI:
+    """The application over a pipeline and its engine. The engine is started and stopped by the caller.
+
+    `app.state.service` is the Service. Raises ConfigError.
+    """
+    settings = settings or Settings()
+    service = Service(pipeline, engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Outrider",
+        version=outrider.__version__,
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        description="OpenAI's API, with vLLM's fields, over speculative decoding that changes no text.",
+    )
+    app.state.service = service
+    _errors(app)
+    _models(app, service)
+    _generation(app, service)
+    _about(app, service)
+    app.openapi = lambda: describe(app, keys=bool(settings.api_keys))  # type: ignore[method-assign]
+    pages = add_page(app, settings.static)
+    # The last one added is asked first.
+    app.add_middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds)
+    app.add_middleware(
+        Guard, keys=Keys(settings.api_keys), hosts=settings.hosts(), is_open=frozenset(OPEN) | pages
+    )
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+        )
+    return app
+
+
+def _errors(app: FastAPI) -> None:
+    """Everything that goes wrong is told in one form."""
+
+    async def told(_: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    async def validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return invalid(error.errors()).response()
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {
+            404: f"there is nothing at {request.url.path[:200]}",
+            405: f"{request.method} is not possible at {request.url.path[:200]}",
+        }.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    app.add_exception_handler(ApiError, told)
+    app.add_exception_handler(OutriderError, told)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, told)
+
+
+def _generation(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/chat/completions",
+        tags=["generation"],
+        summary="Answer a conversation",
+        responses=answers(ChatCompletion, "text/event-stream"),
+    )
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        return await chat_completions(service, request, body)
+
+    @app.post(
+        "/v1/completions",
+        tags=["generation"],
+        summary="Go on with a text",
+        responses=answers(Completion, "text/event-stream"),
+    )
+    async def complete(request: Request, body: CompletionRequest) -> Response:
+        return await completions(service, request, body)
+
+    @app.post("/tokenize", tags=["tokens"], summary="A text's token ids", responses=answers(Tokens))
+    async def tokenize(body: TokenizeRequest) -> Response:
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad("give prompt or messages, one of them", "prompt")
+
+        def work() -> list[int]:
+            if body.prompt is not None:
+                return service.encode(body.prompt, add_special=body.add_special_tokens is not False)
+            return service.encode(render(service, body), add_special=bool(body.add_special_tokens))
+
+        ids = await service.prepare(work)
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.context, "tokens": ids}
+        texts = [service.tokenizer.piece(i) for i in ids] if body.return_token_strs else None
+        return json_response({**found, "token_strs": texts})
+
+    @app.post("/detokenize", tags=["tokens"], summary="Token ids' text", responses=answers(Text))
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        service.check_model(body.model)
+        if any(token >= service.vocab_size for token in body.tokens):
+            raise bad(f"token ids must be in 0..{service.vocab_size - 1}", "tokens")
+        text = await service.prepare(lambda: service.tokenizer.decode(body.tokens, skip_special=False))
+        return json_response({"prompt": text})
+
+
+def _models(app: FastAPI, service: Service) -> None:
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "outrider",
+            "root": service.pipeline.source.display_name,
+            "parent": None,
+            "max_model_len": service.engine.context,
+        }
+
+    @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [card(name) for name in service.names]})
+
+    @app.get(
+        "/v1/models/{name:path}", tags=["models"], summary="One of the names", responses=answers(ModelCard)
+    )
+    async def model(name: str) -> Response:
+        return json_response(card(service.check_model(name)))
+
+
+def _about(app: FastAPI, service: Service) -> None:
+    async def health() -> Response:
+        if service.engine.healthy:
+            return PlainTextResponse()
+        raise ApiError(503, "the engine has failed; the server must be started again", code="engine_failed")
+
+    for path, method in (("/health", "GET"), ("/ping", "GET"), ("/ping", "POST")):
+        app.add_api_route(
+            path,
+            health,
+            methods=[method],
+            tags=["server"],
+            summary="Whether the engine runs",
+            operation_id=f"{path[1:]}_{method.lower()}",
+            response_class=PlainTextResponse,
+        )
+
+    @app.get("/version", tags=["server"], summary="Outrider's version", responses=answers(Version))
+    async def version() -> Response:
+        return json_response({"version": outrider.__version__})
+
+    @app.get("/load", tags=["server"], summary="Samples that run or wait", responses=answers(Load))
+    async def load() -> Response:
+        stats = service.engine.stats
+        return json_response({"server_load": stats.running + stats.waiting})
+
+    @app.get(
+        "/metrics",
+        tags=["server"],
+        summary="Metrics for Prometheus",
+        response_class=PlainTextResponse,
+    )
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE)
+
+    @app.get("/v1/outrider/status", tags=["server"], summary="The engine, its drafters and their use")
+    async def state() -> Response:
+        return json_response(status(service))

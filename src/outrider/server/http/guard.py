@@ -1,0 +1,172 @@
+"""What stands before the application: keys, host names, and bodies that are too large or too slow."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.server.http.errors import ApiError, bad
+
+ANONYMOUS = "anonymous"  # the namespace of every client of a server without keys
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+JSON = "application/json"
+OPEN = ("/health", "/ping")
+
+
+class Keys:
+    """API keys, of which only digests are kept."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in dict.fromkeys(keys)]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def namespace(self, key: bytes) -> str | None:
+        """What the holder of a key shares caches under; None for a key that is not one. Takes the same time
+        for every key."""
+        given, found = _digest(key), None
+        for digest in self._digests:
+            if hmac.compare_digest(digest, given):
+                found = hashlib.sha256(b"outrider namespace" + digest).hexdigest()[:24]
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class Guard:
+    """Lets requests through that have a key and come under a host name of ours. Their `state` then has the
+    `namespace`.
+
+    is_open: paths that need no key, such as those of the web page.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, hosts: Sequence[str], is_open: frozenset[str]) -> None:
+        self._app, self._keys, self._hosts, self._open = app, keys, hosts, is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check_host(headers)
+            scope.setdefault("state", {})["namespace"] = self._namespace(scope, headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        if not self._hosts:
+            return
+        host = headers.get("host", "")
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name.lower() not in self._hosts:
+            raise ApiError(
+                403,
+                f"requests for the host {name[:100]!r} are not answered; "
+                "start the server with --allowed-hosts or with an API key",
+                code="host_not_allowed",
+            )
+
+    def _namespace(self, scope: Scope, headers: Headers) -> str:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if not self._keys or path in self._open:
+            return ANONYMOUS
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        found = self._keys.namespace(key.strip().encode("latin-1")) if kind.lower() == "bearer" else None
+        if found is None:
+            why = "the API key is not one of this server's" if key else "an API key is needed"
+            raise ApiError(
+                401,
+                f"{why}: send it as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return found
+
+
+class BodyLimit:
+    """Reads a request's whole body before the application is asked, within a size and a time. A body whose
+    JSON writes text that is no Unicode is refused."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app, self._most, self._seconds = app, most, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = Headers(scope=scope)
+            body = await self._read(headers, receive)
+            if body and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+                # What a page elsewhere may send without being asked about is of other types.
+                raise ApiError(415, "send the body with the header Content-Type: application/json")
+            if body is not None and _SURROGATE.search(body):
+                _check_unicode(body)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        if body is None:  # the client has gone
+            return
+        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Message:
+            return given.pop() if given else await receive()
+
+        await self._app(scope, again, send)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._most:
+            raise self._too_large()
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._most:
+                        raise self._too_large()
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not arrive within {self._seconds:g} seconds",
+                headers={"Connection": "close"},
+            ) from None
+        return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body is larger than {self._most} bytes, the most that this server takes (--max-body-bytes)",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )
+
+
+def _check_unicode(body: bytes) -> None:
+    """Raise ApiError for JSON with half of a surrogate pair in it; it may stand for a pair's halves."""
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise bad("the body holds half of a surrogate pair: its text is not Unicode") from None
+    except (ValueError, RecursionError):  # it is not JSON, which is told where it is read
+        return

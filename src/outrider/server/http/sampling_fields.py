@@ -1,0 +1,157 @@
+"""From a request's fields to sampling parameters. Nothing here waits or keeps state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.errors import nearest
+from outrider.pipeline import Pipeline
+from outrider.server.http.errors import bad
+from outrider.server.http.protocol import ChatRequest, CompletionRequest, Sampling
+
+MOST_FORM_CHARS = 100_000  # of a schema, grammar, regex or list of choices, as JSON
+
+# Fields that SamplingParams has under the same name.
+_SAME = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
+    *("min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "truncate_prompt_tokens"),
+)
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+
+
+def sampling_params(body: Sampling, *, max_logprobs: int, **more: Any) -> SamplingParams:
+    """A request's SamplingParams. `more` takes precedence.
+
+    Raises ApiError for fields that contradict each other, ConfigError for values out of range.
+    """
+    given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    if body.logit_bias is not None:
+        given["logit_bias"] = _biases(body.logit_bias)
+    if (shape := form(body)) is not None:
+        given["structured_outputs"] = shape
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad("best_of must equal n: samples are not ranked; draw n and rank them", "best_of")
+    _bounded("prompt_logprobs", body.prompt_logprobs, max_logprobs)
+    if body.stream and body.prompt_logprobs is not None:
+        raise bad("prompt_logprobs are not streamed: leave stream or prompt_logprobs out", "prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise bad("stream_options needs stream", "stream_options")
+    return SamplingParams(**{**given, **more})
+
+
+def completion_params(body: CompletionRequest, max_logprobs: int) -> SamplingParams:
+    """SamplingParams of a plain completion. With `echo`, `max_tokens` may be 0: one token is written then,
+    which nobody is shown."""
+    if body.suffix:
+        raise bad("suffix is refused: no model here fills in between two texts", "suffix")
+    _bounded("logprobs", body.logprobs, max_logprobs)
+    most = 16 if body.max_tokens is None else body.max_tokens
+    if most == 0 and not body.echo:
+        raise bad("max_tokens must be at least 1 (0 is for echo alone)", "max_tokens")
+    if body.echo and body.logprobs is not None and body.stream and (body.n or 1) > 1:
+        raise bad("echo with logprobs is not streamed for several samples", "echo")
+    more: dict[str, Any] = {"max_tokens": max(1, most), "logprobs": body.logprobs}
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        more["prompt_logprobs"] = body.logprobs
+    return sampling_params(body, max_logprobs=max_logprobs, **more)
+
+
+def chat_params(body: ChatRequest, max_logprobs: int, **more: Any) -> SamplingParams:
+    """SamplingParams of a chat completion; without a limit it goes on to the end of the context."""
+    limits = {v for v in (body.max_tokens, body.max_completion_tokens) if v is not None}
+    if len(limits) > 1:
+        raise bad("max_tokens and max_completion_tokens differ; give one", "max_tokens")
+    most = limits.pop() if limits else None
+    if most == 0:
+        raise bad("max_completion_tokens must be at least 1", "max_completion_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise bad("top_logprobs needs logprobs: true", "top_logprobs")
+    _bounded("top_logprobs", body.top_logprobs, max_logprobs)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return sampling_params(body, max_logprobs=max_logprobs, max_tokens=most, logprobs=logprobs, **more)
+
+
+def _bounded(name: str, value: int | None, most: int) -> None:
+    if value is not None and most >= 0 and not 0 <= value <= most:
+        raise bad(f"{name} must be from 0 to {most}, not {value} (--max-logprobs)", name)
+
+
+def form(body: Sampling) -> Mapping[str, Any] | None:
+    """The form that the output is to have, as fields of StructuredOutputsParams. Raises ApiError for two."""
+    found: dict[str, Mapping[str, Any]] = {}
+    if (wanted := body.response_format) is not None and wanted.type != "text":
+        if wanted.type == "json_object":
+            found["response_format"] = {"json_object": True}
+        elif wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise bad("response_format of type json_schema needs json_schema.schema", "response_format")
+        else:
+            found["response_format"] = {"json": json.dumps(wanted.json_schema.schema_)}
+    for name in ("structured_outputs", "guided_decoding"):
+        if (value := getattr(body, name)) is not None:
+            found[name] = value
+    for name, field in _GUIDED.items():
+        if (value := getattr(body, name)) is not None:
+            found[name] = {field: value}
+    if len(found) > 1:
+        raise bad(f"give one of {' and '.join(found)}: the output cannot have two forms", list(found)[1])
+    blanks = body.guided_whitespace_pattern
+    if not found:
+        if blanks is not None:
+            raise bad("guided_whitespace_pattern needs guided_json", "guided_whitespace_pattern")
+        return None
+    ((name, shape),) = found.items()
+    check_size(json.dumps(shape), name)
+    return shape if blanks is None else {**shape, "whitespace_pattern": blanks}
+
+
+def check_size(form: str, param: str) -> None:
+    """Raise ApiError for a form that would take long to compile for its size alone."""
+    if len(form) > MOST_FORM_CHARS:
+        raise bad(
+            f"the form of the output takes {len(form)} characters; at most {MOST_FORM_CHARS} can", param
+        )
+
+
+def _biases(values: Mapping[str, float]) -> dict[int, float]:
+    found = {}
+    for token, bias in values.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise bad(f"logit_bias is by token id; {token[:40]!r} is none", "logit_bias")
+        if not -100 <= bias <= 100:
+            raise bad(f"logit_bias must be from -100 to 100, not {bias:g}", "logit_bias")
+        found[int(token)] = bias
+    return found
+
+
+def speculation(body: Sampling, pipeline: Pipeline) -> dict[str, Any]:
+    """Fields of Request that a request's `speculative` asks for. Raises ApiError for what is not there."""
+    wanted = body.speculative
+    if wanted is None or wanted is True:
+        return {}
+    if wanted is False or wanted.method == "none" or wanted.num_speculative_tokens == 0:
+        return {"draft_limit": 0}
+    names = pipeline.drafting.names
+    found: dict[str, Any] = {"draft_limit": wanted.num_speculative_tokens}
+    if wanted.method not in (None, "auto"):
+        if wanted.method not in names:
+            hint = nearest(wanted.method, ("none", "auto", *names))
+            there = f"this server has {' and '.join(names)}" if names else "this server has no drafter"
+            raise bad(
+                f"speculative method {wanted.method[:80]!r} is not available{hint}: {there}", "speculative"
+            )
+        found["drafters"] = frozenset((wanted.method,))
+    return found

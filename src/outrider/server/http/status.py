@@ -1,0 +1,45 @@
+"""/v1/outrider/status: what the engine does and why, for people and for the web page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import outrider
+from outrider.server.http.service import Service
+
+
+def status(service: Service) -> dict[str, Any]:
+    """The document. Every field of EngineStats is in `engine` under its own name."""
+    pipeline, stats = service.pipeline, service.engine.stats
+    return {
+        "version": outrider.__version__,
+        "model": {
+            "names": list(service.names),
+            "target": pipeline.models["target"],
+            "draft": pipeline.models["draft"],
+            "max_model_len": service.engine.context,
+            "has_chat_template": bool(service.template_source),
+            "system_fingerprint": service.fingerprint,
+        },
+        "speculation": {
+            "method": pipeline.speculative.method,
+            "drafters": list(pipeline.drafting.names),
+            "config": _plain(dataclasses.asdict(pipeline.speculative)),
+        },
+        "engine": {"healthy": service.engine.healthy, **_plain(dataclasses.asdict(stats))},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value in JSON's types; what is no number there becomes null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

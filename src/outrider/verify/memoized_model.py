@@ -1,0 +1,113 @@
+"""A language model that keeps the logits of every text it has seen: thousands of short samples then cost one
+pass for each different text among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from outrider.decoding.types import FloatArray
+from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.verify.identity import first_difference
+
+Text = tuple[int, ...]
+
+
+class _TokenCache:
+    """Implements Cache with the tokens alone."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.tokens: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"cannot truncate {len(self.tokens)} positions to {length}")
+        del self.tokens[length:]
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        self.tokens[base:] = [self.tokens[slot] for slot in slots]
+
+    def close(self) -> None:
+        self.tokens.clear()
+
+
+class MemoizedModel:
+    """Implements LanguageModel: passes everything on to `inner`, except inside `with model.memoizing()`,
+    where caches hold tokens only and rows come from memory.
+
+    This relies on what the claim `bits` checks: that logits depend on the text alone.
+    """
+
+    def __init__(self, inner: LanguageModel) -> None:
+        self.inner = inner
+        self._rows: dict[Text, FloatArray] = {}
+        self._cache: Cache | None = None  # of the inner model, holding the text _held
+        self._held: Text = ()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.inner.max_positions
+
+    @property
+    def texts(self) -> int:
+        """Different texts memoized; each cost one pass."""
+        return len(self._rows)
+
+    @contextmanager
+    def memoizing(self) -> Iterator[None]:
+        """Memoize inside the `with` block and drop everything at its end. No cache may be used across its
+        borders."""
+        self._cache = self.inner.new_cache(self.inner.max_positions)
+        try:
+            yield
+        finally:
+            self._cache.close()
+            self._cache, self._held = None, ()
+            self._rows.clear()
+
+    def new_cache(self, capacity: int) -> Cache:
+        return self.inner.new_cache(capacity) if self._cache is None else _TokenCache(capacity)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        return (
+            self.inner.forward(items)
+            if self._cache is None
+            else [self._memoized_rows(item) for item in items]
+        )
+
+    def _memoized_rows(self, item: ForwardItem) -> FloatArray:
+        cache = item.cache
+        assert isinstance(cache, _TokenCache)
+        start = tuple(cache.tokens)
+        texts: list[Text] = []
+        for token, parent in zip(item.tokens.tolist(), item.parents.tolist(), strict=True):
+            texts.append((*(texts[parent] if parent >= 0 else start), token))
+        cache.tokens += item.tokens.tolist()
+        rows = [self.row(texts[node]) for node in item.rows.tolist()]
+        return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
+
+    def row(self, text: Text) -> FloatArray:
+        """float32[vocab]: the logits after a text of at least one token. Not to be written to."""
+        if text not in self._rows:
+            assert self._cache is not None, "only while memoizing"
+            differs = first_difference(self._held, text)
+            shared = min(len(text) - 1 if differs is None else differs, len(text) - 1)
+            self._cache.truncate(shared)
+            new = np.array(text[shared:], np.int32)
+            parents = np.arange(-1, len(new) - 1, dtype=np.int32)
+            last = np.array([len(new) - 1], np.int32)
+            self._held = text[:shared]  # what is there should the pass fail
+            self._rows[text] = self.inner.forward([ForwardItem(self._cache, new, parents, last)])[0][0].copy()
+            self._held = text
+        return self._rows[text]

@@ -1,0 +1,420 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider.decoding.context import TokenContext
+from outrider.decoding.controller import DraftLimits
+from outrider.decoding.loop import StepLoop
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.sampler import Sampler
+from outrider.decoding.types import Draft, StepRecord, Verdict
+from outrider.drafters.auto import AutoDrafter
+from outrider.drafters.confidence import confidence
+from outrider.drafters.copy_tracker import LEAST
+from outrider.drafters.draft_context import HEAD, KEPT, TAIL
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engines.step import CachedStepEngine
+from outrider.errors import ConfigError
+from outrider.policy.auto import AutoController
+from outrider.policy.cost_model import CostModel
+from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node
+from tests.support.toy_model import ToyModel
+
+COSTS = {1: 0.05, 2: 0.05, 8: 0.06, 16: 0.08}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+VOCAB = 32
+
+
+def target() -> ToyModel:
+    return ToyModel(VOCAB, 256, seed=1, sharpness=3.0, memory=0.2)
+
+
+def draft(similarity: float = 0.97) -> ToyModel:
+    return ToyModel(VOCAB, 256, seed=2, sharpness=3.0, memory=0.2, like=target(), similarity=similarity)
+
+
+def make(
+    *, lookup: bool = True, model: bool = True, similarity: float = 0.97, tree: bool = True, **options: object
+) -> tuple[AutoController, AutoDrafter]:
+    cheap = CostModel({1: 0.004, 8: 0.005}) if model else None
+    controller = AutoController(CostModel(COSTS), cheap, tree=tree, **options)  # type: ignore[arg-type]
+    ticks = itertools.count()
+    drafter = AutoDrafter(
+        controller,
+        SuffixDrafter(tree=tree) if lookup else None,
+        DraftModelDrafter(draft(similarity)) if model else None,
+        clock=lambda: next(ticks) / 1e4,
+    )
+    return controller, drafter
+
+
+def job(context: TokenContext, budget: int = 12, name: str = "r") -> ProposeJob:
+    return ProposeJob(name, context, budget, Sampler(PARAMS, VOCAB))
+
+
+def begin(drafter: AutoDrafter, controller: AutoController, prompt: Sequence[int]) -> TokenContext:
+    drafter.begin(Request("r", tuple(prompt), PARAMS))
+    controller.choose([DraftLimits("r", 39, len(prompt))])
+    return TokenContext(prompt)
+
+
+def test_there_must_be_a_drafter() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        AutoDrafter(AutoController(), None, None)
+
+
+def test_its_needs_are_the_lookups() -> None:
+    assert make()[1].needs == {"tree_attention"}
+    assert make(tree=False)[1].needs == make(lookup=False)[1].needs == frozenset()
+
+
+def test_a_strong_lookup_alone() -> None:
+    controller, drafter = make()
+    context = begin(drafter, controller, [*range(20), *range(12)])
+    (found,) = drafter.propose([job(context)])
+    assert found.source in ("suffix", "mixed")
+    assert found.tokens[0] == 12
+    assert found.tokens[:4].tolist() == [12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_without_a_match_the_model_draws(tree: bool) -> None:
+    controller, drafter = make(tree=tree)
+    context = begin(drafter, controller, [3, 1, 2])
+    (found,) = drafter.propose([job(context)])
+    assert found.source == "draft_model"
+    chain = found.parents.tolist() == list(range(-1, len(found) - 1))
+    assert chain != tree
+    path, at = [], -1
+    while at in found.parents.tolist():  # first choices come first
+        at = found.parents.tolist().index(at)
+        path.append(int(found.tokens[at]))
+    assert 1 <= len(path) <= 8
+    alone = DraftModelDrafter(draft())
+    alone.begin(Request("r", (3, 1, 2), PARAMS))
+    (same,) = alone.propose([job(TokenContext([3, 1, 2]), len(path))])
+    assert path == same.tokens.tolist()
+
+
+def test_both_in_one_tree() -> None:
+    controller = AutoController(CostModel({1: 0.05, 16: 0.0505}), CostModel({1: 0.004}))
+    drafter = AutoDrafter(controller, SuffixDrafter(), DraftModelDrafter(draft()))
+    context = begin(drafter, controller, [7, 9, 5, 1, 7, 9, 6, 2, 7, 9])
+    (found,) = drafter.propose([job(context)])
+    assert found.source == "mixed"
+    assert len(found) <= 12
+    edges = list(zip(found.parents.tolist(), found.tokens.tolist(), strict=True))
+    assert len(set(edges)) == len(edges), "equal prefixes are one node"
+
+
+class Scripted(AutoController):
+    """Lets the model go on behind the lookup."""
+
+    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
+        choices = super().plan(asks)
+        for ask, choice in zip(asks, choices, strict=True):
+            assert ask.lookup is not None
+            choice.nodes, choice.draft, choice.after, choice.guide = [0, 1], 3, 1, None
+        return choices
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_the_model_goes_on_behind_the_lookup(tree: bool) -> None:
+    controller = Scripted(CostModel(COSTS), CostModel({1: 0.001}), tree=tree)
+    model = DraftModelDrafter(draft())
+    drafter = AutoDrafter(controller, SuffixDrafter(tree=tree), model, clock=itertools.count().__next__)
+    prompt = [*range(20), *range(12)]
+    context = begin(drafter, controller, prompt)
+    (found,) = drafter.propose([job(context)])
+    assert found.tokens[:2].tolist() == [12, 13]
+    alone = DraftModelDrafter(draft())
+    alone.begin(Request("r", tuple(prompt), PARAMS))
+    (rest,) = alone.propose([replace(job(context), context=context.along([12, 13]), budget=3)])
+    assert int(rest.tokens[0]) in found.tokens[found.parents == 1].tolist()
+    # What was fed ahead of the text is not taken for the text.
+    context.append(25)
+    assert model.behind(job(context)) == 1
+
+
+def test_distributions_are_stated_for_the_whole_chain() -> None:
+    controller = AutoController(CostModel(COSTS), CostModel({1: 0.004, 8: 0.005}))
+    model = DraftModelDrafter(draft(), draws="own")
+    ticks = itertools.count()
+    drafter = AutoDrafter(controller, SuffixDrafter(), model, clock=lambda: next(ticks) / 1e4)
+    params = SamplingParams(temperature=1.0, max_tokens=40)
+    drafter.begin(Request("r", (7, 9, 5, 9, 6, 9), params))
+    controller.choose([DraftLimits("r", 39, 6)])
+    asked = ProposeJob("r", TokenContext([7, 9, 5, 9, 6, 9]), 12, Sampler(params, VOCAB, seed=4))
+    (found,) = drafter.propose([asked])
+    assert found.source == "draft_model"
+    assert found.probs is not None
+    assert len(found.probs) == len(found)
+    assert all(d is not None and d.of(int(t)) > 0.0 for d, t in zip(found.probs, found.tokens, strict=True))
+    assert found.parents.tolist() == list(range(-1, len(found) - 1))
+
+
+def test_what_was_accepted_reaches_the_controller() -> None:
+    seen: list[tuple[tuple[int, ...], list[int]]] = []
+
+    class Listens(AutoController):
+        def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+            seen.append((tuple(accepted), list(emitted)))
+
+    controller = Listens(CostModel(COSTS), None)
+    drafter = AutoDrafter(controller, SuffixDrafter(), None)
+    context = begin(drafter, controller, [*range(20), *range(12)])
+    (found,) = drafter.propose([job(context.along([12, 13]), 6)])
+    assert len(found) >= 2
+    assert int(found.tokens[0]) == 14
+    whole = found.after((12, 13), "constraint")
+    drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"))
+    assert seen == [((0, 1), [*found.tokens[:2], 9])], "a constraint's own tokens are not the drafters'"
+    drafter.propose([job(context.along([12, 13]), 6)])
+    drafter.observe("r", whole, Verdict((0,), 9, "recovered"))
+    assert len(seen) == 1, "behind a token that was refused nothing was tried"
+
+
+def test_a_models_confidence_is_about_a_probability() -> None:
+    random = np.random.default_rng(0)
+    row = random.normal(0, 2, 1000).astype(np.float32)
+    row[700] = 9.0
+    exact = np.exp(row.astype(float) - row.max())
+    exact /= exact.sum()
+    assert exact[700] <= confidence(row, 700, 0.0) <= 1.0
+    assert 0.0 <= confidence(row, 3, 0.0) < 0.01
+    assert confidence(row, 700, 2.0) < confidence(row, 700, 1.0) < confidence(row, 700, 0.1)
+    assert confidence(np.full(7, np.nan, np.float32), 0, 1.0) == 0.0
+    assert confidence(row, 3, 1e-300) == 0.0
+
+
+def test_a_model_stops_where_it_is_told() -> None:
+    told: list[float] = []
+
+    class Three:
+        def drew(self, parent: int, said: float) -> bool:
+            told.append(said)
+            return False
+
+        def frontier(self, ready: Collection[int] = ()) -> list[int]:
+            return [len(told) - 1] if len(told) < 3 else []
+
+    model = DraftModelDrafter(draft())
+    model.begin(Request("r", (3, 1, 2), PARAMS))
+    (found,) = model.propose([replace(job(TokenContext([3, 1, 2])), guide=Three())])
+    assert (len(found), len(told)) == (3, 3)
+    assert all(0.0 < said <= 1.0 for said in told)
+
+
+def test_how_far_behind_a_model_is() -> None:
+    model = DraftModelDrafter(draft())
+    model.begin(Request("r", (3, 1, 2), PARAMS))
+    context = TokenContext([3, 1, 2])
+    assert model.behind(job(context)) == 3
+    (found,) = model.propose([job(context, 3)])
+    context.append(int(found.tokens[0]))
+    context.append(31 if int(found.tokens[1]) != 31 else 30)
+    assert model.behind(job(context)) == 1
+    assert model.behind(job(context.along([4, 5]))) == 3
+    full = TokenContext(range(30))
+    small = DraftModelDrafter(draft(), max_context=20)
+    small.begin(Request("r", (1,), PARAMS))
+    assert small.behind(job(full)) is None
+
+
+def test_of_what_is_dear_to_read_the_middle_is_left_out() -> None:
+    prompt = [i % VOCAB for i in range(200)]
+    for known in (0, 96):
+        model = DraftModelDrafter(draft())
+        model.share_prefixes(10**6)
+        if known:
+            model.begin(Request("before", tuple(prompt[: known + 1]), PARAMS, namespace="a"))
+            model.propose([job(TokenContext(prompt[: known + 1]), 1, "before")])
+            model.end("before")
+        model.begin(Request("r", tuple(prompt), PARAMS, namespace="a"))
+        context = TokenContext(prompt)
+        asked: list[int] = []
+
+        def dear(missed: int, asked: list[int] = asked) -> bool:
+            asked.append(missed)
+            return missed > 100
+
+        assert model.behind(job(context)) == 200 - known
+        assert model.behind(job(context), 0, lambda _: False) == 200 - known
+        assert model.behind(job(context), 0, dear) == (TAIL if known else HEAD + TAIL)
+        assert asked == [200 - known]
+        (found,) = model.propose([job(context, 3)])
+        assert model.fed[0][0] == (TAIL if known else HEAD + TAIL)
+        read = [*prompt[: max(HEAD, known)], *prompt[-TAIL:]]
+        again = DraftModelDrafter(draft())
+        again.begin(Request("r", tuple(read), PARAMS))
+        (expected,) = again.propose([job(TokenContext(read), 3)])
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        context.append(int(found.tokens[0]))
+        assert model.behind(job(context), 0, dear) == 1, "what was read stays"
+
+
+def test_a_prompt_beyond_the_draft_models_context_is_skimmed() -> None:
+    prompt = [i % VOCAB for i in range(300)]
+    model = DraftModelDrafter(draft(), max_context=100)
+    model.begin(Request("r", tuple(prompt), PARAMS))
+    context = TokenContext(prompt)
+    assert model.behind(job(context)) == HEAD + TAIL
+    (found,) = model.propose([job(context, 3)])
+    assert len(found) == 3
+
+
+def test_a_long_prompt_is_not_read_whole_where_that_takes_long() -> None:
+    fed = []
+    for length in (200, 230):  # a draft pass of 200 tokens takes 13 plain steps, one of 230 takes 15
+        controller = AutoController(CostModel(COSTS), CostModel({1: 0.0032, 2: 0.0064, 32: 0.1024}))
+        drafter = AutoDrafter(controller, None, model := DraftModelDrafter(draft()))
+        prompt = [i % VOCAB for i in range(length)]
+        context = begin(drafter, controller, prompt)
+        assert controller.dear(length) == (length == 230)
+        for _ in range(9):
+            (found,) = drafter.propose([job(context)])
+            if len(found):
+                break
+        fed.append(sum([width for width, _ in model.fed]))
+    assert fed[0] >= 200 > HEAD + TAIL + 20 > fed[1] >= HEAD + TAIL
+
+
+def test_copies_that_lookups_wrote_are_not_read() -> None:
+    controller, drafter = make()
+    source = [(7 * i) % 31 for i in range(31)] * 2  # a text that does not repeat itself for 31 tokens
+    source[40] = 31
+    context = begin(drafter, controller, source)
+    asks: list[DraftQuery] = []
+
+    def plan(new: Sequence[DraftQuery]) -> list[DraftPlan]:
+        asks.extend(new)
+        return [DraftPlan() for _ in new]
+
+    controller.plan = plan  # type: ignore[method-assign, assignment]
+    copied = source[8:62]
+    for token in copied:
+        drafter.propose([job(context)])
+        context.append(token)
+    drafter.propose([job(context)])
+    behind = [ask.behind for ask in asks]
+    assert behind[0] == len(source)
+    assert max(b for b in behind if b is not None) < len(source) + 2 * KEPT
+    assert behind[-1] is not None
+    assert behind[-1] <= len(source) + KEPT + LEAST < len(source) + len(copied)
+
+
+@pytest.mark.parametrize("model", [True, False])
+@pytest.mark.parametrize("tree", [True, False])
+def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tree: bool) -> None:
+    def tokens(
+        controller: AutoController | None, drafter: AutoDrafter | None
+    ) -> tuple[dict[str, list[int]], int]:
+        engine = CachedStepEngine(target(), tree_attention=tree, exact_bits=True)
+        ticks = itertools.count()
+        from outrider.decoding.events import FinishEvent, TokenEvent
+        from outrider.decoding.verifiers.base import CoupledVerifier
+        from outrider.policy.fixed import FixedController
+
+        loop = StepLoop(
+            engine,
+            drafter,
+            CoupledVerifier(),
+            controller or FixedController(0),
+            clock=lambda: next(ticks) / 1e3,
+            max_num_seqs=2,
+        )
+        out: dict[str, list[int]] = {}
+        passes = 0
+        requests = [
+            Request(str(i), prompt, SamplingParams(temperature=0.7, max_tokens=60, ignore_eos=True), seed=i)
+            for i, prompt in enumerate([(1, 2, 3), tuple([4, 5, 6, 7] * 4), (9,)])
+        ]
+        for event in loop.generate(requests):
+            if isinstance(event, TokenEvent):
+                out.setdefault(event.request_id, []).append(event.token_id)
+            elif isinstance(event, FinishEvent):
+                assert event.error is None
+                passes += event.metrics.num_passes
+        return out, passes
+
+    plain, most = tokens(None, None)
+    controller, drafter = make(model=model, tree=tree, similarity=0.99)
+    found, passes = tokens(controller, drafter)
+    assert found == plain
+    assert passes < most if model else passes <= most
+    assert controller._states == {}
+    assert controller.report.ended.emitted == 180
+
+
+def test_end_is_forgiven() -> None:
+    """What is said of a request that never began changes nothing for others."""
+    drafts = []
+    for stray in (False, True):
+        controller, drafter = make()
+        if stray:
+            drafter.end("never begun")
+            controller.record("never begun", StepRecord("none", 0, 0, 1, 0.0, 0.05, 0.0))
+            drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"))
+            controller.release("never begun")
+        context = begin(drafter, controller, [*range(20), *range(12)])
+        drafts += drafter.propose([job(context)])
+    assert len(drafts[0]) > 0
+    assert drafts[1].tokens.tolist() == drafts[0].tokens.tolist()
+    assert drafts[1].parents.tolist() == drafts[0].parents.tolist()
+
+
+def test_an_empty_chain_of_the_model_is_no_chain() -> None:
+    """The text has ids that the draft model does not know."""
+    controller, drafter = make(lookup=False)
+    context = begin(drafter, controller, [1, VOCAB + 5])
+    (found,) = drafter.propose([job(context)])
+    assert len(found) == 0
+
+
+def test_chains_carry_what_was_said() -> None:
+    noted: list[ModelDraft | None] = []
+
+    class Notes(AutoController):
+        def finish(
+            self,
+            asks: Sequence[DraftQuery],
+            choices: Sequence[DraftPlan],
+            chains: Sequence[ModelDraft | None],
+            seconds: float = 0.0,
+            fed: Sequence[DraftPass] = (),
+        ) -> list[list[Node]]:
+            noted.extend(chains)
+            return super().finish(asks, choices, chains, seconds, fed)
+
+    controller = Notes(CostModel(COSTS), CostModel({1: 0.004}))
+    drafter = AutoDrafter(controller, None, DraftModelDrafter(draft()))
+    context = begin(drafter, controller, [3, 1, 2])
+    drafter.propose([job(context)])
+    (chain,) = noted
+    assert chain is not None
+    assert len(chain.tokens) == len(chain.confidence) >= 1
+    assert None not in chain.confidence
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_prompt_is_read_in_few_steps_where_no_other_text_waits(others: int) -> None:
+    controller, drafter = make(lookup=False)
+    prompt = [i % VOCAB for i in range(100)]
+    steps = 0
+    for name in ("r", "other")[: 1 + others]:
+        drafter.begin(Request(name, tuple(prompt), PARAMS))
+    context = TokenContext(prompt)
+    while True:
+        controller.choose([DraftLimits(name, 39, len(prompt)) for name in ("r", "other")[: 1 + others]])
+        (found,) = drafter.propose([job(context)])
+        if len(found):
+            break
+        steps += 1
+    assert steps == (0, 3)[others]
