@@ -33,7 +33,7 @@ from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verifiers.distributions import excess, ratio
+from outrider.decoding.verifiers.distributions import positive_excess, ratio
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.llm import LLM
 from outrider.outputs import merge
@@ -148,7 +148,7 @@ def expectations(draft: Draft, rows: Sequence[Distribution]) -> dict[str, float]
     for i, (token, target) in enumerate(zip(draft.tokens.tolist(), rows[:-1], strict=True)):
         drawn_from = draft.distribution(i)
         if i:
-            surplus = float(excess(target, drawn_from, weight).sum())
+            surplus = float(positive_excess(target, drawn_from, weight).sum())
             shares.append(surplus / (surplus + (1.0 - weight)) if surplus > 0.0 else 0.0)
         sure *= min(1.0, ratio(target, drawn_from, token))
         rejection += sure

@@ -25,12 +25,12 @@ import numpy as np
 from outrider.bench import stats, workloads
 from outrider.bench.cost_curve import aligned
 from outrider.cli.demo import present_pair
-from outrider.config.checks import LIGHT_QUANTIZATIONS
+from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import IntArray
-from outrider.drafters.vocab_subset import VocabSubset, frequent
+from outrider.drafters.vocab_subset import VocabSubset, frequent_blocks
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
@@ -56,7 +56,7 @@ class Cell:
 
 def blocks_of(model: NativeModel, ids: Sequence[int]) -> IntArray | None:
     """The part of the vocabulary that a draft of these tokens' text computes; None for all."""
-    always = frequent(model)
+    always = frequent_blocks(model)
     if always is None:
         return None
     return np.flatnonzero(VocabSubset(model, always, ids).blocks).astype(np.int32)

@@ -114,7 +114,7 @@ class Passes:
 
     def subset(self, count: int) -> list[FloatArray]:
         """Logits of some panels of the vocabulary: few, many, the first and the last."""
-        last = (self.model.vocab_size - 1) // self.model.block_size
+        last = (self.model.vocab_size - 1) // self.model.vocab_block_size
         cache = self.model.new_cache(count)
         found = []
         for panels in ([0, last], [*range(0, last, 3)], [*range(last // 2)], [last]):

@@ -37,7 +37,7 @@ from outrider.cli.demo import present_pair
 from outrider.config.engine import EngineConfig
 from outrider.config.speculative import AutoConfig, SpeculativeConfig
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.engines.base import ForwardItem, LanguageModel, VocabSubsetModel
+from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.native import calibrate
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
@@ -113,6 +113,8 @@ class ReplayCache:
 class Replay:
     """A LanguageModel that says `text` again, to whoever follows it so far; anything else it finds wrong."""
 
+    caps = EngineCaps(tree_attention=True, exact_bits=True)
+
     def __init__(self, vocab_size: int, costs: Mapping[int, float], clock: Clock) -> None:
         self.vocab_size, self.max_positions = vocab_size, 1 << 20
         self.text: list[int] = []
@@ -155,9 +157,10 @@ class Timed:
 
     def __init__(self, inner: VocabSubsetModel, costs: Mapping[int, float], clock: Clock) -> None:
         self._inner, self._clock = inner, clock
+        self.caps = inner.caps
         self.costs = curve(costs)
         self.vocab_size, self.max_positions = inner.vocab_size, inner.max_positions
-        self.block_size = inner.block_size
+        self.vocab_block_size = inner.vocab_block_size
 
     def new_cache(self, capacity: int) -> Any:
         return self._inner.new_cache(capacity)

@@ -28,11 +28,12 @@ from outrider.bench import workloads
 from outrider.bench.machine import describe, drift, probe
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import RowSampler, Sampler
 from outrider.decoding.types import Draft, FloatArray, TargetScores
-from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
+from outrider.decoding.verifiers.base import Verifier
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeCache, NativeModel

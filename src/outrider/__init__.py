@@ -5,12 +5,15 @@
     llm = LLM(model="target.gguf", speculative_model="draft.gguf", num_speculative_tokens=5)
     print(llm.generate("Hello", SamplingParams(temperature=0.7, max_tokens=64))[0].outputs[0].text)
 
-What is named here is public; the rest may change.
+Public are the names in `__all__`, the command line, the HTTP interface and the JSON documents of the
+commands. All modules of the package are private by convention: `outrider.decoding`, `outrider.policy`,
+`outrider.drafters`, `outrider.engines`, `outrider.models`, `outrider.server` and all others may change in any
+release. The protocols that extensions implement are in `decoding.verifiers.base`, `drafters.base` and
+`engines.base`; docs/architecture.md says how to add an implementation.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import (
@@ -25,6 +28,7 @@ from outrider.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
+from outrider.version import __version__
 
 if TYPE_CHECKING:
     from outrider.config.speculative import SpeculativeConfig
@@ -32,11 +36,6 @@ if TYPE_CHECKING:
     from outrider.decoding.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
     from outrider.llm import LLM
     from outrider.outputs import CompletionOutput, Logprob, RequestOutput
-
-try:
-    __version__ = version("outrider")
-except PackageNotFoundError:  # a source tree on the path, not installed
-    __version__ = "0+unknown"
 
 __all__ = [
     "LLM",

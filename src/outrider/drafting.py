@@ -30,7 +30,7 @@ from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
 
 Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
-"""What a model's passes cost, with the logits of some blocks of its vocabulary (see `VocabSubsetModel`) or all."""
+"""What a model's passes cost, with the logits of some vocabulary blocks (see `VocabSubsetModel`) or all."""
 
 
 def guessed_costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
@@ -139,7 +139,7 @@ def make_drafting(
 def _draws(choice: DraftModelConfig | AutoConfig, verifier: Verifier) -> Draws:
     if choice.draft_sample_method == "greedy":
         return "greedy"
-    return "own" if verifier.draft_probs else "shared"
+    return "independent" if verifier.draft_probs else "coupled"
 
 
 def _namespace(request: Request) -> str | None:

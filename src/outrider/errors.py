@@ -1,7 +1,18 @@
-"""The error tree. Every error a user can cause is an `OutriderError` whose text is one clear line.
+"""The tree of errors. Every error that a user can cause is an `OutriderError` whose text is one line.
 
-The command line prints that line and exits with status 2; the server turns it into a 4xx answer.
-Anything else that escapes is a bug of ours and keeps its traceback.
+    OutriderError
+    ├── ConfigError (ValueError)
+    ├── PromptError (ValueError)
+    └── ModelError
+        ├── ModelNotFoundError (FileNotFoundError)
+        ├── ModelFileError
+        ├── UnsupportedModelError
+        ├── VocabularyMismatchError
+        ├── InsufficientMemoryError
+        └── DownloadError
+
+The command line prints the line and exits with status 2; the server answers with a 4xx status. Any other
+exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -23,11 +34,11 @@ class PromptError(OutriderError, ValueError):
 
 
 class ModelError(OutriderError):
-    """Something about a model: the base of the errors below."""
+    """A model cannot be found, read or used: the base of the errors below."""
 
 
 class ModelNotFoundError(ModelError, FileNotFoundError):
-    """A model reference or path leads nowhere."""
+    """A model reference or path names nothing that exists."""
 
     def __str__(self) -> str:  # FileNotFoundError would print "[Errno None]" for odd arguments
         return " ".join(str(a) for a in self.args)
@@ -38,7 +49,7 @@ class ModelFileError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """A sound model file holds an architecture, tensor type, or option that no engine here runs."""
+    """A valid model file has an architecture, tensor type or option that no engine here supports."""
 
 
 class VocabularyMismatchError(ModelError):
@@ -50,7 +61,7 @@ class InsufficientMemoryError(ModelError):
 
 
 class DownloadError(ModelError):
-    """A model could not be fetched, or what came is not what its checksum promised."""
+    """A model could not be downloaded, or the downloaded file does not match its checksum."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

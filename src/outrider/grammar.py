@@ -1,8 +1,8 @@
 """Structured output: JSON schemas, regexes, choices and grammars as token masks, through llguidance.
 
-A mask permits the tokens with which the output can still become a text of the grammar. Where the grammar
-leaves no choice of text, llguidance permits only the tokens that the tokenizer itself would write it with;
-these are the forced tokens.
+A mask permits the tokens after which the output can still become a text of the grammar. Where the grammar
+permits only one text, llguidance permits only the tokens that the tokenizer encodes it to; these are the
+forced tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
 from outrider.models.text.tokenizer import Tokenizer
 
-KEPT_FORMS = 32  # compiled, for requests that ask for the same again
-KEPT_MASKS = 64  # of the latest positions: more than a draft is long
-_MARK = "\x02"
+KEPT_FORMS = 32  # compiled forms that are cached for later requests
+KEPT_MASKS = 64  # masks of the latest positions that are cached, more than a draft is long
+_MARK = "\x02"  # put before a text, so that the tokenizer takes it for the middle of one
 
 
 class Grammars:
@@ -37,8 +37,8 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
-        self._ll: LLTokenizer | None = None  # made when first needed: it takes up to a second
-        self._lock, self._making = threading.Lock(), threading.Lock()  # of `_compiled`, of `_ll`
+        self._ll: LLTokenizer | None = None  # made at first use: that takes up to a second
+        self._lock, self._ll_lock = threading.Lock(), threading.Lock()  # of `_compiled`, of `_ll`
 
     def constraint(self, form: StructuredOutputsParams) -> GrammarConstraint:
         """A constraint for one request. Raises ConfigError when the form cannot be compiled."""
@@ -55,7 +55,7 @@ class Grammars:
 
     def _compile(self, form: StructuredOutputsParams) -> LLMatcher:
         name, grammar = _grammar(form)
-        with self._making:
+        with self._ll_lock:
             if self._ll is None:
                 table = _Table(self._tokenizer, self._vocab_size)
                 self._ll = LLTokenizer(TokenizerWrapper(table), eos_token=table.eos_ids)
@@ -66,18 +66,18 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """Implements Constraint. One matcher follows the request's output and the draft paths that it is asked
-    about: what two contexts share is kept, the rest is rolled back."""
+    """Implements `Constraint` with one matcher, which is moved to each context that is asked for: tokens
+    shared with the context before are kept, the others are rolled back."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher, self._fresh = matcher, matcher.deep_copy()
         self._vocab_size = vocab_size
         self._tokens: list[int] = []  # consumed by the matcher
-        self._masks: list[Mask | None] = [None]  # after so many of them
+        self._masks: list[Mask | None] = [None]  # by number of consumed tokens; None is not computed
         self._ended: list[bool] = [matcher.is_stopped()]
 
     def allowed(self, context: TokenContext) -> Mask | None:
-        at = self._known(context)
+        at = self._move_to(context)
         if at is None:
             return None
         if (mask := self._masks[at]) is None:
@@ -87,22 +87,22 @@ class GrammarConstraint:
             mask = self._masks[at] = bits[: self._vocab_size].astype(bool)
         return mask
 
-    def forced(self, context: TokenContext, most: int) -> list[int]:
-        at = self._known(context)
+    def forced(self, context: TokenContext, max_tokens: int) -> list[int]:
+        at = self._move_to(context)
         if at is None or self._ended[at]:
             return []
         self._rewind(at)
-        tokens = [int(token) for token in self._matcher.compute_ff_tokens()[:most]]
+        tokens = [int(token) for token in self._matcher.compute_ff_tokens()[:max_tokens]]
         self._check()
         return tokens
 
     def ended(self, context: TokenContext) -> bool:
-        at = self._known(context)
+        at = self._move_to(context)
         return at is not None and self._ended[at]
 
-    def _known(self, context: TokenContext) -> int | None:
-        """How many tokens the context's output has, once the matcher has been led along all of them; None
-        when the grammar does not permit them."""
+    def _move_to(self, context: TokenContext) -> int | None:
+        """Let the matcher consume the context's output. Returns the output's length in tokens, or None when
+        the grammar does not permit it."""
         wanted = context.output
         shared = min(len(wanted), len(self._tokens))
         if wanted[:shared] != self._tokens[:shared]:
@@ -121,7 +121,7 @@ class GrammarConstraint:
         return len(wanted)
 
     def _rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Roll back all but the first `length` tokens."""
         extra = len(self._tokens) - length
         if extra > 0:
             self._matcher.rollback(extra)
@@ -132,13 +132,14 @@ class GrammarConstraint:
         if not self._matcher.is_error():
             return
         message = _line(self._matcher.get_error())
-        self._matcher = self._fresh.deep_copy()  # as errors stay: this may have been on a draft's path only
+        # A matcher with an error cannot be used again, but the error may be of a rejected draft path.
+        self._matcher = self._fresh.deep_copy()
         self._tokens, self._masks, self._ended = [], [None], self._ended[:1]
         raise ConfigError(f"structured output cannot go on: {message}")
 
 
 class _Table:
-    """What llguidance wants to know about a tokenizer: its tokens' bytes, and how it writes a text."""
+    """A tokenizer as llguidance needs it: the tokens' bytes, special ids, and encoding of text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -147,7 +148,7 @@ class _Table:
         self.tokens += [b""] * (vocab_size - len(ids))
         self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
         self.eos_ids = [i for i in tokenizer.eos_ids if i < vocab_size]
-        if not self.eos_ids:  # none can be drawn, but llguidance wants one
+        if not self.eos_ids:  # llguidance requires one: an id outside the vocabulary, which is never drawn
             self.eos_ids = [vocab_size]
             self.special_token_ids.append(vocab_size)
             self.tokens.append(b"<end>")
@@ -159,7 +160,7 @@ class _Table:
         plain = text.decode() if isinstance(text, bytes) else text
         if not self._tokenizer.strips_space:
             return self._encode(plain)
-        # Text in the middle of a text, without the blank that this tokenizer puts in front of one.
+        # This tokenizer puts a space before a text; in the middle of a text there is none.
         ids = self._encode(_MARK + plain)
         for at, token in enumerate(ids):
             if self.tokens[token].endswith(_MARK.encode()):
@@ -172,7 +173,7 @@ class _Table:
 
 
 def _grammar(form: StructuredOutputsParams) -> tuple[str, str]:
-    """(what it is called in messages, the form in llguidance's terms)."""
+    """(its name in error messages, the grammar for llguidance)."""
     if form.regex is not None:
         return "the regex", LLMatcher.grammar_from_regex(form.regex)
     if form.choice is not None:
@@ -181,7 +182,7 @@ def _grammar(form: StructuredOutputsParams) -> tuple[str, str]:
     if form.grammar is not None:
         try:
             return "the grammar", LLMatcher.grammar_from_lark(any_to_lark(form.grammar))
-        except Exception as error:  # of any type, as the converter has it
+        except Exception as error:  # the converter raises errors of any type
             raise ConfigError(f"the grammar cannot be used: {_line(str(error))}") from None
     schema: Any = {"type": "object"} if form.json is None else json.loads(str(form.json))
     schema = {} if schema is True else schema
@@ -197,7 +198,7 @@ def _grammar(form: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def _close(schema: Any) -> None:
-    """Rule further properties out of every object that names some."""
+    """Forbid additional properties in every object that names some."""
     parts: Iterable[Any] = schema if isinstance(schema, list) else ()
     if isinstance(schema, dict):
         parts = schema.values()
@@ -208,5 +209,5 @@ def _close(schema: Any) -> None:
 
 
 def _line(message: str) -> str:
-    """The first thing that a message says, as one line."""
+    """The first part of an llguidance message, as one line."""
     return " ".join(message.partition("<state>")[0].split())[:300]

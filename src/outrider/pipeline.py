@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,18 +18,19 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import memory
-from outrider.config.checks import LIGHT_QUANTIZATIONS
 from outrider.config.engine import EngineConfig
+from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
-from outrider.drafters.vocab_subset import frequent
+from outrider.drafters.vocab_subset import frequent_blocks
 from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
 from outrider.engines.base import LanguageModel, StepEngine
+from outrider.engines.runner import Runner, WholeEngine
 from outrider.engines.step import CachedStepEngine
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, nearest
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
@@ -40,14 +42,14 @@ from outrider.policy.cost_model import CostModel
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
 
-PLANNED_POSITIONS = 4096  # counted before loading when the user does not say how long a context will get
+PLANNED_POSITIONS = 4096  # context counted before loading when max_model_len is not given
 
 
 def load_native(
     source: ModelSource, threads: int | None, weights_cache: bool | str | os.PathLike[str] | None = None
 ) -> LanguageModel:
-    """Load a model into the native engine, with a bar on a terminal when it takes long. `threads` None leaves
-    the number to the engine; for `weights_cache` see EngineConfig."""
+    """Load a model into the native engine, with a bar on a terminal when it takes long. `threads` None is
+    the engine's own choice; for `weights_cache` see EngineConfig."""
     from outrider.engines.native import NativeModel  # the compiled extension
 
     bar = tqdm(
@@ -64,13 +66,13 @@ def load_native(
 
 
 def native_loader(config: EngineConfig) -> ModelLoader:
-    """`load_native` with the configuration's cache of packed weights."""
+    """`load_native` with the configured cache of packed weights."""
     cache = config.weights_cache
     return load_native if cache is None else functools.partial(load_native, weights_cache=cache)
 
 
 def native_costs() -> Costs:
-    """What passes of the native engine cost, measured once for each model and machine."""
+    """What passes of the native engine cost, measured once per model and machine."""
     from outrider.engines.native import NativeModel, calibrate  # the compiled extension
 
     def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
@@ -82,20 +84,44 @@ def native_costs() -> Costs:
 
 
 def native_rows() -> RowSampler | None:
-    """The native engine's way to draw tokens. Raises ConfigError for a bad OUTRIDER_SAMPLER."""
+    """The native engine's sampler. Raises ConfigError for a bad OUTRIDER_SAMPLER."""
     from outrider.engines.native.sampling import row_sampler  # the compiled extension
 
     return row_sampler()
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
-    """A target and a drafter, ready to generate.
+class StepBackend:
+    """An engine that Outrider drives step by step: how it loads models, what passes cost, what samples."""
 
-    context: most positions of a sequence, in tokens.
+    loader: Callable[[EngineConfig], ModelLoader]
+    costs: Callable[[], Costs]
+    rows: Callable[[], RowSampler | None]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBackend:
+    """An engine with a loop of its own.
+
+    build: makes it from the configuration, the target's description and the most positions of a sequence;
+           raises ConfigError, before any weight is loaded, for what the engine cannot honour.
+    """
+
+    build: Callable[[EngineConfig, ModelSource, int], WholeEngine]
+
+
+# To add an engine: a line here. "auto" is the first.
+ENGINES: dict[str, StepBackend | WholeBackend] = {
+    "native": StepBackend(native_loader, native_costs, native_rows),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BasePipeline(ABC):
+    """A configured model that is ready to generate, whatever engine runs it.
+
     draft:   the draft model's description, or None.
-    rows:    what draws tokens from rows of logits; None is NumPy.
-    clock:   seconds, for metrics and the controller.
+    context: most positions of a sequence, in tokens.
     """
 
     config: EngineConfig
@@ -103,33 +129,17 @@ class Pipeline:
     source: ModelSource
     draft: ModelSource | None
     tokenizer: Tokenizer
-    engine: StepEngine
-    drafting: Drafting
     context: int
-    rows: RowSampler | None = None
-    clock: Callable[[], float] = time.perf_counter
-
-    def loop(self) -> StepLoop:
-        """A fresh step loop; loops of one pipeline share its models and must not run at once."""
-        return StepLoop(
-            self.engine,
-            self.drafting.drafter,
-            self.drafting.verifier,
-            self.drafting.controller,
-            clock=self.clock,
-            max_num_seqs=self.config.max_num_seqs,
-            max_context=self.context,
-            vocab_size=min(self.tokenizer.vocab_size, self.engine.vocab_size),
-            rows=self.rows,
-        )
+    engine: StepEngine | WholeEngine
 
     @property
-    def verifier(self) -> Verifier:
-        return self.drafting.verifier
+    def vocab_size(self) -> int:
+        """How many ids have both a token and logits; the rest are padding."""
+        return min(self.tokenizer.vocab_size, self.engine.vocab_size)
 
-    def fixed(self, count: int) -> list[Pipeline]:
-        """For each drafter, the same with fixed drafts of it alone, see `Drafting.fixed`."""
-        return [replace(self, drafting=drafting) for drafting in self.drafting.fixed(count)]
+    @abstractmethod
+    def runner(self) -> Runner:
+        """A fresh runner. Runners of one pipeline share its models and must not run at once."""
 
     @property
     def quantized(self) -> bool:
@@ -147,6 +157,64 @@ class Pipeline:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class WholePipeline(BasePipeline):
+    """A model on an engine with a loop of its own."""
+
+    engine: WholeEngine
+
+    def runner(self) -> Runner:
+        return self.engine.runner()
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline(BasePipeline):
+    """A target on a step engine, and a drafter.
+
+    rows:    what samples from rows of logits; None is NumPy.
+    clock:   seconds, for metrics and the controller.
+    """
+
+    engine: StepEngine
+    drafting: Drafting
+    rows: RowSampler | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    def runner(self) -> StepLoop:
+        return StepLoop(
+            self.engine,
+            self.drafting.drafter,
+            self.drafting.verifier,
+            self.drafting.controller,
+            clock=self.clock,
+            max_num_seqs=self.config.max_num_seqs,
+            max_context=self.context,
+            vocab_size=self.vocab_size,
+            rows=self.rows,
+        )
+
+    @property
+    def verifier(self) -> Verifier:
+        return self.drafting.verifier
+
+    def fixed(self, count: int) -> list[Pipeline]:
+        """For each drafter, the same with fixed drafts of it alone, see `Drafting.fixed`."""
+        return [replace(self, drafting=drafting) for drafting in self.drafting.fixed(count)]
+
+
+def open_pipeline(config: EngineConfig, *, progress: bool = True) -> BasePipeline:
+    """One pipeline on the engine that `config` names. Raises OutriderError; see `build_all`."""
+    backend = _backend(config)
+    if isinstance(backend, StepBackend):
+        return build(config, progress=progress)
+    source = _open_target(config, progress)
+    tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
+    context = _context(config, source)
+    engine = backend.build(config, source, context)
+    context = min(context, engine.max_positions)
+    return WholePipeline(config, config.speculative, source, None, tokenizer, context, engine)
+
+
 def build(
     config: EngineConfig,
     loader: ModelLoader | None = None,
@@ -154,7 +222,7 @@ def build(
     memory_check: MemoryCheck | None = None,
     progress: bool = True,
 ) -> Pipeline:
-    """Put one pipeline together. Raises OutriderError; see `build_all`."""
+    """One pipeline on a step engine. Raises OutriderError; see `build_all`."""
     choices = [config.speculative]
     return build_all(config, choices, loader, memory_check=memory_check, progress=progress)[0]
 
@@ -173,32 +241,30 @@ def build_all(
     """One pipeline for each choice of drafter, all on the same loaded weights (`config.speculative` is
     not read). Every model is opened, checked and counted before the first is loaded.
 
-    loader:   puts the weights into an engine; None means the native one.
-    wrap:     put around each loaded model, to watch it.
-    costs:    what passes of a loaded model cost; None measures the native engine's and guesses others'.
+    loader:   loads a model; None means that of the configured engine.
+    wrap:     wraps each loaded model, to observe it.
+    costs:    what passes of a loaded model cost; None measures the engine's, and guesses those of `loader`.
     clock:    seconds, for metrics and the controller; texts never depend on it.
-    memory_check: raises when the models and their caches would not fit; None takes the usual one, which wants
-              room for max_num_seqs sequences.
+    memory_check: raises when the models and their caches would not fit; None is the check that counts
+              max_num_seqs sequences.
     progress: a bar on stderr while a model is fetched.
     Raises ModelError (not found, damaged, unsupported, vocabularies differ, too little memory) and
-    ConfigError.
+    ConfigError, also for an engine that is unknown or runs its own loop.
     """
+    backend = _step_backend(config)
     source = _open_target(config, progress)
     tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
     lookups = [make_lookup(choice) for choice in choices]
     opened = ((choice, _open_draft(choice, source, tokenizer, progress)) for choice in choices)
     drafts = {choice: draft for choice, draft in opened if draft is not None}
-    context = min(
-        source.architecture.max_positions, config.max_model_len or source.architecture.max_positions
-    )
+    context = _context(config, source)
     (memory_check or _check_memory)(config, context, [source, *_distinct(drafts)])
 
-    native = loader is None
-    rows = native_rows() if native else None
-    costs = costs or (native_costs() if native else guessed_costs)
-    loader = loader or native_loader(config)
+    rows = backend.rows() if loader is None else None
+    costs = costs or (backend.costs() if loader is None else guessed_costs)
+    loader = loader or backend.loader(config)
     target = loader(source, config.threads)
-    engine = CachedStepEngine(wrap(target), tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(wrap(target))
     loaded = {_key(s): loader(s, config.threads) for s in _distinct(drafts)}
     wrapped = {key: wrap(model) for key, model in loaded.items()}
     pipelines = []
@@ -210,11 +276,11 @@ def build_all(
             draft = DraftModel(
                 wrapped[key],
                 common,
-                functools.partial(costs, loaded[key], frequent(loaded[key])),
+                functools.partial(costs, loaded[key], frequent_blocks(loaded[key])),
             )
         drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup, clock)
         pipelines.append(
-            Pipeline(config, choice, source, described, tokenizer, engine, drafting, context, rows, clock)
+            Pipeline(config, choice, source, described, tokenizer, context, engine, drafting, rows, clock)
         )
     return pipelines
 
@@ -223,10 +289,35 @@ def load_target(
     config: EngineConfig, loader: ModelLoader | None = None, *, progress: bool = True
 ) -> LanguageModel:
     """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
+    backend = _step_backend(config)
     source = _open_target(config, progress)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
     _check_memory(config, context, [source])
-    return (loader or native_loader(config))(source, config.threads)
+    return (loader or backend.loader(config))(source, config.threads)
+
+
+def _backend(config: EngineConfig) -> StepBackend | WholeBackend:
+    name = next(iter(ENGINES)) if config.engine == "auto" else config.engine
+    if name not in ENGINES:
+        known = ("auto", *ENGINES)
+        there = " or ".join(map(repr, known))
+        raise ConfigError(f"engine {name!r} is unknown; use {there}{nearest(name, known)}")
+    return ENGINES[name]
+
+
+def _step_backend(config: EngineConfig) -> StepBackend:
+    backend = _backend(config)
+    if not isinstance(backend, StepBackend):
+        raise ConfigError(
+            f"engine {config.engine!r} runs its own loop, and this needs one that Outrider drives"
+        )
+    return backend
+
+
+def _context(config: EngineConfig, source: ModelSource) -> int:
+    """Most positions of a sequence: the model's, or fewer where the configuration says so."""
+    most = source.architecture.max_positions
+    return min(most, config.max_model_len or most)
 
 
 def _open_target(config: EngineConfig, progress: bool) -> ModelSource:

@@ -8,8 +8,8 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Distribution, Draft, Verdict
-from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.decoding.sampling.randomness import StepRandomness
+from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 from outrider.engines.base import ForwardItem, LanguageModel
 from tests.support.enumeration import Siblings
 
@@ -39,7 +39,7 @@ class ScriptedDrafter:
             drafts.append(self._script(self._random, truth, job.budget, self._vocab_size))
         return drafts
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass
 
     def end(self, request_id: str) -> None:
@@ -165,14 +165,14 @@ class TreeDrafter:
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
         return [self._tree(job) for job in jobs]
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         pass
 
     def end(self, request_id: str) -> None:
         pass
 
     def _tree(self, job: ProposeJob) -> Draft:
-        chance, ahead = StepRandomness(job.sampler.seed, len(job.context.tokens)), len(job.context.path)
+        randomness, ahead = StepRandomness(job.sampler.seed, len(job.context.tokens)), len(job.context.path)
         tokens: list[int] = []
         parents: list[int] = []
         stated: list[Distribution | None] = []
@@ -182,7 +182,7 @@ class TreeDrafter:
             for parent, context in level:
                 first = len(tokens)
                 count = min(arity, job.budget - first)
-                drawn, drawn_from = self._kind(self._drafts(job, context), count, chance, ahead + first)
+                drawn, drawn_from = self._kind(self._drafts(job, context), count, randomness, ahead + first)
                 tokens += drawn
                 parents += [parent] * len(drawn)
                 stated += drawn_from

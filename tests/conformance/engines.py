@@ -27,7 +27,7 @@ class Models:
     draft: LanguageModel
 
     def engine(self) -> StepEngine:
-        return CachedStepEngine(self.target, tree_attention=True, exact_bits=True)
+        return CachedStepEngine(self.target)
 
 
 def toy_models() -> Models:

@@ -14,7 +14,8 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.sampling.constraint import Mask
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.verifiers.base import CoupledVerifier, Verifier
+from outrider.decoding.verifiers.base import Verifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.decoding.verifiers.distributions import siblings
 from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.base import Drafter
@@ -170,7 +171,16 @@ def answers(outputs: dict[str, Output]) -> Answers:
 
 
 DRAFTERS = [
-    *("draft_model", "own draft_model", "small draft_model", "ngram", "suffix", "mixed", "own mixed", "tree"),
+    *(
+        "draft_model",
+        "independent draft_model",
+        "small draft_model",
+        "ngram",
+        "suffix",
+        "mixed",
+        "independent mixed",
+        "tree",
+    ),
     *SCRIPTS,
 ]
 
@@ -180,14 +190,14 @@ def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
         return ScriptedDrafter(name, SCRIPTS[name], truth, models.target.vocab_size)
     made: dict[str, Callable[[], Drafter]] = {
         "draft_model": lambda: DraftModelDrafter(models.draft, chunk=8),
-        "own draft_model": lambda: DraftModelDrafter(models.draft, chunk=8, draws="own"),
+        "independent draft_model": lambda: DraftModelDrafter(models.draft, chunk=8, draws="independent"),
         # a smaller vocabulary and a context that ends before the target's
         "small draft_model": lambda: DraftModelDrafter(models.draft, common_size=40, max_context=50),
         "tree": lambda: TreeDrafter(models.draft, (2, 2), siblings),
         "ngram": lambda: NgramDrafter(3, 1),
         "suffix": SuffixDrafter,
         "mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8)),
-        "own mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8, draws="own")),
+        "independent mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8, draws="independent")),
     }
     return made[name]()
 

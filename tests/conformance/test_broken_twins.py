@@ -14,7 +14,7 @@ from outrider.decoding.sampling import sampler as sampler_module
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.engines.base import Cache, SeqHandle, StepEngine
 from outrider.engines.step import CachedStepEngine
 from tests.conformance.engines import Models, toy_models
@@ -208,7 +208,7 @@ TARGET: dict[str, Any] = {"seed": 1, "sharpness": 2.5, "memory": 0.4}
 )
 def test_a_broken_model_is_caught(model: type[ToyModel]) -> None:
     broken = model(48, 128, **TARGET)
-    engine = CachedStepEngine(broken, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(broken)
     assert any(caught(toy_models(), engine=lambda: engine))
 
 
@@ -250,7 +250,7 @@ class ForgetsTheAnchor(CachedStepEngine):
 @pytest.mark.parametrize("kind", [ForgetsTheRollback, CommitsOneTooFew, ForgetsTheAnchor])
 def test_a_broken_commit_is_caught(kind: type[CachedStepEngine]) -> None:
     models = toy_models()
-    assert any(caught(models, engine=lambda: kind(models.target, tree_attention=True, exact_bits=True)))
+    assert any(caught(models, engine=lambda: kind(models.target)))
 
 
 def test_a_commit_that_breaks_the_invariant_fails_loudly() -> None:

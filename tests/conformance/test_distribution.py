@@ -9,7 +9,7 @@ from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
@@ -40,7 +40,7 @@ def probabilities() -> npt.NDArray[np.float64]:
 
 def excess(verifier: CoupledVerifier) -> float:
     """How many standard deviations Pearson's statistic of the texts lies above its mean."""
-    engine = CachedStepEngine(TARGET, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(TARGET)
     drafter = DraftModelDrafter(DRAFT)
     loop = StepLoop(engine, drafter, verifier, FixedController(2), clock=lambda: 0.0, max_num_seqs=100)
     params = SamplingParams(max_tokens=LENGTH)

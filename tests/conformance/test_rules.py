@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from outrider.decoding.context import TokenContext
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.decoding.verifiers.base import VERIFIERS, Verifier
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
 from tests.conformance.engines import ENGINES, Models
@@ -72,7 +72,15 @@ def strangers(found: dict[str, Output], made: Models, engine: str, params: str) 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("params", DRAWN)
 def test_drawn_texts_are_sound(engine: str, rule: str, params: str) -> None:
-    for drafter in ("own draft_model", "draft_model", "ngram", "tree", "random_tree", "twins", "bad_parents"):
+    for drafter in (
+        "independent draft_model",
+        "draft_model",
+        "ngram",
+        "tree",
+        "random_tree",
+        "twins",
+        "bad_parents",
+    ):
         found = under(engine, VERIFIERS[rule](), drafter, params)
         for output in found.values():
             assert output.end is not None
@@ -85,7 +93,7 @@ def test_drawn_texts_are_sound(engine: str, rule: str, params: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("drafter", ["own draft_model", "ngram", "tree"])
+@pytest.mark.parametrize("drafter", ["independent draft_model", "ngram", "tree"])
 def test_a_seed_gives_one_text_whatever_the_batch(engine: str, rule: str, drafter: str) -> None:
     texts = [
         visible(
@@ -100,7 +108,7 @@ def test_a_seed_gives_one_text_whatever_the_batch(engine: str, rule: str, drafte
 def test_drafts_are_kept_and_given_up() -> None:
     for rule in RULES:
         counts = [0, 0]
-        for output in under("toy", VERIFIERS[rule](), "own draft_model", "temperature").values():
+        for output in under("toy", VERIFIERS[rule](), "independent draft_model", "temperature").values():
             assert output.end is not None
             drafts = output.end.metrics.drafts
             counts = [counts[0] + drafts.num_accepted_tokens, counts[1] + drafts.num_draft_tokens]

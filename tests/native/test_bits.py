@@ -184,10 +184,10 @@ def test_blocks_of_the_vocabulary_have_the_bits_of_the_whole(tmp_path: Path) -> 
         work = ForwardItem(cache, tokens, np.arange(-1, 4, dtype=np.int32), np.array([0, 4], np.int32))
         (whole,) = model.forward([work])
         cache.truncate(0)
-        last = (model.vocab_size - 1) // model.block_size
+        last = (model.vocab_size - 1) // model.vocab_block_size
         blocks = np.array([0, 1, 4, last], np.int32)
         (part,) = model.forward_subset([work], blocks)
-        inside = np.isin(np.arange(model.vocab_size) // model.block_size, blocks)
+        inside = np.isin(np.arange(model.vocab_size) // model.vocab_block_size, blocks)
         assert (part[:, inside].view(np.uint32) == whole[:, inside].view(np.uint32)).all()
         assert np.isneginf(part[:, ~inside]).all()
         for wrong in ([1, 0], [2, 2], [-1], [last + 1]):

@@ -207,16 +207,17 @@ def test_rows_without_a_greatest_number_are_refused_alike(rows: RowSampler | Non
         for where in (0, 7, 255, 256, 299):
             logits = np.zeros(300, np.float32)
             logits[where] = bad
-            for use in (sampler.token, sampler.distribution, sampler.outlook):
+            for use in (sampler.token, sampler.distribution, sampler.lazy_distribution):
                 with pytest.raises(ModelError, match="logits at position 3"):
                     use(logits, TokenContext([0, 0, 0]))
-    for use in (sampler.token, sampler.distribution, sampler.outlook):
+    for use in (sampler.token, sampler.distribution, sampler.lazy_distribution):
         with pytest.raises(ModelError, match="logits at position 3"):
             use(np.full(300, -np.inf, np.float32), TokenContext([0, 0, 0]))
     nothing = SamplingParams(allowed_token_ids=[1], stop_token_ids=[1], min_tokens=1)
     with pytest.raises(ConfigError, match="no token is left"):
         Sampler(nothing, 2, rows=rows).token(np.zeros(2, np.float32), TokenContext([0]))
-    for use in (Sampler(nothing, 2, rows=rows).distribution, Sampler(nothing, 2, rows=rows).outlook):
+    sampler = Sampler(nothing, 2, rows=rows)
+    for use in (sampler.distribution, sampler.lazy_distribution):
         with pytest.raises(ConfigError, match="no token is left"):
             use(np.zeros(2, np.float32), TokenContext([0]))
 

@@ -25,8 +25,14 @@ SECONDS = 30.0  # after which a test has failed
 class Shared(CachedStepEngine):
     """All its sequences share prefixes."""
 
-    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
-        return super().open(prompt, capacity, namespace or "everybody")
+    def open(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        namespace: str | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> SeqHandle:
+        return super().open(prompt, capacity, namespace or "everybody", taps)
 
 
 def toy_pipeline(
@@ -44,7 +50,7 @@ def request(name: str, prompt: Sequence[int] = (1, 2, 3), **arguments: Any) -> R
 
 def alone(pipeline: Pipeline, asked: Request) -> list[int]:
     """A request's tokens when nobody else is there and nothing is kept."""
-    events = pipeline.loop().generate([replace(asked, namespace=None)])
+    events = pipeline.runner().generate([replace(asked, namespace=None)])
     return [event.token_id for event in events if isinstance(event, TokenEvent)]
 
 

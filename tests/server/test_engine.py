@@ -71,7 +71,7 @@ def pipeline(target_file: Path) -> Pipeline:
 
 def gated(target_file: Path, speculative: str | None = None) -> tuple[Pipeline, Gated]:
     model = Gated()
-    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(model)
     return replace(toy_pipeline(target_file, speculative), engine=engine), model
 
 

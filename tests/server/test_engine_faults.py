@@ -17,7 +17,7 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.events import Event
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.stops import Emitter
-from outrider.decoding.types import Draft, FloatArray, Verdict
+from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
 from outrider.pipeline import Pipeline
@@ -87,7 +87,7 @@ class BadDrafter:
             self._call("propose", job.request_id)
         return [Draft.chain(job.context.tokens[: min(3, job.budget)], self.name) for job in jobs]
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         self._call("observe", request_id)
 
     def end(self, request_id: str) -> None:
@@ -142,7 +142,7 @@ def together(pipeline: Pipeline, bad: Request) -> dict[str, list[Event]]:
 
 def poisoned(target_file: Path, speculative: str | None) -> Pipeline:
     model = Poisoned(320, 256, seed=1, sharpness=3.0, memory=0.2)
-    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(model)
     return replace(toy_pipeline(target_file, speculative, max_num_seqs=3), engine=engine)
 
 

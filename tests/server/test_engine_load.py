@@ -78,7 +78,7 @@ class World:
 def world(target: Path, draft: Path, drafter: str) -> World:
     pipeline = toy_pipeline(target, DRAFTERS[drafter](draft), max_num_seqs=SLOTS)
     model = Watched()
-    engine = Shared(model, tree_attention=True, exact_bits=True)
+    engine = Shared(model)
     plain = toy_pipeline(target, None)
     return World(replace(pipeline, engine=engine), model, engine, plain)
 
@@ -120,7 +120,7 @@ load = st.lists(visits, min_size=1, max_size=8)
 def run(world: World, load: Sequence[Visit]) -> tuple[dict[str, Request], set[str], list[Event]]:
     """What a load of requests was told: the requests, those cancelled, all events."""
     budget = Budget(BUDGET)
-    loop = world.pipeline.loop()
+    loop = world.pipeline.runner()
     steps = itertools.count()
     scheduler = Scheduler(
         loop, SLOTS, budget, lambda r: len(r.prompt) + (r.params.max_tokens or 0), lambda: 0.0

@@ -68,8 +68,8 @@ class OffByOne(PrefixCache):
 
 
 def test_logits_behind_a_taken_prefix_are_the_same_bits(pipeline: Pipeline, model: NativeModel) -> None:
-    plain = CachedStepEngine(model, tree_attention=True, exact_bits=True)
-    sharing = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    plain = CachedStepEngine(model)
+    sharing = CachedStepEngine(model)
     sharing.share_prefixes(10**8)
     prompts = [prompt_of(pipeline, 100, question) for question in ("Who?", "Why, then?", "Who?")]
     for prompt, least in zip(prompts, (0, 96, 96), strict=True):
@@ -88,7 +88,7 @@ def test_logits_behind_a_taken_prefix_are_the_same_bits(pipeline: Pipeline, mode
 def test_a_second_request_with_a_long_system_prompt_starts_in_a_tenth_of_the_time(
     pipeline: Pipeline, model: NativeModel
 ) -> None:
-    engine = Shared(model, tree_attention=True, exact_bits=True)
+    engine = Shared(model)
     shared = replace(pipeline, engine=engine)
     asked = [
         request(name, prompt_of(pipeline, 1000, question), max_tokens=8)
@@ -113,7 +113,7 @@ def test_a_second_request_with_a_long_system_prompt_starts_in_a_tenth_of_the_tim
 
 def test_texts_on_a_busy_engine_are_those_of_a_quiet_one(pipeline: Pipeline, model: NativeModel) -> None:
     """Greedy and drawn, with prompts that begin alike, some cancelled half-way."""
-    engine = Shared(model, tree_attention=True, exact_bits=True)
+    engine = Shared(model)
     shared = replace(pipeline, engine=engine)
     asked = [
         request(

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, TargetScores
 from outrider.decoding.verifiers.base import VERIFIERS
-from outrider.decoding.verifiers.distributions import StepRandomness
 from tests.statistical.texts import DRAFTERS, sample
 
 Floats = npt.NDArray[np.float64]
@@ -70,7 +70,7 @@ def test_each_rule_accepts_as_often_as_it_should(spread: float) -> None:
     stated = Sampler(SamplingParams(), 6).distribution(draft_row, context)
     for seed in range(DRAWS):
         sampler = Sampler(SamplingParams(), 6, seed=seed)
-        shared, own = sampler.token(draft_row, context), StepRandomness(seed, 1).draws(stated, 0)
+        shared, own = sampler.token(draft_row, context), StepRandomness(seed, 1).draft_token(stated, 0)
         for name, rule in rules.items():
             drawn, probs = (own, (stated,)) if rule.draft_probs else (shared, None)
             draft = Draft.chain([drawn], "test", probs)
@@ -86,7 +86,7 @@ def test_each_rule_accepts_as_often_as_it_should(spread: float) -> None:
 
 def test_of_longer_drafts_block_keeps_most() -> None:
     kept = {}
-    for rule, drafter in (("coupled", "shared"), ("rejection", "own"), ("block", "own")):
+    for rule, drafter in (("coupled", "coupled"), ("rejection", "independent"), ("block", "independent")):
         found = sample(VERIFIERS[rule](), DRAFTERS[drafter](), 700)
         kept[rule] = found.accepted / found.drafted
     assert kept["coupled"] < kept["rejection"] < kept["block"]

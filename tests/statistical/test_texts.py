@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.rng import ACCEPT, DRAFT
 from outrider.decoding.verifiers.base import VERIFIERS
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.drafters import draft_model
 from outrider.verify.gtest import detectable
@@ -21,17 +21,17 @@ from tests.statistical.texts import DRAFTERS, LENGTH, sample
 
 SIZE, TWIN_SIZE = 1000, 800
 CASES = [
-    ("coupled", "shared", "plain"),
+    ("coupled", "coupled", "plain"),
     ("coupled", "tree of the likeliest", "filtered"),
-    ("rejection", "own", "plain"),
-    ("rejection", "own", "filtered"),
+    ("rejection", "independent", "plain"),
+    ("rejection", "independent", "filtered"),
     ("rejection", "greedy", "filtered"),
     ("rejection", "ngram", "plain"),
     ("rejection", "tree", "plain"),
     ("rejection", "tree with replacement", "filtered"),
     ("rejection", "tree of the likeliest", "plain"),
-    ("block", "own", "plain"),
-    ("block", "own", "filtered"),
+    ("block", "independent", "plain"),
+    ("block", "independent", "filtered"),
     ("block", "greedy", "plain"),
     ("block", "ngram", "filtered"),
 ]
@@ -50,7 +50,7 @@ def test_texts_come_with_the_targets_probabilities(rule: str, drafter: str, para
 
 def test_the_tests_power() -> None:
     """With 95% power a case sees any distribution at a total-variation distance of 0.14 or more."""
-    found = sample(VERIFIERS["rejection"](), DRAFTERS["own"](), SIZE)
+    found = sample(VERIFIERS["rejection"](), DRAFTERS["independent"](), SIZE)
     assert detectable(found.test().degrees, SIZE, BAR) < 0.14
 
 
@@ -107,7 +107,7 @@ class Generous(StepRandomness):
 def test_a_rule_with_bad_numbers_is_caught(
     rule: type[RejectionVerifier] | type[BlockVerifier], twin: type[StepRandomness]
 ) -> None:
-    assert sample(rule(twin), DRAFTERS["own"](), TWIN_SIZE).test().p < BAR
+    assert sample(rule(twin), DRAFTERS["independent"](), TWIN_SIZE).test().p < BAR
 
 
 @pytest.mark.parametrize("rule", [RejectionVerifier, BlockVerifier])
@@ -115,17 +115,17 @@ def test_a_draft_with_bad_numbers_is_caught(
     rule: type[RejectionVerifier] | type[BlockVerifier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_model, "Chance", OneNumberForAllNodes)
-    assert sample(rule(), DRAFTERS["own"](), TWIN_SIZE).test().p < BAR
+    assert sample(rule(), DRAFTERS["independent"](), TWIN_SIZE).test().p < BAR
 
 
 def test_a_draft_that_states_less_than_it_drew_by_is_right_and_more_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A draft model that takes its likeliest token but states the whole distribution."""
-    monkeypatch.setattr(StepRandomness, "draws", lambda self, q, node: int(q.ids[q.probs.argmax()]))
-    assert sample(RejectionVerifier(), DRAFTERS["own"](), TWIN_SIZE).test().p < BAR
+    monkeypatch.setattr(StepRandomness, "draft_token", lambda self, q, node: int(q.ids[q.probs.argmax()]))
+    assert sample(RejectionVerifier(), DRAFTERS["independent"](), TWIN_SIZE).test().p < BAR
     assert sample(RejectionVerifier(), DRAFTERS["greedy"](), TWIN_SIZE).test().p > BAR
 
 
 def test_accepting_one_too_many_is_caught() -> None:
-    assert sample(AcceptsOneTooMany(), DRAFTERS["shared"](), TWIN_SIZE).test().p < BAR
+    assert sample(AcceptsOneTooMany(), DRAFTERS["coupled"](), TWIN_SIZE).test().p < BAR

@@ -56,8 +56,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "filtered": {"temperature": 1.3, "top_p": 0.9, "frequency_penalty": 0.4, "logit_bias": {1: 0.5}},
 }
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "own": lambda: DraftModelDrafter(DRAFT, draws="own"),
-    "shared": lambda: DraftModelDrafter(DRAFT, draws="shared"),
+    "independent": lambda: DraftModelDrafter(DRAFT, draws="independent"),
+    "coupled": lambda: DraftModelDrafter(DRAFT, draws="coupled"),
     "greedy": lambda: DraftModelDrafter(DRAFT, draws="greedy"),
     "ngram": lambda: NgramDrafter(2, 1),
     "tree": lambda: TreeDrafter(DRAFT, (2, 1), siblings),
@@ -101,7 +101,7 @@ class Sample:
 
 def sample(verifier: Verifier, drafter: Drafter, size: int, params: str = "plain") -> Sample:
     """Write `size` texts, each with a seed of its own."""
-    engine = CachedStepEngine(TARGET, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(TARGET)
     loop = StepLoop(engine, drafter, verifier, FixedController(WIDTH), clock=lambda: 0.0, max_num_seqs=100)
     wanted = SamplingParams(max_tokens=LENGTH, **PARAMS[params])
     texts: dict[str, int] = {}

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.context import TokenContext
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import LazyDistribution
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness, siblings
+from outrider.decoding.verifiers.distributions import siblings
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -40,18 +41,18 @@ class Branches(StepRandomness):
     def uniform(self, purpose: int, number: int) -> float:
         raise AssertionError("a rule must decide by draws, accepts and chooses only")
 
-    def draws(self, distribution: Distribution, node: int) -> int:
+    def draft_token(self, distribution: Distribution, node: int) -> int:
         return self._token(distribution)
 
     def accepts(self, probability: float, node: int) -> bool:
         sure = min(1.0, max(0.0, probability))
         return self._branch([sure, 1.0 - sure]) == 0
 
-    def chooses(self, distribution: Distribution) -> int:
+    def next_token(self, distribution: Distribution) -> int:
         return self._token(distribution)
 
     def _token(self, distribution: Distribution) -> int:
-        probs = distribution.probs / distribution.probs.sum()  # as `pick` does
+        probs = distribution.probs / distribution.probs.sum()  # as `sample_inverse_cdf` does
         return int(distribution.ids[self._branch(probs.tolist())])
 
     def _branch(self, weights: list[float]) -> int:
@@ -127,7 +128,7 @@ class Rows:
             raise ValueError("there is nothing to say")
         return distribution(row)
 
-    def outlook(self, row: Any, context: TokenContext) -> LazyDistribution:
+    def lazy_distribution(self, row: Any, context: TokenContext) -> LazyDistribution:
         known = self.distribution(row, context)
         return LazyDistribution(lambda: known)
 
@@ -135,16 +136,16 @@ class Rows:
 class Propose(Protocol):
     """Draws a draft. The draft's tokens and distributions are all that the rule gets."""
 
-    def __call__(self, world: World, chance: StepRandomness) -> Draft: ...
+    def __call__(self, world: World, randomness: StepRandomness) -> Draft: ...
 
 
 def chain(length: int) -> Propose:
-    def propose(world: World, chance: StepRandomness) -> Draft:
+    def propose(world: World, randomness: StepRandomness) -> Draft:
         text: Path = ()
         stated = []
         for node in range(length):
             stated.append(world.drafts(text))
-            text = (*text, chance.draws(stated[-1], node))
+            text = (*text, randomness.draft_token(stated[-1], node))
         return Draft.chain(text, "chain", tuple(stated))
 
     return propose
@@ -153,16 +154,16 @@ def chain(length: int) -> Propose:
 def unstated(propose: Propose) -> Propose:
     """The same draws with nothing stated, so that each token counts as a point mass."""
 
-    def bare(world: World, chance: StepRandomness) -> Draft:
-        draft = propose(world, chance)
+    def bare(world: World, randomness: StepRandomness) -> Draft:
+        draft = propose(world, randomness)
         return Draft(draft.tokens, draft.parents, None, "unstated")
 
     return bare
 
 
 def half_stated(propose: Propose) -> Propose:
-    def half(world: World, chance: StepRandomness) -> Draft:
-        draft = propose(world, chance)
+    def half(world: World, randomness: StepRandomness) -> Draft:
+        draft = propose(world, randomness)
         probs = tuple(draft.distribution(i) if i % 2 else None for i in range(len(draft)))
         return Draft(draft.tokens, draft.parents, probs, "half stated")
 
@@ -175,14 +176,14 @@ Siblings: TypeAlias = Callable[
 
 
 def with_replacement(
-    q: Distribution, count: int, chance: StepRandomness, first: int
+    q: Distribution, count: int, randomness: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Independent candidates, which may be equal (SpecInfer)."""
-    return [chance.draws(q, first + i) for i in range(count)], [q] * count
+    return [randomness.draft_token(q, first + i) for i in range(count)], [q] * count
 
 
 def likeliest(
-    q: Distribution, count: int, chance: StepRandomness, first: int
+    q: Distribution, count: int, randomness: StepRandomness, first: int
 ) -> tuple[list[int], list[None]]:
     """The likeliest tokens, in order: nothing is drawn."""
     best = np.argsort(-q.probs, kind="stable")[:count]
@@ -192,7 +193,7 @@ def likeliest(
 def tree(arity: Sequence[int], kind: Siblings = siblings) -> Propose:
     """Up to arity[d] children for each node of depth d."""
 
-    def propose(world: World, chance: StepRandomness) -> Draft:
+    def propose(world: World, randomness: StepRandomness) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
         stated: list[Distribution | None] = []
@@ -201,7 +202,7 @@ def tree(arity: Sequence[int], kind: Siblings = siblings) -> Propose:
             below = []
             for parent, text in level:
                 first = len(tokens)
-                drawn, drawn_from = kind(world.drafts(text), count, chance, first)
+                drawn, drawn_from = kind(world.drafts(text), count, randomness, first)
                 tokens += drawn
                 parents += [parent] * len(drawn)
                 stated += drawn_from
@@ -228,7 +229,7 @@ def steps(world: World, propose: Propose, rule: Rule) -> Iterator[tuple[float, S
 
     def run(branches: Branches) -> Step:
         draft = propose(world, branches)
-        verifier = rule(chance=lambda seed, position: branches)
+        verifier = rule(randomness=lambda seed, position: branches)
         verdict = verifier.verify(draft, scores(world, draft), Rows(world.mute), TokenContext([0]))  # type: ignore[arg-type]
         emitted = (*draft.tokens[list(verdict.path)].tolist(), verdict.next_token)
         return emitted, verdict

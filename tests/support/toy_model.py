@@ -1,7 +1,7 @@
 """A language model in a few lines of NumPy, for tests: cheap, and nothing about its cache is forgiving.
 
-What it says next is a hash of every (token, position) that the new token may see, read back from the
-cache through the tree mask, so that a wrong rollback, gather, mask or position changes the logits.
+Logits are a hash of every (token, position) that the new token may see, read back from the cache through
+the tree mask, so that a wrong rollback, gather, mask or position changes them. So are the hidden states.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.types import FloatArray, IntArray
-from outrider.engines.base import Cache, CacheBlocks, ForwardItem
+from outrider.decoding.types import FloatArray, IntArray, TargetScores
+from outrider.engines.base import Cache, CacheBlocks, EngineCaps, ForwardItem
+from outrider.engines.hidden import check_taps
 
+UNSCORED = TargetScores(np.zeros((1, 1), np.float32))  # for drafters that do not read scores
 SHARE_UNIT = 4  # small, so that short texts have several blocks
 
 
@@ -117,8 +119,11 @@ class ToyModel:
     similarity: how much, 0..1; at 1 the two are the same (given the same sharpness and memory).
     """
 
+    caps = EngineCaps(tree_attention=True, exact_bits=True, hidden_states=True)
     share_unit = SHARE_UNIT
-    block_size = 4
+    vocab_block_size = 4
+    num_layers = 2
+    hidden_size = 3
 
     def __init__(
         self,
@@ -149,14 +154,36 @@ class ToyModel:
 
     def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
         if len(blocks) and (
-            blocks[0] < 0 or blocks[-1] * self.block_size >= self.vocab_size or (np.diff(blocks) < 1).any()
+            blocks[0] < 0
+            or blocks[-1] * self.vocab_block_size >= self.vocab_size
+            or (np.diff(blocks) < 1).any()
         ):
             raise ValueError("blocks of the vocabulary must be ascending and inside it")
         found = self.forward(items)
-        outside = ~np.isin(np.arange(self.vocab_size) // self.block_size, blocks)
+        outside = ~np.isin(np.arange(self.vocab_size) // self.vocab_block_size, blocks)
         for rows in found:
             rows[:, outside] = -np.inf
         return found
+
+    def forward_hidden(
+        self, items: Sequence[ForwardItem], taps: Sequence[int]
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        check_taps(taps, self.num_layers)
+        bases = [item.cache.length for item in items]
+        logits = self.forward(items)
+        return logits, [self._hidden(item, base, taps) for item, base in zip(items, bases, strict=True)]
+
+    def _hidden(self, item: ForwardItem, base: int, taps: Sequence[int]) -> FloatArray:
+        """Layer 0 hashes the token, the others all that is visible."""
+        cache = item.cache
+        assert isinstance(cache, ToyCache)
+        count, rows = base + len(item.tokens), []
+        tokens, positions = (slots[:count].astype(np.uint64) for slots in cache.slots)
+        pairs = _mix(((tokens << np.uint64(32)) | positions) + np.uint64(2))
+        for node, visible in enumerate(self._visible(base, item.parents)):
+            states = [int(item.tokens[node]), *[int(pairs[visible].sum(dtype=np.uint64))] * self.num_layers]
+            rows.append(np.concatenate([_normal(self.hidden_size, 1000 + t, states[t]) for t in taps]))
+        return np.array(rows, np.float32).reshape(len(rows), len(taps) * self.hidden_size)
 
     def _check(self, item: ForwardItem) -> None:
         tokens, parents, cache = item.tokens, item.parents, item.cache

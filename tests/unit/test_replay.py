@@ -15,8 +15,8 @@ from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.sampling.sampler import certainty
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.sampling.sampler import top_probability
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import OutriderError
@@ -45,7 +45,7 @@ def test_whoever_follows_the_text_is_told_how_it_goes_on(replay: Any) -> None:
     model.certain = {4: 0.25}
     rows = model.forward([item(cache, [10, 11], [-1, 0])])[0]
     assert rows[:1].argmax(1).tolist() == [11]
-    assert [certainty(row) for row in rows] == pytest.approx([0.25, 1.0])
+    assert [top_probability(row) for row in rows] == pytest.approx([0.25, 1.0])
 
 
 def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(replay: Any) -> None:
@@ -55,7 +55,7 @@ def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(r
         model = replay.Replay(50, COSTS, clock := replay.Clock())
         model.text = text
         loop = StepLoop(
-            CachedStepEngine(model, tree_attention=True, exact_bits=True),
+            CachedStepEngine(model),
             NgramDrafter(3, 1),
             CoupledVerifier(),
             FixedController(length),

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 
-import outrider
 from outrider.machine import cpu_name
+from outrider.version import __version__
 
 
 def describe(threads: int | None = None) -> dict[str, object]:
@@ -22,7 +22,7 @@ def describe(threads: int | None = None) -> dict[str, object]:
         "memory_bytes": int(psutil.virtual_memory().total),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "outrider": outrider.__version__,
+        "outrider": __version__,
         "threads": threads,
     }
 

@@ -65,8 +65,14 @@ class PrefillClock:
     def max_positions(self) -> int:
         return self._inner.max_positions
 
-    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
-        return self._inner.open(prompt, capacity, namespace)
+    def open(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        namespace: str | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> SeqHandle:
+        return self._inner.open(prompt, capacity, namespace, taps)
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
         with self.watch.running():

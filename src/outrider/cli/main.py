@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-import outrider
 from outrider.cli import bench, demo, pull, run, serve, verify
 from outrider.cli.parser import Parser
 from outrider.errors import OutriderError
+from outrider.version import __version__
 
 COMMANDS = (run, serve, bench, verify, pull, demo)
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     """The whole command line."""
     top = Parser(prog="outrider", description="Lossless speculative decoding for large language models.")
-    top.add_argument("--version", action="version", version=f"outrider {outrider.__version__}")
+    top.add_argument("--version", action="version", version=f"outrider {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         command.add_parser(commands)

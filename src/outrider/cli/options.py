@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.parser import integer, number
-from outrider.config.checks import QUANTIZATIONS
 from outrider.config.engine import EngineConfig, parse_engine
+from outrider.config.quantization import QUANTIZATIONS
 from outrider.config.speculative import (
     DEFAULT_DRAFT_TOKENS,
-    MOST_NODES,
+    DEFAULT_TREE_NODES,
     VERIFICATIONS,
     SpeculativeConfig,
     parse_speculative,
@@ -44,6 +44,7 @@ def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     group.add_argument(
         "-t", "--threads", type=integer, metavar="N", help="threads of the engine (default: its own choice)"
     )
+    group.add_argument("--engine", metavar="NAME", help="what runs the target: auto (default) or native")
     group.add_argument(
         "--quantization",
         metavar="TYPE",
@@ -96,7 +97,8 @@ def add_draft_length(group: argparse._ArgumentGroup) -> None:
         dest="draft",
         type=integer,
         metavar="N",
-        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS}; auto and suffix: {MOST_NODES})",
+        help=f"most draft tokens per step (default: {DEFAULT_DRAFT_TOKENS}; "
+        f"auto and suffix: {DEFAULT_TREE_NODES})",
     )
     for end, size in (("max", "longest"), ("min", "shortest")):
         group.add_argument(
@@ -235,5 +237,6 @@ def engine(args: argparse.Namespace, speculative: SpeculativeConfig) -> EngineCo
         threads=args.threads,
         quantization=args.quantization,
         weights_cache=args.weights_cache,
+        engine=args.engine,
         max_num_seqs=1,
     )

@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
 
     from outrider.llm import LLM
-    from outrider.pipeline import build
+    from outrider.pipeline import open_pipeline
 
-    pipeline = build(config)
+    pipeline = open_pipeline(config)
     llm = LLM.from_pipeline(pipeline)
     ready: Any = prompt
     if args.chat:

@@ -176,6 +176,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         revision=args.revision,
         quantization=args.quantization,
         weights_cache=args.weights_cache,
+        engine=args.engine,
         **foreign.engine_arguments(args),
     )
 

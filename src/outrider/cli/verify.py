@@ -48,6 +48,7 @@ FOR_MODELS = {
     "model_draft": "-md",
     "ctx_size": "-c",
     "threads": "-t",
+    "engine": "--engine",
 }
 FOR_SERVERS = {"chat": "--chat", "timeout": "--timeout", "api_key_env": "--api-key-env"}
 

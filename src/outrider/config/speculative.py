@@ -1,8 +1,8 @@
-"""What a user may ask of drafting: `SpeculativeConfig`, a tagged union by `method`.
+"""The configuration of speculation: `SpeculativeConfig`, a tagged union by `method`.
 
-It takes vLLM's names, the ones of today and the older ones that guides still use. Each of its names is
-honoured, accepted where it changes nothing here, or refused with the reason; a name that nobody knows is
-refused with the nearest one that is known. Nothing is ever ignored in silence.
+It accepts vLLM's parameters under their current and older names. Each parameter is supported, accepted where
+its value changes nothing here, or refused with the reason; an unknown name is refused with the nearest known
+one. Nothing is silently ignored.
 """
 
 from __future__ import annotations
@@ -12,26 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
-from outrider.config.checks import (
-    DRAFT_QUANTIZATIONS,
-    Neutral,
-    anything,
-    is_,
-    one_of,
-    positive,
-    quantization,
-    text,
-)
+from outrider.config.quantization import DRAFT_QUANTIZATIONS, check_quantization
 from outrider.errors import ConfigError, nearest
+from outrider.value_checks import Neutral, anything, one_of, only, path_or_name, positive
 
 DEFAULT_DRAFT_TOKENS = 5
 MAX_DRAFT_TOKENS = 128
-MOST_NODES = 16  # of a step's draft under `auto`, unless the user says otherwise
+DEFAULT_TREE_NODES = 16  # most draft tokens of a step with `auto` and `suffix`
 VERIFICATIONS = ("coupled", "rejection", "block")  # acceptance rules, the default first
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
-AS_STORED = ("stored", "gguf")  # of a draft's weights; the second is vLLM's word
+AS_STORED = ("stored", "gguf")  # no quantization of the draft's weights; the second is vLLM's name
 
-# vLLM's names of the rule, and what they mean here.
+# vLLM's parameters for the rule: their values, and the rule here.
 _RULES = {
     "rejection_sample_method": {"standard": "rejection", "block": "block", "coupled": "coupled"},
     "acceptance_method": {"rejection_sampler": "rejection"},
@@ -47,10 +39,10 @@ class NoneConfig:
 
 @dataclass(frozen=True, slots=True)
 class NgramConfig:
-    """Propose what followed the last occurrence of the text's last words (prompt lookup).
+    """Propose the tokens that followed the latest earlier occurrence of the last n-gram (prompt lookup).
 
     num_speculative_tokens: most draft tokens of a step.
-    prompt_lookup_min, prompt_lookup_max: lengths, in tokens, of the n-grams looked up.
+    prompt_lookup_min, prompt_lookup_max: lengths of the n-grams, in tokens.
     verification: the acceptance rule, one of VERIFICATIONS.
     """
 
@@ -63,17 +55,17 @@ class NgramConfig:
 
 @dataclass(frozen=True, slots=True)
 class DraftModelConfig:
-    """A smaller model of the same vocabulary proposes.
+    """Propose with a draft model: a smaller model of the same vocabulary.
 
     model: a reference or path, as for the target.
     num_speculative_tokens: most draft tokens of a step.
-    max_model_len: positions, in tokens, beyond which the draft rests; None for the draft's own limit.
-    revision: branch, tag or commit when `model` names a repository on the hub.
+    max_model_len: most tokens in the draft model's context; None for its own limit.
+    revision: branch, tag or commit when `model` is a repository on the hub.
     verification: the acceptance rule, one of VERIFICATIONS.
-    quantization: what the draft's weights are held in (models/quantization.py): by default about 3 bits
-        or 4, for a quick draft; None as they are stored; or, of a float model, as the engine's.
-    draft_sample_method: "greedy" drafts the draft's likeliest tokens; "probabilistic", or None, draws them
-        from its distribution, as suits the rule.
+    quantization: of the draft's weights (models/quantization.py). By default about 3 or 4 bits, for a fast
+        draft; None as stored; for a float model also those of the engine.
+    draft_sample_method: "greedy" drafts the likeliest tokens; "probabilistic", or None, draws them from the
+        draft model's distribution, in the way that suits the rule.
     """
 
     method: ClassVar[str] = "draft_model"
@@ -88,7 +80,7 @@ class DraftModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class SuffixConfig:
-    """Propose what followed the text's last tokens before, as a tree (SuffixDecoding, Oliaro et al. 2024).
+    """Propose a tree of the tokens that followed earlier matches (SuffixDecoding, Oliaro et al. 2024).
 
     num_speculative_tokens: most nodes of a step's tree.
     suffix_decoding_max_tree_depth: most tokens of a path.
@@ -99,7 +91,7 @@ class SuffixConfig:
     """
 
     method: ClassVar[str] = "suffix"
-    num_speculative_tokens: int = MOST_NODES
+    num_speculative_tokens: int = DEFAULT_TREE_NODES
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
@@ -109,7 +101,7 @@ class SuffixConfig:
 
 @dataclass(frozen=True, slots=True)
 class AutoConfig:
-    """Suffix lookup, and a draft model if one is given, each used as far as it pays: never slower.
+    """Suffix lookup, and a draft model if one is given, each used only where it saves time.
 
     model: the draft model's reference or path, or None.
     num_speculative_tokens: most draft tokens of a step.
@@ -118,7 +110,7 @@ class AutoConfig:
 
     method: ClassVar[str] = "auto"
     model: str | None = None
-    num_speculative_tokens: int = MOST_NODES
+    num_speculative_tokens: int = DEFAULT_TREE_NODES
     max_model_len: int | None = None
     revision: str | None = None
     verification: str = VERIFICATIONS[0]
@@ -152,30 +144,30 @@ IN_THE_FILE = "the model file says how its weights are stored; choose a file of 
 _NOT_BUILT_DRAFT = "no drafter here uses it; leave it out"
 _LOOKED_UP = "it is about a draft model's draws; the method 'ngram' looks its tokens up"
 
-# vLLM's fields that no drafter here reads: the values that change nothing, and why others are refused.
+# vLLM's parameters that are not supported: the values that change nothing, and why others are refused.
 _REFUSED_SPECULATIVE: dict[str, tuple[Neutral, str]] = {
-    "draft_tensor_parallel_size": (is_(1), ONE_PROCESS),
-    "tensor_parallel_size": (is_(1), ONE_PROCESS),
-    "quantization": (is_(*AS_STORED), IN_THE_FILE),
+    "draft_tensor_parallel_size": (only(1), ONE_PROCESS),
+    "tensor_parallel_size": (only(1), ONE_PROCESS),
+    "quantization": (only(*AS_STORED), IN_THE_FILE),
     "enforce_eager": (anything, ""),
-    "code_revision": (is_(), "no code of a model repository is ever run; leave it out"),
-    "draft_sample_method": (is_("greedy"), _LOOKED_UP),
-    "synthetic_acceptance_rates": (is_(), "it makes the output wrong on purpose; leave it out"),
-    "synthetic_acceptance_length": (is_(), "it makes the output wrong on purpose; leave it out"),
-    "use_heterogeneous_vocab": (is_(False), "the draft needs the target's vocabulary; choose such a draft"),
-    "parallel_drafting": (is_(False), _NOT_BUILT_DRAFT),
-    "num_speculative_tokens_per_batch_size": (is_(), "give one num_speculative_tokens instead"),
-    "disable_by_batch_size": (is_(), "give one num_speculative_tokens for every batch size instead"),
-    "moe_backend": (is_(), _NOT_BUILT_DRAFT),
-    "attention_backend": (is_(), _NOT_BUILT_DRAFT),
-    "kv_cache_dtype": (is_("auto"), "the draft's cache is stored as the target's; leave it out"),
-    "draft_load_config": (is_(), "give `model` a path or a reference instead"),
+    "code_revision": (only(), "no code of a model repository is ever run; leave it out"),
+    "draft_sample_method": (only("greedy"), _LOOKED_UP),
+    "synthetic_acceptance_rates": (only(), "it makes the output wrong on purpose; leave it out"),
+    "synthetic_acceptance_length": (only(), "it makes the output wrong on purpose; leave it out"),
+    "use_heterogeneous_vocab": (only(False), "the draft needs the target's vocabulary; choose such a draft"),
+    "parallel_drafting": (only(False), _NOT_BUILT_DRAFT),
+    "num_speculative_tokens_per_batch_size": (only(), "give one num_speculative_tokens instead"),
+    "disable_by_batch_size": (only(), "give one num_speculative_tokens for every batch size instead"),
+    "moe_backend": (only(), _NOT_BUILT_DRAFT),
+    "attention_backend": (only(), _NOT_BUILT_DRAFT),
+    "kv_cache_dtype": (only("auto"), "the draft's cache is stored as the target's; leave it out"),
+    "draft_load_config": (only(), "give `model` a path or a reference instead"),
     "disable_padded_drafter_batch": (anything, ""),
-    "disable_eagle_block_drop": (is_(False), _NOT_BUILT_DRAFT),
-    "use_local_argmax_reduction": (is_(False), ONE_PROCESS),
-    "index_share_for_mtp_iteration": (is_(), _NOT_BUILT_DRAFT),
-    "enable_adaptive_verification": (is_(False), _NOT_BUILT_DRAFT),
-    "dspark_draft_topk": (is_(), _NOT_BUILT_DRAFT),
+    "disable_eagle_block_drop": (only(False), _NOT_BUILT_DRAFT),
+    "use_local_argmax_reduction": (only(False), ONE_PROCESS),
+    "index_share_for_mtp_iteration": (only(), _NOT_BUILT_DRAFT),
+    "enable_adaptive_verification": (only(False), _NOT_BUILT_DRAFT),
+    "dspark_draft_topk": (only(), _NOT_BUILT_DRAFT),
 }
 
 _KNOWN = (
@@ -189,10 +181,10 @@ _KNOWN = (
 def parse_speculative(
     speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None, **old: Any
 ) -> SpeculativeConfig:
-    """Read the drafter's configuration, in any spelling of vLLM's.
+    """Parse the drafter's configuration, in any of vLLM's forms.
 
     speculative_config: a mapping with `method`, `model`, `num_speculative_tokens`, …; its JSON text; the
-        name of a method that needs nothing else; a ready config; or None.
+        name of a method that needs nothing else; a SpeculativeConfig; or None.
     old: the older arguments, `speculative_model`, `num_speculative_tokens`, `ngram_prompt_lookup_max`, …
         (None counts as not given). The model "[ngram]" means the method `ngram`.
     Raises ConfigError for an unknown or refused key, a value out of range, or a contradiction.
@@ -232,8 +224,8 @@ def _mapping_of_text(text: str) -> dict[str, Any]:
 
 
 def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
-    """Without a method: a draft `model` and the number of tokens are limits of `auto`, which drafts as far as
-    that pays; lookup lengths alone mean `ngram`."""
+    """Build the config of `given`'s method. Without a method it is `auto`, or `ngram` if only the lengths of
+    n-grams are given."""
     for key in given:
         if key not in _KNOWN:
             raise ConfigError(f"speculative_config: unknown key {key!r}{nearest(str(key), _KNOWN)}")
@@ -262,7 +254,7 @@ def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
 
 
 def _take_rule(key: str, values: dict[str, Any]) -> None:
-    """Put `verification` in the place of one of vLLM's names of it."""
+    """Replace one of vLLM's parameters for the rule by `verification`."""
     value = values.pop(key)
     if value is None:
         return
@@ -280,8 +272,8 @@ def _take_rule(key: str, values: dict[str, Any]) -> None:
 
 
 def _refuse_key(key: str, value: object, method: str) -> None:
-    """Raise for a known key that `method` does not read, unless its value changes nothing."""
-    neutral, reason = _REFUSED_SPECULATIVE.get(key, (is_(), f"it has no meaning for the method {method!r}"))
+    """Raise for a known key that `method` does not support, unless its value changes nothing."""
+    neutral, reason = _REFUSED_SPECULATIVE.get(key, (only(), f"it has no meaning for the method {method!r}"))
     if not neutral(value):
         raise ConfigError(f"speculative_config: {key}={value!r} is refused: {reason}")
 
@@ -303,7 +295,7 @@ def _method(given: Mapping[str, Any]) -> str:
 
 
 def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
-    """The config, if its values are in range; those of suffix lookup are the drafter's to check."""
+    """The config, if its values are in range. `SuffixDrafter` checks those of suffix lookup."""
     if isinstance(config, NoneConfig):
         return config
     n = config.num_speculative_tokens
@@ -323,13 +315,13 @@ def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
     if isinstance(config, SuffixConfig):
         return config
     if not (isinstance(config, AutoConfig) and config.model is None):
-        text("model", config.model)
+        path_or_name("model", config.model)
     if config.draft_sample_method is not None:
         one_of("draft_sample_method", config.draft_sample_method, DRAFT_SAMPLE_METHODS)
     if config.quantization is not None:
-        quantization(config.quantization, draft=True)
+        check_quantization(config.quantization, draft=True)
     if config.max_model_len is not None:
         positive("max_model_len", config.max_model_len)
     if config.revision is not None:
-        text("revision", config.revision)
+        path_or_name("revision", config.revision)
     return config

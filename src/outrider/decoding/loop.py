@@ -1,4 +1,7 @@
-"""The step loop: propose, score, verify, commit, emit, for a batch of sequences at a time."""
+"""The step loop: propose, score, verify, emit and commit, for a batch of sequences at a time.
+
+`step` chooses what shares a pass, `_decode` runs the pass, `_settle` finishes it for one sequence.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,42 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Controller, DraftLimits
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
-from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.prefill import PromptLogprobs, prefill
+from outrider.decoding.request import ProposeJob, Request, check_prompt
 from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from outrider.decoding.sampling.sampler import RowSampler, Sampler, certainty
+from outrider.decoding.sampling.sampler import RowSampler, Sampler, top_probability
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
 from outrider.decoding.verifiers.base import Verifier, check_draft
-from outrider.errors import ConfigError, PromptError
+from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.drafters.base import Drafter
+    from outrider.drafters.base import Drafter, HiddenStateDrafter
     from outrider.engines.base import SeqHandle, StepEngine
 
 logger = logging.getLogger(__name__)
 
-PROMPT_ROWS = 32  # rows of logits held at a time for prompt_logprobs: 150k tokens are 0.6 MB a row
-
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request in the loop; it has a `handle` once it is `opened`."""
+    """A request in the loop. It has a `handle` once it is `opened`.
+
+    forced: how many tokens of this step's draft the constraint left no choice about.
+    """
 
     request: Request
     context: TokenContext
     sampler: Sampler
     emitter: Emitter
     metrics: RequestMetrics
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    forced: int = 0  # of this step's draft, what the constraint left no choice about
+    prompt_logprobs: PromptLogprobs
+    forced: int = 0
     handle: SeqHandle = field(init=False)
     opened: bool = False
 
@@ -60,7 +65,7 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """A sequence's share of a step's drafting and of its pass, in seconds, and the pass's tokens."""
+    """A sequence's share of a step: seconds of drafting and of the pass. width: all tokens of the pass."""
 
     draft: float
     verify: float
@@ -68,7 +73,7 @@ class _Cost:
 
 
 class _Guard:
-    """A context in which an exception ends a request, by `finish`. (As a generator it would take longer.)"""
+    """A context manager: an exception inside ends one request, by `finish`. (A generator would be slower.)"""
 
     __slots__ = ("_finish", "_seq")
 
@@ -86,16 +91,17 @@ class _Guard:
 
 
 class StepLoop:
-    """Drives a step engine. One thread at a time; a request that fails ends alone, with an error event.
+    """Drives a step engine; implements `engines.runner.Runner`. Use it from one thread at a time. A request
+    that fails ends alone, with an error event.
 
-    drafter:       None decodes plainly, through the same code.
+    drafter:       None is plain decoding, through the same code.
     clock:         seconds, for metrics and the controller only; the output never depends on it.
-    max_num_seqs:  most sequences in one pass; further requests wait their turn.
-    prefill_chunk: most prompt tokens computed per step while nothing decodes, all sequences together; beside
-                   decoding the controller says how many.
+    max_num_seqs:  most sequences in one pass; further requests wait.
+    prefill_chunk: most prompt tokens of a pass in which no sequence decodes, all sequences together. How
+                   many prompt tokens a mixed batch has is the controller's choice.
     max_context:   most tokens of prompt and output; never more than the engine's own limit.
-    rows:          filters and draws for the samplers, see `RowSampler`; None draws in NumPy.
-    vocab_size:    ids from here on are padding without a token, and are never drawn.
+    vocab_size:    ids from here on are padding without a token, and are never sampled.
+    rows:          filters and samples rows of logits, see `RowSampler`; None is the NumPy implementation.
 
     Raises ConfigError when the engine lacks what the drafter or the verifier needs.
     """
@@ -114,8 +120,10 @@ class StepLoop:
         vocab_size: int | None = None,
         rows: RowSampler | None = None,
     ) -> None:
+        self._taps: tuple[int, ...] = getattr(drafter, "taps", ())  # see HiddenStateDrafter
         for part in (drafter, verifier) if drafter is not None else (verifier,):
-            for need in sorted(part.needs):
+            tapped = {"hidden_states"} if part is drafter and self._taps else set[str]()
+            for need in sorted(part.needs | tapped):
                 if not getattr(engine.caps, need, False):
                     raise ConfigError(f"{part.name} needs {need}, which this engine does not have")
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
@@ -128,25 +136,19 @@ class StepLoop:
         self._max_context = min(engine.max_positions, max_context or engine.max_positions)
         self._vocab_size = min(engine.vocab_size, vocab_size or engine.vocab_size)
         self._rows = rows
-        self._live: dict[str, _Sequence] = {}  # in order of arrival; the first max_num_seqs are in work
+        self._live: dict[str, _Sequence] = {}  # in order of arrival; the first max_num_seqs are running
         self._outbox: list[Event] = []
 
     @property
     def unfinished(self) -> bool:
-        """Whether `step` has more to do or to tell."""
+        """Whether `step` has tokens to compute or events to return."""
         return bool(self._live or self._outbox)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptError or ConfigError when it cannot be run here."""
         if request.request_id in self._live:
             raise ConfigError(f"request id {request.request_id!r} is already in use")
-        size, limit = len(request.prompt), self._max_context
-        if size >= limit:
-            raise PromptError(f"the prompt has {size} tokens; a context of {limit} has room for {limit - 1}")
-        for token in request.prompt:
-            if not 0 <= token < self._engine.vocab_size:
-                last = self._engine.vocab_size - 1
-                raise PromptError(f"the prompt has the token id {token}; the vocabulary ends at {last}")
+        check_prompt(request.prompt, self._engine.vocab_size, self._max_context)
         self._live[request.request_id] = _Sequence(
             request,
             TokenContext(request.prompt),
@@ -159,8 +161,9 @@ class StepLoop:
                 constraint=request.constraint,
                 rows=self._rows,
             ),
-            Emitter(request, limit),
+            Emitter(request, self._max_context),
             RequestMetrics(arrived=self._clock()),
+            PromptLogprobs(request),
         )
 
     def abort(self, request_id: str) -> None:
@@ -171,7 +174,7 @@ class StepLoop:
                 self._finish(seq, "abort", text_tail=seq.emitter.drain())
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Event]:
-        """Run requests to their ends. Leaving the iterator early gives every cache back."""
+        """Run requests to their ends. Leaving the iterator early frees every cache."""
         try:
             for request in requests:
                 self.add(request)
@@ -181,27 +184,28 @@ class StepLoop:
             self.close()
 
     def close(self) -> None:
-        """Drop all requests and give their caches back, without events."""
+        """Drop all requests and free their caches, without events."""
         for seq in list(self._live.values()):
             self._release(seq)
         self._outbox.clear()
 
     def step(self) -> list[Event]:
-        """One step of every sequence in work. An exception of the engine closes the loop and is raised."""
+        """One step of every running sequence. An exception of the engine closes the loop and is raised."""
         try:
             batch = list(islice(self._live.values(), self._max_num_seqs))
             for seq in batch:
                 if not seq.opened:
                     self._open(seq)
-            batch = [seq for seq in batch if seq.opened]
+            batch = self._hand_over([seq for seq in batch if seq.opened])
             ready = [seq for seq in batch if not len(seq.handle.pending)]
             waiting = [seq for seq in batch if len(seq.handle.pending)]
-            beside = self._beside(ready, waiting) if ready else []
+            prompts = self._mixed(ready, waiting) if ready else []
             if not ready:
                 self._prefill(waiting, min(self._prefill_chunk, self._controller.beside(0)))
-                ready = [seq for seq in self._alive(waiting) if not len(seq.handle.pending)]
+                waiting = self._hand_over(self._alive(waiting))
+                ready = [seq for seq in waiting if not len(seq.handle.pending)]
             if ready:
-                self._decode(ready, beside)
+                self._decode(ready, prompts)
         except BaseException:
             self.close()
             raise
@@ -209,7 +213,7 @@ class StepLoop:
         return events
 
     def _alive(self, batch: list[_Sequence]) -> list[_Sequence]:
-        """Those of a batch that no error has ended."""
+        """The sequences of a batch that no error has ended."""
         return [seq for seq in batch if seq.request_id in self._live]
 
     def _open(self, seq: _Sequence) -> None:
@@ -217,48 +221,48 @@ class StepLoop:
             if self._drafter is not None:
                 self._drafter.begin(seq.request)
             capacity = len(seq.request.prompt) + seq.emitter.remaining
-            # A prompt that is to be reported on is computed as a whole.
-            namespace = None if seq.request.params.prompt_logprobs is not None else seq.request.namespace
-            seq.handle = self._engine.open(seq.request.prompt, capacity, namespace)
+            # prompt_logprobs need the whole prompt computed: nothing of it may come from the prefix cache.
+            namespace = None if seq.prompt_logprobs.count is not None else seq.request.namespace
+            seq.handle = self._engine.open(seq.request.prompt, capacity, namespace, self._taps)
             seq.opened = True
 
-    def _beside(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:
-        """Prompt tokens that join the pass of those that decode, so that no text has to wait for another's
-        prompt: how many of which sequence. Prompts that are to be reported on are computed here and now."""
+    def _hand_over(self, batch: list[_Sequence]) -> list[_Sequence]:
+        """Give the drafter the prompts' hidden states since the last time. Returns the batch without those
+        that an error has ended."""
+        if not self._taps:
+            return batch
+        for seq in batch:
+            assert seq.handle.hidden is not None, "opened with taps"
+            for start, rows in seq.handle.hidden.take_prompt():
+                with self._guard(seq):
+                    cast("HiddenStateDrafter", self._drafter).prefilled(seq.request_id, start, rows)
+        return self._alive(batch)
+
+    def _mixed(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:
+        """Chunked prefill: how many prompt tokens of which sequence share the pass of those that decode.
+        Prompts with log-probabilities cannot share it; their chunks are computed here."""
         if not waiting:
             return []
         left = self._controller.beside(len(ready), len(waiting))
-        joining = []
+        prompts = []
         for seq in waiting:
-            take = min(left, len(seq.handle.pending))
-            if take and seq.request.params.prompt_logprobs is not None:
-                self._prefill([seq], take)
-            elif take:
-                joining.append((seq.handle, take))
-            left -= take
-        return joining
+            count = min(left, len(seq.handle.pending))
+            if count and seq.prompt_logprobs.count is not None:
+                self._prefill([seq], count)
+            elif count:
+                prompts.append((seq.handle, count))
+            left -= count
+        return prompts
 
     def _prefill(self, waiting: list[_Sequence], left: int) -> None:
-        """Compute up to so many tokens of prompts, in order."""
+        """Compute up to `left` prompt tokens, sequence by sequence."""
         for seq in waiting:
             if left:
                 with self._guard(seq):
-                    left -= self._compute(seq, left)
-
-    def _compute(self, seq: _Sequence, most: int) -> int:
-        """Compute at most `most` tokens of a prompt, and what is to be reported of them. Returns how many."""
-        waiting, wanted = len(seq.handle.pending), seq.request.params.prompt_logprobs
-        if wanted is None:
-            return waiting - self._engine.prefill(seq.handle, most)
-        end = max(0, waiting - most)
-        while (left := len(seq.handle.pending) - end) > 0:
-            for row in self._engine.prefill_scores(seq.handle, min(left, PROMPT_ROWS)):
-                token = seq.request.prompt[len(seq.prompt_logprobs) + 1]
-                seq.prompt_logprobs.append(token_logprobs(row[: self._vocab_size], token, wanted))
-        return waiting - end
+                    left -= prefill(self._engine, seq.handle, seq.prompt_logprobs, left, self._vocab_size)
 
     def _decode(self, batch: list[_Sequence], prompts: list[tuple[SeqHandle, int]]) -> None:
-        """Propose, score, then verify, emit and commit each sequence on its own. `prompts` share the pass."""
+        """Propose, score, then verify, emit and commit sequence by sequence. `prompts` share the pass."""
         began = self._clock()
         prompt_tokens = sum(count for _, count in prompts)
         drafts = self._propose(batch, prompt_tokens)
@@ -279,8 +283,8 @@ class StepLoop:
                 self._settle(seq, drafts.get(seq.request_id), rows, cost)
 
     def _propose(self, batch: list[_Sequence], prompt_tokens: int) -> dict[str, Draft]:
-        """Drafts by request, for those that the controller gives a budget: what the constraint leaves no
-        choice about, and behind it what the drafter proposes."""
+        """Drafts by request, for those that the controller gives a budget: first the tokens that the
+        constraint leaves no choice about, then what the drafter proposes to follow them."""
         rooms = [seq.room() for seq in batch]
         budgets = self._controller.choose(rooms, prompt_tokens)
         drafter = self._drafter
@@ -306,7 +310,7 @@ class StepLoop:
             if asked:
                 proposed = drafter.propose([job for _, job in asked])
                 found = [draft for _, draft in zip(asked, proposed, strict=True)]
-        except Exception as error:  # whose fault it is shows when each is asked alone
+        except Exception as error:  # asking job by job finds the request that fails
             logger.warning("drafter %s failed on a batch: %r", drafter.name, error)
         for (seq, job), draft in zip(asked, found, strict=True):
             with self._guard(seq):
@@ -317,30 +321,15 @@ class StepLoop:
         return drafts
 
     def _settle(self, seq: _Sequence, drafted: Draft | None, scores: TargetScores, cost: _Cost) -> None:
-        """Verify one sequence's draft, emit what survives up to the output's end, and commit the rest."""
+        """Verify one sequence's draft, emit the accepted tokens up to the output's end, commit."""
         draft = drafted or Draft.empty()
         began = self._clock()
         verdict = self._verifier.verify(draft, scores, seq.sampler, seq.context)
         sampled = self._clock()
-        tokens = [int(draft.tokens[node]) for node in verdict.path] + [verdict.next_token]
-        kinds: list[TokenKind] = ["accepted"] * len(verdict.path)
-        sources = [*map(draft.origin, verdict.path), None]
-        reports = self._reports(seq, scores, verdict, tokens)
         if self._drafter is not None:
-            self._drafter.observe(seq.request_id, draft, verdict)
-        emitted, finish = 0, None
-        told = zip(tokens, [*kinds, verdict.next_kind], sources, reports, strict=True)
-        for token, kind, source, report in told:
-            text, finish = seq.emitter.push(token)
-            seq.context.append(token)
-            if (finish is None or finish.reason == "length") and seq.sampler.ended(seq.context):
-                text, finish = text + seq.emitter.drain() * (finish is None), Finish("stop")
-            prompt = self._prompt_report(seq)
-            self._outbox.append(TokenEvent(seq.request_id, token, text, kind, report, prompt, source))
-            emitted += 1
-            if finish is not None:
-                break
-        else:
+            self._drafter.observe(seq.request_id, draft, verdict, scores)
+        emitted, finish = self._emit(seq, draft, scores, verdict)
+        if finish is None:
             self._engine.commit(seq.handle, verdict)
         now = self._clock()
         step = StepRecord(
@@ -362,10 +351,32 @@ class StepLoop:
         if finish is not None:
             self._finish(seq, finish.reason, finish.stop_reason)
 
+    def _emit(
+        self, seq: _Sequence, draft: Draft, scores: TargetScores, verdict: Verdict
+    ) -> tuple[int, Finish | None]:
+        """Emit a verdict's tokens one by one until one ends the output. Returns how many were emitted."""
+        tokens = [int(draft.tokens[node]) for node in verdict.path] + [verdict.next_token]
+        kinds: list[TokenKind] = ["accepted"] * len(verdict.path)
+        kinds.append(verdict.next_kind)
+        sources = [*map(draft.origin, verdict.path), None]
+        reports = self._reports(seq, scores, verdict, tokens)
+        emitted, finish = 0, None
+        for token, kind, source, report in zip(tokens, kinds, sources, reports, strict=True):
+            text, finish = seq.emitter.push(token)
+            seq.context.append(token)
+            if (finish is None or finish.reason == "length") and seq.sampler.ended(seq.context):
+                text, finish = text + seq.emitter.drain() * (finish is None), Finish("stop")
+            prompt = seq.prompt_logprobs.take()
+            self._outbox.append(TokenEvent(seq.request_id, token, text, kind, report, prompt, source))
+            emitted += 1
+            if finish is not None:
+                break
+        return emitted, finish
+
     def _reports(
         self, seq: _Sequence, scores: TargetScores, verdict: Verdict, tokens: Sequence[int]
     ) -> Iterator[TokenLogprobs | None]:
-        """What is to be reported of each token of a verdict, computed when it is emitted."""
+        """Each emitted token's log-probabilities, computed when it is emitted; None if not wanted."""
         wanted = seq.request.params.logprobs
         for node, token in zip((-1, *verdict.path), tokens, strict=True):
             if wanted is None:
@@ -374,22 +385,14 @@ class StepLoop:
                 yield token_logprobs(scores.logits[node + 1][: self._vocab_size], token, wanted)
 
     def _certain(self, seq: _Sequence, scores: TargetScores, verdict: Verdict) -> tuple[float, ...]:
-        """How certain the target was of what survived, as far as the controller would like to know."""
+        """The target's probability of its likeliest token, for as many rows as the controller wants."""
         if (wanted := self._controller.curious(seq.request_id)) <= 0:
             return ()
         rows = islice((-1, *verdict.path), wanted)
-        return tuple([certainty(scores.logits[node + 1][: self._vocab_size]) for node in rows])
-
-    def _prompt_report(self, seq: _Sequence) -> tuple[TokenLogprobs, ...] | None:
-        """The prompt's log-probabilities, with the first token of output if they are asked for."""
-        if seq.request.params.prompt_logprobs is None or seq.context.output_length != 1:
-            return None
-        report = tuple(seq.prompt_logprobs)
-        seq.prompt_logprobs.clear()
-        return report
+        return tuple([top_probability(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
     def _guard(self, seq: _Sequence) -> _Guard:
-        """Let an exception end this request only."""
+        """A context manager: an exception inside ends this request only."""
         return _Guard(self._finish, seq)
 
     def _finish(
@@ -413,7 +416,7 @@ class StepLoop:
         self._outbox.append(event)
 
     def _release(self, seq: _Sequence) -> None:
-        """Give back all that is held for a request. Each part gets its turn whatever another does."""
+        """Free what the controller, engine and drafter hold for a request; an error of one skips no other."""
         del self._live[seq.request_id]
         releases: list[Callable[[], None]] = [lambda: self._controller.release(seq.request_id)]
         if seq.opened:

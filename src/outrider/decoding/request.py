@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 Lookahead: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
 
 
+def check_prompt(prompt: Sequence[int], vocab_size: int, max_context: int) -> None:
+    """Raise PromptError when a prompt is empty, leaves no position for output, or has an id that is not in
+    0 .. vocab_size - 1. max_context: most tokens of prompt and output."""
+    if not prompt:
+        raise PromptError("the prompt is empty: it needs at least one token")
+    size = len(prompt)
+    if size >= max_context:
+        raise PromptError(
+            f"the prompt has {size} tokens; a context of {max_context} has room for {max_context - 1}"
+        )
+    for token in (min(prompt), max(prompt)):
+        if not 0 <= token < vocab_size:
+            last = vocab_size - 1
+            raise PromptError(
+                f"the prompt has the token id {token}; the vocabulary ends at {last}: give ids in 0..{last}"
+            )
+
+
 class Detokenizer(Protocol):
     """Turns one request's output ids into text, piece by piece."""
 

@@ -106,12 +106,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetScores:
-    """The target's logits for one sequence and one step.
+    """What the target's pass gives for one sequence and one step, of a draft of n nodes.
 
     logits: float32[n + 1, vocab]; row 0 follows the anchor, row i + 1 follows draft node i.
+    hidden: float32[n + 1, taps * hidden size], the hidden states of anchor and nodes, for a drafter that
+            declares `taps`, else None.
     """
 
     logits: FloatArray
+    hidden: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,34 @@
-"""Lookups in texts, in C++ (csrc/gram_index.h, csrc/suffix_tree.h)."""
+"""Lookup of earlier occurrences of tokens, in C++ (csrc/lookup/gram_index.h, csrc/lookup/suffix_tree.h)."""
 
 from collections.abc import Container
 from typing import final
 
-SIZES: list[int]  # of the n-grams that are indexed
-MAX_MATCH: int  # agreement beyond this many tokens tells nothing more
-CHAIN: int  # places looked at for one size, the latest first
+SIZES: list[int]  # lengths of the indexed n-grams, in tokens
+MAX_MATCH: int  # longest match that is measured, in tokens
+CHAIN: int  # most places compared for one n-gram length, the latest first
 
 @final
 class Matches:
-    """Places that agree with the end of a text, as (start, length): the index of what followed there, and how
-    many tokens agree, 1 .. MAX_MATCH."""
+    """Places that match the end of a sequence, as (start, length): the index of the token that follows the
+    match, and how many tokens match, 1 .. MAX_MATCH."""
 
     def __len__(self) -> int: ...
     def list(self) -> list[tuple[int, int]]: ...
     def longest(self) -> tuple[int, int]:
-        """The first of those that agree longest; (-1, 0) without any."""
+        """The first of the longest matches; (-1, 0) if there are none."""
 
 @final
 class GramIndex:
-    """Indexes `tokens`, a list that its owner appends to; `update` takes the new ones in.
+    """Indexes the n-grams of `tokens`, a list that its owner appends to; `update` indexes the new tokens.
 
-    Indices count from the first token ever added: `forget` drops old ones without moving the others. Adding
-    and forgetting cost O(1) per token, amortized; a search costs O(CHAIN) however long the text is. Tokens
-    are 32-bit integers. Raises ValueError for others, and where tokens that are indexed have left the list.
+    Indices count from the first token ever added: `forget` drops the oldest tokens and keeps the indices of
+    the others. Adding and dropping cost O(1) per token, amortized; a search costs O(CHAIN) whatever the
+    length. Tokens are 32-bit integers. Raises ValueError for others, and when indexed tokens were removed
+    from the list.
 
     base:    index of tokens[0].
-    entries: n-grams whose latest place is known.
-    nbytes:  bytes held, about, the tokens counted.
+    entries: n-grams in the index.
+    nbytes:  approximate bytes held, the tokens included.
     """
 
     def __init__(self, tokens: list[int]) -> None: ...
@@ -41,20 +42,20 @@ class GramIndex:
     def nbytes(self) -> int: ...
     def update(self) -> None: ...
     def find(self, text: list[int], most: int) -> Matches:
-        """Up to `most` places that agree with the end of `text`, longer size classes first and the latest
-        first within a class. `text` may be the indexed list itself; its last MAX_MATCH tokens are enough."""
+        """Up to `most` places that match the end of `text`: those of longer n-grams first, and the latest
+        first for each length. `text` may be the indexed list itself; its last MAX_MATCH tokens are enough."""
 
     def forget(self, count: int) -> None:
-        """Drop the oldest `count` tokens and every place at them."""
+        """Drop the oldest `count` tokens and all places at them."""
 
 @final
 class SuffixTree:
-    """What may follow a text by the places where it stood before, ranked by frequency.
+    """Builds a tree of the tokens that followed earlier matches, ranked by frequency.
 
     depth:    most tokens of a path.
-    factor:   a path is at most so many times as long as its match.
-    least:    paths less likely than this are left out.
-    branches: else the likeliest child each time.
+    factor:   a path is at most this many times as long as its match.
+    least:    least path probability of a node.
+    branches: build a tree; else a chain of the likeliest children.
     """
 
     def __init__(self, depth: int, factor: float, least: float, branches: bool) -> None: ...
@@ -69,10 +70,11 @@ class SuffixTree:
         most: int,
         stop_ids: Container[int],
     ) -> tuple[list[int], list[int], list[float], list[float], int]:
-        """The fields of a `Lookup` of up to `budget` nodes, but the last; nothing follows one of `stop_ids`.
+        """The fields of a `Lookup` of up to `budget` nodes, except the last one. Nodes with one of `stop_ids`
+        have no children.
 
-        The places are what is copied (see `Copy`), `matches` in the text itself, and `theirs` in others'
-        outputs; with those, only the `most` that agree longest.
+        The continuations are those of the copy (see `Copy`), of `matches` in `text`, and of `theirs` in
+        `others`, the shared outputs; of the latter two together only the `most` longest matches.
         """
 
     def row(
@@ -84,4 +86,4 @@ class SuffixTree:
         most: int,
         stop_ids: Container[int],
     ) -> tuple[list[int], list[float]]:
-        """(tokens, the chance of each given those before) of the likeliest row, up to `most`."""
+        """(tokens, the probability of each given those before it) of the likeliest path, up to `most`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, Verdict
+from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.lookahead import DraftLookahead, LastDraft
 from outrider.drafters.suffix import SuffixDrafter
@@ -73,7 +73,7 @@ class AutoDrafter:
         fed: Sequence[DraftPass] = ()
         if self._model is not None and any(choice.draft for choice in choices):
             drafts, stated = self._draw(self._model, jobs, asks, choices)
-            drawn, fed = self._clock(), self._model.fed
+            drawn, fed = self._clock(), self._model.passes
         trees = self.controller.finish(asks, choices, drafts, drawn - planned, fed)
         for job, tree in zip(jobs, trees, strict=True):
             self._proposed[job.request_id] = len(tree)
@@ -81,7 +81,7 @@ class AutoDrafter:
         self.controller.looked(planned - began + self._clock() - drawn)
         return found
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
         path = verdict.path
         if len(path) >= ahead >= 0 and path[:ahead] == tuple(range(ahead)):
@@ -100,9 +100,11 @@ class AutoDrafter:
         context = job.context
         lookup, behind = None, None
         if self._lookup is not None and job.allows(self._lookup.name):
-            lookup = self._lookup.look(job, job.budget)
+            lookup = self._lookup.lookup(job, job.budget)
         if self._model is not None and job.allows(self._model.name):
-            behind = self._model.behind(job, lookup.copied if lookup is not None else 0, self.controller.dear)
+            behind = self._model.unprocessed(
+                job, lookup.copied if lookup is not None else 0, self.controller.dear
+            )
         return DraftQuery(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))
 
     def _draw(

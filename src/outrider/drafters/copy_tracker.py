@@ -1,9 +1,9 @@
-"""Texts that copy an earlier part of themselves with changes: where in it they stand, and what they change.
+"""Follows a sequence that copies an earlier part of itself with small edits.
 
-A lookup of the last tokens loses a copy where the copy differs: behind a replaced word nothing matches, and
-then only a word or two, as in many other places. An editor's diff would know better. This one goes on line by
-line with the text: it keeps the place in the source, steps over what is replaced, inserted or left out, and
-expects the same source to be replaced in the same way again, as when a name is changed throughout.
+A lookup of the last tokens loses a copy at each edit: after a replaced word nothing matches, and then only a
+token or two, as at many other places. The tracker works like a diff: it keeps the position in the source,
+skips what is replaced, inserted or deleted, and expects the same source tokens to be replaced in the same way
+again, as when a name is changed throughout.
 """
 
 from __future__ import annotations
@@ -13,157 +13,166 @@ from typing import NamedTuple
 
 from outrider.drafters._lookup import MAX_MATCH, Matches
 
-LEAST = 12  # tokens of agreement that make a copy: what new text repeats is seldom as long
-GAP = 8  # tokens of the text that may differ in a row
-CHANGED = 4  # tokens of the source that are remembered as changed together
-CHANGES = 64  # changes that are remembered
-KEPT = 0.5  # of the trust, for each token that differs, and again where both go on together
-SHIFTS = (0, 1, -1, 2, -2, 3, -3, 4, 5, 6, 7, 8)  # tokens by which the source may be ahead behind a gap
+MIN_COPY = 12  # matching tokens that make a copy: what new text repeats by chance is seldom as long
+MAX_GAP = 8  # differing tokens in a row, before the copy is given up
+MAX_REPLACED = 4  # source tokens of one remembered replacement
+MAX_REPLACEMENTS = 64  # replacements that are remembered
+GAP_DECAY = 0.5  # factor on the match length for each differing token, and once more after a gap
+SHIFTS = (0, 1, -1, 2, -2, 3, -3, 4, 5, 6, 7, 8)  # source tokens that a gap may skip more than it wrote
 
 
 class Copy(NamedTuple):
-    """How a copy goes on: `start` is the index of its next token in the source, `path` what should follow in
-    the text, 1 .. MAX_MATCH tokens, and `sure` the tokens of agreement that speak for it, 1 .. MAX_MATCH."""
+    """How a copy should continue.
+
+    start:  index of its next token in the source.
+    path:   the expected next tokens, 1 .. MAX_MATCH of them.
+    length: matching tokens that support it, discounted for gaps, 1 .. MAX_MATCH.
+    """
 
     start: int
     path: list[int]
-    sure: int
+    length: int
 
 
 class CopyTracker:
-    """Follows one text, which only grows."""
+    """Follows the tokens of one sequence, which only grows."""
 
     def __init__(self) -> None:
-        self._read_to = 0  # tokens of the text that are known
+        self._size = 0  # tokens of the sequence that were taken in
         self._at = -1  # index of the source's next token (of the first that differs, in a gap); -1: no copy
-        self._gap = -1  # index of the first token that differs, until both go on together; -1: they do
-        self._began = 0  # index of the first token since both go on together
-        self._sure = 0.0
-        self._before = 0.0  # `_sure` before the gap
-        self._changes: dict[tuple[int, ...], list[int]] = {}  # what stands for which tokens of the source
+        self._gap = -1  # index of the first differing token; -1 outside a gap
+        self._began = 0  # index of the first token since the last gap, or of the copy
+        self._length = 0.0  # matching tokens, discounted for gaps
+        self._length_before = 0.0  # `_length` before the gap
+        self._replacements: dict[tuple[int, ...], list[int]] = {}  # by the source tokens
 
     @property
     def copied(self) -> int:
-        """How many of the text's last tokens are as in the source; 0 without one."""
-        return self._read_to - self._began if self._at >= 0 and self._gap < 0 else 0
+        """How many of the last tokens are copied without a change; 0 without a copy."""
+        return self._size - self._began if self._at >= 0 and self._gap < 0 else 0
 
-    def follow(self, tokens: list[int], matches: Matches, stop_ids: Collection[int] = ()) -> Copy | None:
-        """Take in the text's new tokens; `matches` are places in it that agree with its end. A source ends
-        with one of `stop_ids`, as a prompt's messages do: who goes on there has copied all of it."""
+    def update(self, tokens: list[int], matches: Matches, stop_ids: Collection[int] = ()) -> Copy | None:
+        """Take in the new tokens of the sequence `tokens`. Returns how its copy should continue, if any.
+
+        matches:  earlier places in `tokens` that match its end.
+        stop_ids: a source ends at one of these, as a prompt's messages do: when the sequence continues
+                  there, the copy was complete.
+        """
         end = len(tokens)
-        for i in range(self._read_to, end):
-            if 0 <= self._at < i and not self._over(tokens, i, stop_ids):
-                self._read(tokens, i)
+        for i in range(self._size, end):
+            if 0 <= self._at < i and not self._source_ended(tokens, i, stop_ids):
+                self._take(tokens, i)
             else:
                 self._at = -1
-        self._read_to = end
-        self._choose(matches)
-        if self._at < 0 or self._sure < 1.0:
+        self._size = end
+        self._choose_source(matches)
+        if self._at < 0 or self._length < 1.0:
             return None
-        start, rest = (self._at, []) if self._gap < 0 else self._likely(tokens)
+        start, rest = (self._at, []) if self._gap < 0 else self._likely_continuation(tokens)
         if start >= end:
             return None
-        return Copy(start, self._path(tokens, start, rest), int(self._sure))
+        return Copy(start, self._path(tokens, start, rest), int(self._length))
 
     def _against(self, i: int) -> int:
-        """Index of the source's token that stands where the text has its token i, the next one."""
+        """Index of the source token that corresponds to token i, the next one."""
         return self._at + (i - self._gap if self._gap >= 0 else 0)
 
-    def _over(self, tokens: list[int], i: int, stop_ids: Collection[int]) -> bool:
-        """Whether the text goes on with token i where the source ends."""
+    def _source_ended(self, tokens: list[int], i: int, stop_ids: Collection[int]) -> bool:
+        """Whether the sequence continues with token i where the source ends."""
         expected = tokens[self._against(i)]
         return expected in stop_ids and tokens[i] != expected
 
-    def _choose(self, matches: Matches) -> None:
-        """Leave this source for one that agrees with more of the text."""
+    def _choose_source(self, matches: Matches) -> None:
+        """Switch to the longest match when there is no copy, or a shorter one."""
         start, length = matches.longest()
-        lost = self._at < 0 or self._sure < length
-        if length >= LEAST and lost and (self._gap >= 0 or start != self._at):
-            self._at, self._gap, self._sure = start, -1, float(length)
-            self._began = self._read_to - length
+        longer = self._at < 0 or self._length < length
+        if length >= MIN_COPY and longer and (self._gap >= 0 or start != self._at):
+            self._at, self._gap, self._length = start, -1, float(length)
+            self._began = self._size - length
 
-    def _read(self, tokens: list[int], i: int) -> None:
-        """The text goes on with token i."""
+    def _take(self, tokens: list[int], i: int) -> None:
+        """The next token of the sequence is token i."""
         at = self._at
         if self._gap < 0:
             if tokens[at] == tokens[i]:
-                if change := self._change(tokens, at):
-                    source, target = change
-                    if target[0] != tokens[i]:  # it is not changed here
-                        del self._changes[source]
+                if replacement := self._replacement(tokens, at):
+                    source, target = replacement
+                    if target[0] != tokens[i]:  # not replaced this time
+                        del self._replacements[source]
                 self._at += 1
-                self._sure = min(float(MAX_MATCH), self._sure + 1.0)
+                self._length = min(float(MAX_MATCH), self._length + 1.0)
                 return
-            self._gap, self._before = i, self._sure
-        if (known := self._known(tokens, i + 1)) is not None:
-            behind, rest = known
+            self._gap, self._length_before = i, self._length
+        if (known := self._known_replacement(tokens, i + 1)) is not None:
+            after, rest = known
             if not rest:
-                self._at, self._gap, self._began = behind, -1, i + 1
+                self._at, self._gap, self._began = after, -1, i + 1
             return
-        self._sure *= KEPT
-        if not self._meet(tokens, i) and i - self._gap >= GAP:
+        self._length *= GAP_DECAY
+        if not self._end_gap(tokens, i) and i - self._gap >= MAX_GAP:
             self._at = self._gap = -1
 
-    def _meet(self, tokens: list[int], i: int) -> bool:
-        """Whether text and source agree again, in the two tokens up to i. Remembers what was changed."""
+    def _end_gap(self, tokens: list[int], i: int) -> bool:
+        """End the gap if the two tokens up to i match the source again, and remember the replacement."""
         at, gap = self._at, self._gap
         if i == gap:
             return False
-        behind = self._against(i)
+        expected = self._against(i)
         for shift in SHIFTS:
-            place = behind + shift
+            place = expected + shift
             if at < place < gap and tokens[place - 1 : place + 1] == tokens[i - 1 : i + 1]:
                 source, target = tuple(tokens[at : place - 1]), tokens[gap : i - 1]
-                if 1 <= len(source) <= CHANGED and target:
-                    self._changes.pop(source, None)
-                    self._changes[source] = target
-                    if len(self._changes) > CHANGES:
-                        del self._changes[next(iter(self._changes))]
+                if 1 <= len(source) <= MAX_REPLACED and target:
+                    self._replacements.pop(source, None)
+                    self._replacements[source] = target
+                    if len(self._replacements) > MAX_REPLACEMENTS:
+                        del self._replacements[next(iter(self._replacements))]
                 self._at, self._gap, self._began = place + 1, -1, i - 1
-                self._sure = max(2.0, KEPT * self._before)
+                self._length = max(2.0, GAP_DECAY * self._length_before)
                 return True
         return False
 
-    def _likely(self, tokens: list[int]) -> tuple[int, list[int]]:
-        """(where the source goes on, what comes before) in a gap: behind the rest of a known change; behind
-        the text's last token, if that is near; else as many tokens on as the text has written."""
-        if (known := self._known(tokens, len(tokens))) is not None:
+    def _likely_continuation(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """(index where the source continues, tokens before that) inside a gap: after the rest of a known
+        replacement; after the sequence's last token, if the source has it nearby; else as many source tokens
+        further as the gap has tokens."""
+        if (known := self._known_replacement(tokens, len(tokens))) is not None:
             return known
-        behind = self._against(len(tokens))
+        expected = self._against(len(tokens))
         for shift in SHIFTS:
-            place = behind + shift
+            place = expected + shift
             if self._at < place <= self._gap and tokens[place - 1] == tokens[-1]:
                 return place, []
-        return behind, []
+        return expected, []
 
-    def _known(self, tokens: list[int], end: int) -> tuple[int, list[int]] | None:
-        """(where the source goes on, what is yet to be written), if the gap up to `end` begins like a known
-        change."""
+    def _known_replacement(self, tokens: list[int], end: int) -> tuple[int, list[int]] | None:
+        """(index where the source continues, tokens of the replacement still to come), if the gap up to `end`
+        is the beginning of a known replacement."""
         written = tokens[self._gap : end]
-        change = self._change(tokens, self._at)
-        if change is None or change[1][: len(written)] != written:
+        replacement = self._replacement(tokens, self._at)
+        if replacement is None or replacement[1][: len(written)] != written:
             return None
-        return self._at + len(change[0]), change[1][len(written) :]
+        return self._at + len(replacement[0]), replacement[1][len(written) :]
 
-    def _change(self, tokens: list[int], at: int) -> tuple[tuple[int, ...], list[int]] | None:
-        """(tokens of the source from `at` on, what stands for them), if that is known."""
-        if self._changes:
-            for size in range(CHANGED, 0, -1):
+    def _replacement(self, tokens: list[int], at: int) -> tuple[tuple[int, ...], list[int]] | None:
+        """(source tokens from `at` on, the tokens that replaced them before), if they were."""
+        if self._replacements:
+            for size in range(MAX_REPLACED, 0, -1):
                 source = tuple(tokens[at : at + size])
-                if (target := self._changes.get(source)) is not None:
+                if (target := self._replacements.get(source)) is not None:
                     return source, target
         return None
 
     def _path(self, tokens: list[int], at: int, first: list[int]) -> list[int]:
-        """What follows if after `first` the source is copied from `at` on, with the changes that are known.
-        From the text's end on the source is what is expected there: the text goes round in a loop."""
+        """The next tokens if after `first` the source is copied from `at` on, with the known replacements.
+        A source that reaches the end of `tokens` continues with the path itself: the sequence loops."""
         path = first[:]
         end = len(tokens)
         while len(path) < MAX_MATCH:
-            change = self._change(tokens, at) if at < end else None
-            if change is not None:
-                path += change[1]
-                at += len(change[0])
+            replacement = self._replacement(tokens, at) if at < end else None
+            if replacement is not None:
+                path += replacement[1]
+                at += len(replacement[0])
             else:
                 path.append(tokens[at] if at < end else path[at - end])
                 at += 1

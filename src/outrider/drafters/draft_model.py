@@ -1,4 +1,4 @@
-"""A small model that writes ahead of the target (Leviathan et al. 2023; Chen et al. 2023)."""
+"""Drafts of a small model of the target's vocabulary (Leviathan et al. 2023; Chen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -10,58 +10,59 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
-from outrider.decoding.verifiers.distributions import StepRandomness
-from outrider.drafters.confidence import RunnersUp, confidence
-from outrider.drafters.draft_context import HEAD, TAIL, DraftContext
+from outrider.decoding.sampling.randomness import StepRandomness
+from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores, Verdict
+from outrider.drafters.confidence import SiblingDraws, approximate_probability
+from outrider.drafters.draft_context import HEAD_TOKENS, TAIL_TOKENS, DraftContext
 from outrider.drafters.draft_sequence import DraftSequence, DraftTree
-from outrider.drafters.vocab_subset import VocabSubset, frequent, together
+from outrider.drafters.vocab_subset import VocabSubset, frequent_blocks, union_blocks
 from outrider.engines.base import ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
 from outrider.policy.tree import DraftPass
 
-Draws: TypeAlias = Literal["shared", "own", "greedy"]
+Draws: TypeAlias = Literal["coupled", "independent", "greedy"]
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What is known of one request.
+    """The draft model's state of one request.
 
-    capacity:  most tokens of it that the draft model holds.
-    outgrows:  whether its text may become longer than that.
-    namespace: whom it shares prefixes with.
-    reading:   what the draft model reads of its text.
-    stream:    its place in the draft model, once it has been drafted for.
+    capacity:   most tokens of it that the draft model's cache may hold.
+    may_exceed: whether the sequence may become longer than that.
+    namespace:  requests of one namespace share cached prefixes.
+    context:    the tokens that the draft model processes.
+    sequence:   its place in the draft model, made at the first draft.
     """
 
     capacity: int
-    outgrows: bool
+    may_exceed: bool
     namespace: str | None
-    reading: DraftContext
-    stream: DraftSequence | None = None
+    context: DraftContext
+    sequence: DraftSequence | None = None
 
 
 class DraftModelDrafter:
-    """Drafts with a LanguageModel, for all jobs in the same passes: chains, and trees where a job's guide
-    asks for more than one token at a place (with shared noise: those that come next under it).
+    """Drafts with a LanguageModel, for all jobs in the same passes: chains, or trees where a job's guide asks
+    for siblings (in coupled drawing, the tokens that come next with the same noise).
 
-    Each request has a cache of its own, which catches up only when the request next drafts: what the
-    target did not keep is rolled back, and what it wrote since is fed in chunks of at most `chunk`
-    tokens. Tokens are chosen by the request's own sampling parameters, from ids below common_size, the part
-    of the vocabulary that both models share. A draft ends early at a stop token or where the draft model's
-    context does; then the model goes on behind the text's beginning and its end.
+    Each request has a cache of its own. Before a request's next draft, the tokens that the target did not
+    keep are rolled back, and the unprocessed tokens are prefilled in chunks of at most `chunk`. Tokens are
+    sampled with the request's own parameters, from the ids below `common_size`, which both models share. A
+    draft ends early at a stop token or at the end of the draft model's context; a longer sequence is then
+    continued without its middle (`DraftContext`).
 
-    Where a job foretells what follows, that is fed along with the token that is drawn from, as the target
-    verifies a draft: what the model itself draws in its place, it has passed already. The draft is the
-    same, in fewer passes.
+    Where a job's lookahead predicts the next draft tokens, they are processed along with the token that is
+    drawn from, as the target verifies a draft: while the model draws what was predicted, its pass is done
+    already. The draft is the same, in fewer passes.
 
-    Of a large vocabulary only the likely part is computed (drafters/likely.py), if the model can.
+    Of a large vocabulary only the likely part is computed (`VocabSubset`), if the model can.
 
-    draws: how a token is drawn from the draft's distribution. "shared": with the target's noise, so
-           that both draw the same token as often as may be (the rule `coupled`). "own": with randomness
-           of its own; the draft states the distributions (`rejection`, `block`). "greedy": the likeliest.
-           Each is exact under each rule, since what is not stated counts as a point mass.
+    draws: how a token is drawn from the draft model's distribution. "coupled": with the target's noise, so
+           that both draw the same token as often as possible (for the rule `coupled`). "independent": with
+           `StepRandomness`, and the draft states the distributions (for `rejection` and `block`). "greedy":
+           the likeliest token. Each is exact under each rule, since a token without a stated distribution is
+           a point mass.
     """
 
     name = "draft_model"
@@ -74,17 +75,17 @@ class DraftModelDrafter:
         common_size: int | None = None,
         max_context: int | None = None,
         chunk: int = 512,
-        draws: Draws = "shared",
+        draws: Draws = "coupled",
     ) -> None:
         self._model = model
         self._common_size = min(model.vocab_size, common_size or model.vocab_size)
         self._max_context = min(model.max_positions, max_context or model.max_positions)
         self._chunk = chunk
         self._draws = draws
-        self._always = frequent(model)
+        self._frequent = frequent_blocks(model)
         self._requests: dict[str, _Request] = {}
         self._prefixes: PrefixCache | None = None
-        self.fed: list[DraftPass] = []  # the passes of the last propose
+        self.passes: list[DraftPass] = []  # of the last propose
 
     def share_prefixes(self, max_bytes: int) -> PrefixCache:
         """See `SharesPrefixes`."""
@@ -92,223 +93,234 @@ class DraftModelDrafter:
         return self._prefixes
 
     def begin(self, request: Request) -> None:
-        most = request.params.max_tokens
-        wanted = self._max_context if most is None else len(request.prompt) + most
-        capacity, outgrows = min(self._max_context, wanted), most is None or wanted > self._max_context
+        """See `Drafter.begin`."""
+        max_tokens = request.params.max_tokens
+        length = self._max_context if max_tokens is None else len(request.prompt) + max_tokens
+        capacity = min(self._max_context, length)
+        may_exceed = max_tokens is None or length > self._max_context
         self._requests[request.request_id] = _Request(
-            capacity, outgrows, request.namespace, DraftContext(len(request.prompt))
+            capacity, may_exceed, request.namespace, DraftContext(len(request.prompt))
         )
 
-    def propose(self, jobs: Sequence[ProposeJob], patience: int | None = None) -> list[Draft]:
-        """With a `patience`, at most so many tokens are fed before anything is drawn, so that no text has to
-        wait for another's prompt: who has more to catch up gets an empty draft."""
-        self.fed = []
-        turns = [self._turn(job) for job in jobs]
-        active = [turn for turn in turns if turn is not None]
-        if patience is not None:
-            active = self._caught_up(active, patience)
+    def propose(self, jobs: Sequence[ProposeJob], prefill_budget: int | None = None) -> list[Draft]:
+        """See `Drafter.propose`. With a `prefill_budget`, at most so many tokens are processed before
+        anything is drawn, so that no request waits for another's prefill: one with more unprocessed tokens
+        gets an empty draft."""
+        self.passes = []
+        trees = [self._start(job) for job in jobs]
+        active = [tree for tree in trees if tree is not None]
+        if prefill_budget is not None:
+            active = self._prefilled(active, prefill_budget)
         while active:
-            rows = self._forward(active)
-            active = [turn for turn, row in zip(active, rows, strict=True) if self._draw(turn, row)]
-        return [Draft.empty(self.name) if turn is None else turn.draft(self.name) for turn in turns]
+            logits = self._forward(active)
+            active = [tree for tree, rows in zip(active, logits, strict=True) if self._grow(tree, rows)]
+        return [Draft.empty(self.name) if tree is None else tree.draft(self.name) for tree in trees]
 
-    def _caught_up(self, turns: list[DraftTree], left: int) -> list[DraftTree]:
-        """Those that may draw now; one that has more to be fed than is left of the patience is fed that."""
+    def _prefilled(self, trees: list[DraftTree], budget: int) -> list[DraftTree]:
+        """Those that may draw now. One with more unprocessed tokens than are left of the budget is prefilled
+        with as many tokens as are left."""
         ready = []
-        for turn in sorted(turns, key=lambda turn: len(turn.feed)):
-            size = len(turn.feed)
-            if size <= max(2, left):  # two tokens are what every step leaves to be fed
-                ready.append(turn)
-            elif left > 0:
-                self._pass([turn], left)
-            left -= size
+        for tree in sorted(trees, key=lambda tree: len(tree.input_tokens)):
+            size = len(tree.input_tokens)
+            if size <= max(2, budget):  # every step leaves up to two unprocessed tokens
+                ready.append(tree)
+            elif budget > 0:
+                self._pass([tree], budget)
+            budget -= size
         return ready
 
-    def behind(
-        self, job: ProposeJob, copied: int = 0, dear: Callable[[int], bool] | None = None
+    def unprocessed(
+        self, job: ProposeJob, copied: int = 0, too_expensive: Callable[[int], bool] | None = None
     ) -> int | None:
-        """How many tokens would be fed before the first draw, without feeding any; None when the request's
-        place in the draft model is full for good.
+        """How many tokens a draft would have to process before the first draw; None when the draft model's
+        context is full for good. Processes nothing.
 
-        copied: of the text's last tokens, how many stand further up in it as well.
-        dear:   whether feeding so many takes too long, so that the middle of what is missed is left out.
+        copied:        how many of the sequence's last tokens occur further up in it as well.
+        too_expensive: whether so many unprocessed prompt tokens cost too much, so that the middle of the
+                       unprocessed tokens is left out.
         """
-        request, ahead = self._requests[job.request_id], job.context.path
-        request.reading.follow(job.context.tokens, copied)
-        known = self._known(request)
-        if dear is not None and dear(request.reading.prompt_left(known)):
-            request.reading.skim(known)
-        held = self._fit(request, len(ahead), known)
-        return None if held is None else len(request.reading.tokens) - held + len(ahead)
+        request, path = self._requests[job.request_id], job.context.path
+        request.context.extend(job.context.tokens, copied)
+        processed = self._roll_back(request)
+        if too_expensive is not None and too_expensive(request.context.unprocessed_prompt(processed)):
+            request.context.truncate_middle(processed)
+        kept = self._fit(request, len(path), processed)
+        return None if kept is None else len(request.context.tokens) - kept + len(path)
 
-    def _known(self, request: _Request) -> int:
-        """Roll back what the text does not confirm. Returns how many tokens need not be fed."""
-        reading = request.reading
-        if request.stream is not None:
-            request.stream.roll_back()
-            return request.stream.checked
-        reading.leave_out(0)
-        return 0 if self._prefixes is None else self._prefixes.known(reading.tokens[:-1], request.namespace)
+    def _roll_back(self, request: _Request) -> int:
+        """Drop what the target did not keep. Returns how many tokens are processed or in a cached prefix."""
+        context = request.context
+        if request.sequence is not None:
+            request.sequence.roll_back()
+            return request.sequence.confirmed
+        context.drop_copied(0)
+        return 0 if self._prefixes is None else self._prefixes.known(context.tokens[:-1], request.namespace)
 
-    def _fit(self, request: _Request, ahead: int, known: int) -> int | None:
-        """How many of the `known` tokens still need not be fed once the text and `ahead` tokens more fit into
-        the draft model; None where they do not. A text that outgrows it loses the middle of what is not read
-        yet, and if that is not enough, the middle of all."""
-        reading, room = request.reading, request.capacity - ahead
-        if request.outgrows and len(reading.tokens) > room >= HEAD + TAIL:
-            reading.skim(known)
-            if len(reading.tokens) > room:
-                reading.skim(0)
-                known = min(known, HEAD)
-                if request.stream is not None:
-                    request.stream.forget(HEAD)
-        return known if len(reading.tokens) <= room else None
+    def _fit(self, request: _Request, path_length: int, processed: int) -> int | None:
+        """Make the context fit into the cache together with `path_length` tokens. Returns how many of the
+        `processed` tokens are still valid; None where it cannot fit. A sequence that exceeds the capacity
+        loses the middle of its unprocessed tokens first, and if that is not enough, the middle of all."""
+        context, capacity = request.context, request.capacity - path_length
+        if request.may_exceed and len(context.tokens) > capacity >= HEAD_TOKENS + TAIL_TOKENS:
+            context.truncate_middle(processed)
+            if len(context.tokens) > capacity:
+                context.truncate_middle(0)
+                processed = min(processed, HEAD_TOKENS)
+                if request.sequence is not None:
+                    request.sequence.truncate(HEAD_TOKENS)
+        return processed if len(context.tokens) <= capacity else None
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
-        pass  # the text itself tells what was kept, when it is next drafted from
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
+        """See `Drafter.observe`. The next job's context has the kept tokens, so nothing is done here."""
 
     def end(self, request_id: str) -> None:
+        """See `Drafter.end`."""
         request = self._requests.pop(request_id, None)
-        if request is None or request.stream is None:
+        if request is None or request.sequence is None:
             return
-        stream = request.stream
+        sequence = request.sequence
         try:
             if self._prefixes is not None:
-                read = request.reading.tokens[: stream.checked]
-                self._prefixes.keep(stream.cache, read, request.namespace)
+                processed = request.context.tokens[: sequence.confirmed]
+                self._prefixes.keep(sequence.cache, processed, request.namespace)
         finally:
-            stream.cache.close()
+            sequence.cache.close()
 
-    def _turn(self, job: ProposeJob) -> DraftTree | None:
-        """Roll the cache back to what the text confirms; the rest of it is to be fed. None when the draft
-        model cannot help: its context is full, or the text has ids that it does not know."""
-        request, ahead = self._requests[job.request_id], job.context.path
-        request.reading.follow(job.context.tokens)
-        if job.budget <= 0 or self._fit(request, len(ahead), self._known(request)) is None:
+    def _start(self, job: ProposeJob) -> DraftTree | None:
+        """An empty draft whose input is all unprocessed tokens. None when the draft model cannot propose: its
+        context is full, or the sequence has ids that it does not know."""
+        request, path = self._requests[job.request_id], job.context.path
+        request.context.extend(job.context.tokens)
+        if job.budget <= 0 or self._fit(request, len(path), self._roll_back(request)) is None:
             return None
-        tokens = request.reading.tokens
-        room = request.capacity - len(tokens) - len(ahead) + 1  # the last drafted token needs no slot
-        budget = min(job.budget, room)
-        stream = request.stream
-        if stream is None:
-            stream = request.stream = self._stream(job, request)
-        feed = [*tokens[stream.checked :], *ahead]
-        if max(feed) >= self._model.vocab_size:
+        tokens = request.context.tokens
+        free = request.capacity - len(tokens) - len(path) + 1  # the last drafted token needs no slot
+        sequence = request.sequence
+        if sequence is None:
+            sequence = request.sequence = self._open(job, request)
+        unprocessed = [*tokens[sequence.confirmed :], *path]
+        if max(unprocessed) >= self._model.vocab_size:
             return None
-        chance = StepRandomness(job.sampler.seed, len(job.context.tokens))
-        above = list(range(-1, len(feed) - 1))
-        limit, rows = self._model.vocab_size, [len(feed) - 1]
-        contexts = [job.context]
         return DraftTree(
-            stream, limit, contexts, budget, feed, above, chance, job.guide, job.foretell, rows=rows
+            sequence=sequence,
+            vocab_size=self._model.vocab_size,
+            contexts=[job.context],
+            budget=min(job.budget, free),
+            input_tokens=unprocessed,
+            input_parents=list(range(-1, len(unprocessed) - 1)),
+            randomness=StepRandomness(job.sampler.seed, len(job.context.tokens)),
+            guide=job.guide,
+            lookahead=job.foretell,
+            input_rows=[len(unprocessed) - 1],
         )
 
-    def _stream(self, job: ProposeJob, request: _Request) -> DraftSequence:
-        """A request's place in the draft model, with what is kept of its text."""
-        likely, reading = None, request.reading
-        if self._always is not None and isinstance(self._model, VocabSubsetModel):
-            likely = VocabSubset(self._model, self._always, job.sampler.stop_ids)
+    def _open(self, job: ProposeJob, request: _Request) -> DraftSequence:
+        """A request's place in the draft model, with the cached prefix of its sequence."""
+        subset, context = None, request.context
+        if self._frequent is not None and isinstance(self._model, VocabSubsetModel):
+            subset = VocabSubset(self._model, self._frequent, job.sampler.stop_ids)
         sampler = job.sampler.restricted(self._common_size)
-        stream = DraftSequence(self._model.new_cache(request.capacity), reading, sampler, likely)
+        sequence = DraftSequence(self._model.new_cache(request.capacity), context, sampler, subset)
         if self._prefixes is not None:
-            stream.checked = self._prefixes.take(stream.cache, reading.tokens[:-1], request.namespace)
-            if likely is not None:
-                likely.add(reading.tokens[: stream.checked])
-        return stream
+            prefix = context.tokens[:-1]
+            sequence.confirmed = self._prefixes.take(sequence.cache, prefix, request.namespace)
+            if subset is not None:
+                subset.add(context.tokens[: sequence.confirmed])
+        return sequence
 
-    def _forward(self, turns: Sequence[DraftTree]) -> list[FloatArray]:
-        """Feed each turn's tokens. Returns the logits for its frontier: float32[len(frontier), vocab]."""
-        for turn in turns:
-            while turn.frontier[0] < 0 and len(turn.feed) > self._chunk:
-                self._pass([turn], self._chunk)
-            if turn.frontier[0] < 0:
-                turn.look_ahead()
-        return self._pass(turns)
+    def _forward(self, trees: Sequence[DraftTree]) -> list[FloatArray]:
+        """Process each draft's input. Returns the logits after its frontier and its predicted tokens:
+        float32[len(frontier) + len(predicted), vocab] for each."""
+        for tree in trees:
+            while tree.frontier[0] < 0 and len(tree.input_tokens) > self._chunk:
+                self._pass([tree], self._chunk)
+            if tree.frontier[0] < 0:
+                tree.predict()
+        return self._pass(trees)
 
-    def _pass(self, turns: Sequence[DraftTree], size: int | None = None) -> list[FloatArray]:
-        """One pass over each turn's tokens, or up to `size` of a chain that is longer."""
-        feeds = [turn.next_feed(size) for turn in turns]
+    def _pass(self, trees: Sequence[DraftTree], size: int | None = None) -> list[FloatArray]:
+        """One pass over each draft's input, or over the first `size` tokens of a longer chain."""
+        inputs = [tree.next_input(size) for tree in trees]
         items = []
-        for turn, feed in zip(turns, feeds, strict=True):
-            tokens, parents, rows = (np.array(part, np.int32) for part in feed)
-            items.append(ForwardItem(turn.stream.cache, tokens, parents, rows))
-            if turn.stream.likely is not None:
-                turn.stream.likely.add(feed[0])
-        logits = self._logits(items, turns)
-        missed = 0
-        for turn, (fed, above, _) in zip(turns, feeds, strict=True):
-            stream = turn.stream
-            written = min(len(fed), len(stream.reading.tokens) - stream.checked)
-            stream.checked += written
-            missed += max(0, written - 2) if size is None else written
-            stream.wrote(fed[written:], [max(-1, parent - written) for parent in above[written:]])
+        for tree, arrays in zip(trees, inputs, strict=True):
+            tokens, parents, rows = (np.array(array, np.int32) for array in arrays)
+            items.append(ForwardItem(tree.sequence.cache, tokens, parents, rows))
+            if tree.sequence.vocab_subset is not None:
+                tree.sequence.vocab_subset.add(arrays[0])
+        logits = self._logits(items, trees)
+        prefilled = 0
+        for tree, (processed, above, _) in zip(trees, inputs, strict=True):
+            sequence = tree.sequence
+            count = min(len(processed), len(sequence.context.tokens) - sequence.confirmed)
+            sequence.confirmed += count
+            prefilled += max(0, count - 2) if size is None else count
+            sequence.add_drafted(processed[count:], [max(-1, parent - count) for parent in above[count:]])
             if size is not None:
-                turn.feed = turn.feed[size:]
-                turn.above = list(range(-1, len(turn.feed) - 1))
-                turn.rows = [len(turn.feed) - 1]
-        self.fed.append((sum([len(feed[0]) for feed in feeds]), missed))
+                tree.drop_input(size)
+        self.passes.append((sum([len(arrays[0]) for arrays in inputs]), prefilled))
         return logits
 
-    def _logits(self, items: Sequence[ForwardItem], turns: Sequence[DraftTree]) -> list[FloatArray]:
-        likely = [turn.stream.likely for turn in turns if turn.stream.likely is not None]
-        if isinstance(self._model, VocabSubsetModel) and likely:
-            return self._model.forward_subset(items, together(likely))
+    def _logits(self, items: Sequence[ForwardItem], trees: Sequence[DraftTree]) -> list[FloatArray]:
+        subsets = [tree.sequence.vocab_subset for tree in trees if tree.sequence.vocab_subset is not None]
+        if isinstance(self._model, VocabSubsetModel) and subsets:
+            return self._model.forward_subset(items, union_blocks(subsets))
         return self._model.forward(items)
 
-    def _draw(self, turn: DraftTree, logits: FloatArray) -> bool:
-        """Draw below each node of the frontier, and below what was foretold as far as it is drawn; whether
-        the turn goes on."""
-        first, size = len(turn.tokens), len(turn.frontier)
-        for parent, row in zip(turn.frontier, logits[:size], strict=True):
-            if len(turn.tokens) < turn.budget:
-                self._draw_below(turn, parent, row)
-        for i, (token, row) in enumerate(zip(turn.foretold, logits[size:], strict=True)):
-            if len(turn.tokens) == first or turn.tokens[first] != token:
+    def _grow(self, tree: DraftTree, logits: FloatArray) -> bool:
+        """Draw below each node of the frontier, then below the predicted tokens as long as they are the drawn
+        ones. Returns whether the draft needs another pass."""
+        first, size = len(tree.tokens), len(tree.frontier)
+        for parent, row in zip(tree.frontier, logits[:size], strict=True):
+            if len(tree.tokens) < tree.budget:
+                self._draw_below(tree, parent, row)
+        for i, (token, row) in enumerate(zip(tree.predicted, logits[size:], strict=True)):
+            if len(tree.tokens) == first or tree.tokens[first] != token:
                 break
-            nodes = turn.go_on(ready=first)
+            nodes = tree.next_frontier(ready=first)
             if nodes != [first]:
-                return turn.prepare(nodes)
-            turn.places[first] = turn.place_ahead(i)
-            drawn, first = first, len(turn.tokens)
-            self._draw_below(turn, drawn, row)
-        return len(turn.tokens) > first and turn.prepare(turn.go_on())
+                return tree.prepare_pass(nodes)
+            tree.slots[first] = tree.predicted_slot(i)
+            parent, first = first, len(tree.tokens)
+            self._draw_below(tree, parent, row)
+        return len(tree.tokens) > first and tree.prepare_pass(tree.next_frontier())
 
-    def _draw_below(self, turn: DraftTree, parent: int, row: FloatArray) -> None:
-        """Draw the children of one node, whose logits are `row`: float32[vocab]."""
-        sampler, guide = turn.stream.sampler, turn.guide
-        context = turn.contexts[parent + 1]
-        own = self._draws != "shared" and sampler.params.temperature > 0.0
-        allowed = row
+    def _draw_below(self, tree: DraftTree, parent: int, row: FloatArray) -> None:
+        """Draw the children of one node, after which the logits are `row`: float32[vocab]."""
+        sampler, guide = tree.sequence.sampler, tree.guide
+        context = tree.contexts[parent + 1]
+        coupled = self._draws == "coupled" or sampler.params.temperature == 0.0
+        adjusted = row
         try:
-            if own:
-                token, drawn_from = self._own(turn.chance, sampler.distribution(row, context), context)
-            else:
+            if coupled:
                 row = row[: sampler.vocab_size]
-                allowed = sampler.adjusted(row, context)
-                token, drawn_from = sampler.draw(allowed, row, context.position), None
+                adjusted = sampler.adjusted(row, context)
+                token, drawn_from = sampler.draw(adjusted, row, context.position), None
+            else:
+                distribution = sampler.distribution(row, context)
+                token, drawn_from = self._draw(tree.randomness, distribution, context)
         except ConfigError:  # the request allows no token that this model knows
             return
-        turn.add(parent, token, drawn_from)
+        tree.add(parent, token, drawn_from)
         if guide is None:
             return
-        if own:
-            guide.drew(parent, confidence(row, token, sampler.params.temperature))
+        if not coupled:
+            guide.drew(parent, approximate_probability(row, token, sampler.params.temperature))
             return
-        others = RunnersUp(sampler, allowed, row, context.position)
+        siblings = SiblingDraws(sampler, adjusted, row, context.position)
         try:
-            following = others.after(token)
-            more = guide.drew(parent, others.lead(following))
-            while more and following is not None and len(turn.tokens) < turn.budget:
-                turn.add(parent, following, None)
-                more = guide.drew(parent, 1.0 - others.lead(following))
-                following = others.after(following) if more else None
+            following = siblings.after(token)
+            more = guide.drew(parent, siblings.confidence(following))
+            while more and following is not None and len(tree.tokens) < tree.budget:
+                tree.add(parent, following, None)
+                more = guide.drew(parent, 1.0 - siblings.confidence(following))
+                following = siblings.after(following) if more else None
         finally:
-            others.restore()
+            siblings.restore()
 
-    def _own(
-        self, chance: StepRandomness, distribution: Distribution, context: TokenContext
+    def _draw(
+        self, randomness: StepRandomness, distribution: Distribution, context: TokenContext
     ) -> tuple[int, Distribution | None]:
-        """A token of the draft's own choice, and what it was drawn from where the draft is to state it."""
+        """(token, the distribution to state for it) of "independent" and "greedy" drawing."""
         if self._draws == "greedy":
             return int(distribution.ids[distribution.probs.argmax()]), None
-        return chance.draws(distribution, len(context.path)), distribution
+        return randomness.draft_token(distribution, len(context.path)), distribution

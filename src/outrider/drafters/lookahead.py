@@ -77,7 +77,7 @@ class DraftLookahead:
         drawn = context.path[len(self._start.path) :]
         tokens, chances = self._in_the_tree(drawn)
         if not tokens:
-            tokens, chances = self._drafter.follow(self._ask.request_id, context, MOST)
+            tokens, chances = self._drafter.likely_path(self._ask.request_id, context, MOST)
             self._looked.append((list(drawn), _sure(tokens, chances)))
         if self._rest is not None and (not tokens or chances[0] < OF_A_REST):
             rest = self._rest.after(context)

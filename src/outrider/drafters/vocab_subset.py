@@ -1,9 +1,10 @@
-"""The tokens that a draft is likely to need: a draft model leaves out the rest of its output matrix.
+"""The part of the output matrix (LM head) that a draft model computes: logits of the tokens it may need.
 
-The idea of FR-Spec (Zhao et al. 2025): of a vocabulary of 150,000 tokens a quarter makes up nearly all
-text, and a token that the draft cannot propose costs acceptance only. Vocabularies made by merging (BPE) are
-ordered by frequency already, so the frequent tokens are the first ids; the others are those of the
-request's own text.
+The idea of FR-Spec (Zhao et al. 2025): of a vocabulary of 150,000 tokens a quarter makes up nearly all text,
+and a token that the draft model cannot propose costs acceptance only. BPE vocabularies are roughly ordered by
+frequency, so the frequent tokens are the first ids. The tokens of the request's own sequence are added.
+
+A vocabulary block is a number of consecutive ids that are computed together (`VocabSubsetModel`).
 """
 
 from __future__ import annotations
@@ -16,41 +17,45 @@ import numpy.typing as npt
 from outrider.decoding.types import IntArray
 from outrider.engines.base import LanguageModel, VocabSubsetModel
 
-SHARE = 4  # one in so many ids is frequent
-LEAST = 24_576  # but no fewer than these: smaller vocabularies spend less on their output matrix
+FREQUENT_DIVISOR = 4  # vocab_size / 4 ids count as frequent
+MIN_FREQUENT = 24_576  # but at least so many: a small output matrix costs little
 
-Blocks = npt.NDArray[np.bool_]
+BlockMask = npt.NDArray[np.bool_]
 
 
-def frequent(model: LanguageModel) -> IntArray | None:
-    """The blocks of the ids that every draft may need, ascending; None for a model that cannot leave any out,
-    or has too few."""
+def frequent_blocks(model: LanguageModel) -> IntArray | None:
+    """The vocabulary blocks of the frequent ids, int32[b] ascending; None when the model computes its output
+    matrix as a whole, or has no more ids than these."""
     if not isinstance(model, VocabSubsetModel):
         return None
-    count = -(-max(LEAST, model.vocab_size // SHARE) // model.block_size)
-    if count * model.block_size >= model.vocab_size:
+    size = model.vocab_block_size
+    count = -(-max(MIN_FREQUENT, model.vocab_size // FREQUENT_DIVISOR) // size)
+    if count * size >= model.vocab_size:
         return None
     return np.arange(count, dtype=np.int32)
 
 
 class VocabSubset:
-    """The blocks that one request needs, as bool[blocks]: the frequent ones and those of its own tokens."""
+    """The vocabulary blocks of one request, as bool[blocks]: the frequent ones and those of its tokens.
 
-    def __init__(self, model: VocabSubsetModel, always: IntArray, ids: Collection[int]) -> None:
-        self._size, self._vocab_size = model.block_size, model.vocab_size
-        self.blocks: Blocks = np.zeros(-(-model.vocab_size // model.block_size), bool)
-        self.blocks[always] = True
+    ids: further ids that the draft model may have to propose, as stop tokens.
+    """
+
+    def __init__(self, model: VocabSubsetModel, frequent: IntArray, ids: Collection[int]) -> None:
+        self._block_size, self._vocab_size = model.vocab_block_size, model.vocab_size
+        self.blocks: BlockMask = np.zeros(-(-model.vocab_size // self._block_size), bool)
+        self.blocks[frequent] = True
         self.add([i for i in ids if i < self._vocab_size])
 
     def add(self, ids: Iterable[int]) -> None:
-        """The text has these ids, all of them the model's."""
+        """Add the blocks of these ids, which must be below the model's vocab_size."""
         for token in ids:
-            self.blocks[token // self._size] = True
+            self.blocks[token // self._block_size] = True
 
 
-def together(parts: Collection[VocabSubset]) -> IntArray:
-    """The blocks of a pass for several requests, ascending."""
-    first, *others = (part.blocks for part in parts)
+def union_blocks(subsets: Collection[VocabSubset]) -> IntArray:
+    """The vocabulary blocks of a pass for several requests, int32[b] ascending."""
+    union, *others = (subset.blocks for subset in subsets)
     for other in others:
-        first = first | other
-    return np.flatnonzero(first).astype(np.int32)
+        union = union | other
+    return np.flatnonzero(union).astype(np.int32)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
+from outrider.engines.hidden import HiddenStates
 
 
 @runtime_checkable
@@ -39,7 +40,7 @@ class Cache(Protocol):
 
 @runtime_checkable
 class CacheBlocks(Protocol):
-    """Keys and values of some positions, held in common by caches and whoever keeps them for later."""
+    """Keys and values of some positions, shared by caches and a prefix cache."""
 
     @property
     def nbytes(self) -> int: ...
@@ -75,8 +76,25 @@ class ForwardItem:
     rows: IntArray
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCaps:
+    """What a model can do. Matched against the needs of drafter and verifier when the loop is built.
+
+    tree_attention: scores drafts that branch.
+    exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
+    hidden_states:  gives the hidden states of named layers, see `HiddenStateModel`.
+    """
+
+    tree_attention: bool
+    exact_bits: bool
+    hidden_states: bool = False
+
+
 class LanguageModel(Protocol):
     """Weights that turn tokens into logits."""
+
+    @property
+    def caps(self) -> EngineCaps: ...
 
     @property
     def vocab_size(self) -> int:
@@ -100,7 +118,7 @@ class LanguageModel(Protocol):
 
 @runtime_checkable
 class SharingModel(Protocol):
-    """What a LanguageModel may be able to do beside: its caches are SharingCaches.
+    """An optional ability of a LanguageModel: its caches are SharingCaches.
 
     share_unit: positions of the smallest block.
     """
@@ -111,31 +129,46 @@ class SharingModel(Protocol):
 
 @runtime_checkable
 class VocabSubsetModel(LanguageModel, Protocol):
-    """A model that can leave out parts of its output matrix, the largest of a small model."""
+    """A model that can compute part of its output matrix (LM head), the largest matrix of a small model."""
 
     @property
-    def block_size(self) -> int:
-        """Ids of a block; block b holds the ids from b * block_size on."""
+    def vocab_block_size(self) -> int:
+        """Ids of a vocabulary block; block b has the ids from b * vocab_block_size on."""
 
     def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
-        """As `forward`, with the logits of these blocks' ids only; all others are -inf. The ones that are
-        computed are those of `forward`, bit for bit.
+        """As `forward`, with the logits of the ids in these vocabulary blocks only, bit for bit; all others
+        are -inf.
 
-        blocks: int32[b], ascending.
+        blocks: int32[b], vocabulary blocks, ascending.
         Raises ValueError as `forward` does, and for blocks out of order or range.
         """
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCaps:
-    """What an engine can do, matched against the drafter's and verifier's needs when built.
+@runtime_checkable
+class HiddenStateModel(LanguageModel, Protocol):
+    """A model that gives the hidden states of named layers with its logits.
 
-    tree_attention: scores drafts that branch.
-    exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
+    Layer index i is the input of layer i: the residual stream before its first norm. Index num_layers is the
+    output of the last layer, before the final norm.
     """
 
-    tree_attention: bool
-    exact_bits: bool
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def forward_hidden(
+        self, items: Sequence[ForwardItem], taps: Sequence[int]
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """As `forward`, whose logits these are bit for bit, with the hidden states of all new tokens.
+
+        taps: layer indices, ascending, at least one.
+        Returns (logits, hidden): float32[len(item.rows), vocab] and float32[len(item.tokens), len(taps) *
+        hidden_size] for each item. Rows are in the order of the item's tokens; the j-th tap has the columns
+        from j * hidden_size on. A token's hidden states depend on its prefix only, as its logits do.
+        Raises ValueError as `forward` does, and for other taps.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +181,9 @@ class SeqHandle:
     committed: int = 0  # tokens in the sequence without the anchor
     text: list[int] = field(default_factory=list)  # of the sequence without the anchor, pending ones too
     scored: IntArray | None = None  # int32[n], the draft that was scored last
-    namespace: str | None = None  # whom the sequence shares prefixes with
-    cached: int = 0  # prompt tokens that were taken over from others instead of computed
+    namespace: str | None = None  # sequences of the same one share prefixes
+    cached: int = 0  # prompt tokens that came from the prefix cache
+    hidden: HiddenStates | None = None  # only where hidden states are wanted
 
 
 class StepEngine(Protocol):
@@ -164,11 +198,23 @@ class StepEngine(Protocol):
     @property
     def max_positions(self) -> int: ...
 
-    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
-        """Register a prompt of at least one token; nothing is computed yet. The anchor is its last
-        token. `capacity` is in positions and must cover prompt, output and draft. What sequences of the same
-        namespace have computed is taken over, if the engine keeps it; None takes and gives nothing, which
-        `prefill_scores` needs."""
+    def open(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        namespace: str | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> SeqHandle:
+        """Register a prompt of at least one token; nothing is computed yet. The anchor is its last token.
+
+        capacity:  in positions; must cover prompt, output and draft.
+        namespace: sequences of the same one share prefixes, if the engine has a prefix cache; None shares
+                   nothing, which `prefill_scores` needs.
+        taps:      layers whose hidden states are wanted, see `HiddenStateModel`: those of the prompt are in
+                   `SeqHandle.hidden`, those of anchor and draft in `TargetScores.hidden`. Sequences that
+                   share a pass have the same taps or none. Needs `caps.hidden_states`.
+        Raises ValueError for taps that the model does not have.
+        """
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
         """Put up to max_tokens pending prompt tokens into the cache; returns how many are left."""

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
-from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, SeqHandle
+from outrider.engines.base import EngineCaps, ForwardItem, HiddenStateModel, LanguageModel, SeqHandle
+from outrider.engines.hidden import HiddenStates, check_taps
 from outrider.engines.prefix import PrefixCache
 
+HELD_ROWS = 64  # positions whose hidden states are held before the prefix cache gets their blocks
 _NO_ROWS = np.empty(0, np.int32)
 
 
@@ -17,13 +19,18 @@ class CachedStepEngine:
     """Implements StepEngine. Between calls a sequence's cache holds exactly its committed tokens,
     which are all but the anchor; `score` adds anchor and draft, `commit` keeps what was accepted.
 
-    tree_attention, exact_bits: what `model` can do, see EngineCaps.
+    prefixes: the prefix cache; None until `share_prefixes`.
     """
 
-    def __init__(self, model: LanguageModel, *, tree_attention: bool, exact_bits: bool) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self.caps = EngineCaps(tree_attention=tree_attention, exact_bits=exact_bits)
+        self._tapped = model if isinstance(model, HiddenStateModel) else None
         self.prefixes: PrefixCache | None = None
+
+    @property
+    def caps(self) -> EngineCaps:
+        """What the model can do."""
+        return self._model.caps
 
     @property
     def vocab_size(self) -> int:
@@ -34,16 +41,28 @@ class CachedStepEngine:
         return self._model.max_positions
 
     def share_prefixes(self, max_bytes: int) -> PrefixCache:
-        """From now on keep what sequences with a namespace compute, in at most so many bytes, for later ones
-        that begin in the same way. Raises ConfigError when the model's caches cannot be shared."""
+        """From now on keep what sequences with a namespace compute, in at most `max_bytes` bytes, for later
+        ones that begin in the same way. Raises ConfigError when the model's caches cannot be shared."""
         self.prefixes = PrefixCache(self._model, max_bytes)
         return self.prefixes
 
-    def open(self, prompt: Sequence[int], capacity: int, namespace: str | None = None) -> SeqHandle:
+    def open(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        namespace: str | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> SeqHandle:
         ids = np.array(prompt, np.int32)
         text = ids[:-1]
+        hidden = None
+        if taps:
+            if self._tapped is None:
+                raise ValueError("the model gives no hidden states")
+            check_taps(taps, self._tapped.num_layers)
+            hidden = HiddenStates(taps, for_prefixes=self.prefixes is not None and namespace is not None)
         cache = self._model.new_cache(capacity)
-        seq = SeqHandle(cache, int(ids[-1]), text, text=text.tolist(), namespace=namespace)
+        seq = SeqHandle(cache, int(ids[-1]), text, text=text.tolist(), namespace=namespace, hidden=hidden)
         if self.prefixes is not None and namespace is not None:
             self.prefixes.query_tokens += len(text)
             self._take(seq)
@@ -61,18 +80,36 @@ class CachedStepEngine:
     def _prefill(self, seq: SeqHandle, tokens: IntArray, rows: IntArray) -> FloatArray:
         if not len(tokens):
             return np.empty((0, self.vocab_size), np.float32)
-        (logits,) = self._model.forward([_chain(seq, tokens, rows)])
-        self._written(seq, len(tokens))
+        (logits,), hidden = self._forward([_chain(seq, tokens, rows)], [seq])
+        self._computed(seq, len(tokens), hidden[0] if hidden else None)
         return logits
 
+    def _forward(
+        self, items: Sequence[ForwardItem], seqs: Sequence[SeqHandle]
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """One pass. Returns (logits, hidden) by item; no hidden states when no sequence wants them."""
+        wanted = {seq.hidden.taps for seq in seqs if seq.hidden is not None}
+        if not wanted:
+            return self._model.forward(items), []
+        if len(wanted) > 1:
+            raise ValueError("sequences that share a pass must want the same layers' hidden states")
+        assert self._tapped is not None, "open refuses taps of other models"
+        return self._tapped.forward_hidden(items, wanted.pop())
+
     def _take(self, seq: SeqHandle) -> None:
-        """Take over what others have computed of the prompt; they may have done so since it was opened."""
+        """Take what the prefix cache has of the prompt; others may have computed it since it was opened."""
         if self.prefixes is not None and len(seq.pending):
             end = seq.committed + len(seq.pending)
-            taken = self.prefixes.take(seq.cache, seq.text[:end], seq.namespace)
+            taken = self.prefixes.take(seq.cache, seq.text[:end], seq.namespace, seq.hidden)
             seq.pending = seq.pending[taken:]
             seq.committed += taken
             seq.cached += taken
+
+    def _computed(self, seq: SeqHandle, count: int, hidden: FloatArray | None) -> None:
+        """A pass has computed so many pending tokens, with their hidden states if it gave any."""
+        if seq.hidden is not None and hidden is not None:
+            seq.hidden.add_prompt(seq.committed, hidden)
+        self._written(seq, count)
 
     def _written(self, seq: SeqHandle, count: int) -> None:
         """So many pending tokens are in the cache now."""
@@ -82,7 +119,7 @@ class CachedStepEngine:
 
     def _keep(self, seq: SeqHandle) -> None:
         if self.prefixes is not None:
-            self.prefixes.keep(seq.cache, seq.text[: seq.committed], seq.namespace)
+            self.prefixes.keep(seq.cache, seq.text[: seq.committed], seq.namespace, seq.hidden)
 
     def score(
         self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
@@ -103,25 +140,35 @@ class CachedStepEngine:
             raise ValueError("a sequence may appear once in a pass")
         if not items:
             return []
-        logits = self._model.forward(items)
-        for seq, draft in batch:
+        logits, states = self._forward(items, [seq for seq, _ in (*batch, *chunks)])
+        hidden: Sequence[FloatArray | None] = states or [None] * len(items)
+        for (seq, draft), rows in zip(batch, hidden, strict=False):
             seq.scored = draft.tokens
-        for seq, tokens in chunks:
-            self._written(seq, len(tokens))
-        return [TargetScores(rows) for rows in logits[: len(batch)]]
+            if seq.hidden is not None:
+                seq.hidden.scored = rows
+        for (seq, tokens), rows in zip(chunks, hidden[len(batch) :], strict=True):
+            self._computed(seq, len(tokens), rows)
+        return [
+            TargetScores(rows, None if seq.hidden is None else seq.hidden.scored)
+            for (seq, _), rows in zip(batch, logits, strict=False)
+        ]
 
     def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
         base = seq.committed
         seq.cache.keep(base, [base, *(base + 1 + node for node in verdict.path)])
         seq.committed += 1 + len(verdict.path)
+        if seq.hidden is not None:
+            seq.hidden.commit(base, verdict.path)
         assert seq.scored is not None, "only what was scored can be committed"
         seq.text += [seq.anchor, *[int(seq.scored[node]) for node in verdict.path]]
         seq.anchor = verdict.next_token
         assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
+        if seq.hidden is not None and seq.hidden.held >= HELD_ROWS:
+            self._keep(seq)
 
     def close(self, seq: SeqHandle) -> None:
         try:
-            self._keep(seq)  # the next turn of a chat begins with this one
+            self._keep(seq)  # the next turn of a chat begins with this text
         finally:
             seq.cache.close()
 

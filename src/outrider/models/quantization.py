@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from outrider.config import checks
+from outrider.config import quantization
 from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
 
@@ -50,12 +50,12 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
     """
     if name is None:
         return source
-    if name in checks.LIGHT_QUANTIZATIONS:
+    if name in quantization.LIGHT_QUANTIZATIONS:
         chosen = replace(source, quantization=name)
         if all(loaded_type(chosen, tensor) == tensor.type for tensor in source.tensors.values()):
             return source
         return replace(chosen, display_name=f"{source.display_name} ({name} at load)")
-    checks.quantization(name)
+    quantization.check_quantization(name)
     stored = Counter(t.type for t in source.tensors.values() if t.type not in FLOATS)
     if stored:
         kinds = ", ".join(kind for kind, _ in stored.most_common())
@@ -85,7 +85,7 @@ def loaded_type(source: ModelSource, tensor: Tensor) -> str:
     """The type in which the engine holds `tensor` of `source`."""
     if source.quantization is None or len(tensor.shape) != 2:
         return tensor.type
-    if source.quantization in checks.LIGHT_QUANTIZATIONS:
+    if source.quantization in quantization.LIGHT_QUANTIZATIONS:
         return _light_type(source, tensor)
     wanted = ["Q8_0"]
     if source.quantization == "q4_k":

@@ -79,7 +79,7 @@ def check(
     """
     rule = pipeline.verifier.name
     llm = LLM.from_pipeline(pipeline)
-    vocab_size = min(pipeline.tokenizer.vocab_size, pipeline.engine.vocab_size)
+    vocab_size = pipeline.vocab_size
     tests: list[_Test] = []
     drafted = 0
     with ExitStack() as stack:

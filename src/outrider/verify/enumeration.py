@@ -18,11 +18,11 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores
 from outrider.decoding.verifiers.base import Verifier
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.verify.claims import Claim, Progress
 
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class Rule(Protocol):
-    """Makes a verifier whose randomness comes from the factory `chance`."""
+    """Makes a verifier whose randomness comes from the factory `randomness`."""
 
-    def __call__(self, *, chance: Callable[[int, int], StepRandomness]) -> Verifier: ...
+    def __call__(self, *, randomness: Callable[[int, int], StepRandomness]) -> Verifier: ...
 
 
 RULES: Mapping[str, Rule] = {"rejection": RejectionVerifier, "block": BlockVerifier}
@@ -91,7 +91,7 @@ class ScriptedRandomness(StepRandomness):
         likely = 1.0 if probability >= 1.0 else probability if probability > 0.0 else 0.0
         return self._script.choose([likely, 1.0 - likely]) == 0
 
-    def chooses(self, distribution: Distribution) -> int:
+    def next_token(self, distribution: Distribution) -> int:
         self._once(None)
         return _draw(distribution, self._script)
 
@@ -182,7 +182,7 @@ LONGEST = 4  # tokens that a step can emit with these
 def check(name: str, progress: Progress) -> Claim:
     """Enumerate the rule of this name ("rejection" or "block") over random tables."""
     rule = RULES[name]
-    shapes = {**SHAPES, **(TREES if rule(chance=StepRandomness).trees else {})}
+    shapes = {**SHAPES, **(TREES if rule(randomness=StepRandomness).trees else {})}
     ways, worst, where = 0, 0.0, ""
     for (kind, shape), seed in itertools.product(shapes.items(), range(TABLES)):
         progress(f"distribution: {name}, {kind}, table {seed + 1} of {TABLES}")
@@ -223,7 +223,7 @@ def _step(rule: Rule, shape: Shape, target: Table, draft: Table, script: Script)
     for token, parent in zip(proposed.tokens.tolist(), proposed.parents.tolist(), strict=True):
         texts.append((*texts[parent + 1], token))
     scores = TargetScores(np.stack([target.logits(text) for text in texts]))
-    verifier = rule(chance=lambda seed, position: ScriptedRandomness(script))
+    verifier = rule(randomness=lambda seed, position: ScriptedRandomness(script))
     verdict = verifier.verify(proposed, scores, Sampler(SamplingParams(), VOCAB), TokenContext(PROMPT))
     return (*proposed.tokens[list(verdict.path)].tolist(), verdict.next_token)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from outrider.decoding.types import FloatArray
-from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel
 from outrider.verify.identity import first_difference
 
 Text = tuple[int, ...]
@@ -50,6 +51,11 @@ class MemoizedModel:
         self._rows: dict[Text, FloatArray] = {}
         self._cache: Cache | None = None  # of the inner model, holding the text _held
         self._held: Text = ()
+
+    @property
+    def caps(self) -> EngineCaps:
+        """The inner model's, without hidden states, which are not remembered."""
+        return replace(self.inner.caps, hidden_states=False)
 
     @property
     def vocab_size(self) -> int:

@@ -12,7 +12,7 @@ from outrider.bench import machine, report, runner
 from outrider.bench.race import race
 from outrider.cli.main import main
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 
 pytestmark = pytest.mark.usefixtures("toy_engine")
 

@@ -13,17 +13,16 @@ import pytest
 
 from outrider import pipeline
 from outrider.cli.main import main
-from outrider.decoding.sampling import rng
+from outrider.decoding.sampling import randomness, rng
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import LazyDistribution, Sampler
 from outrider.decoding.types import Draft, FloatArray, Verdict
 from outrider.decoding.verifiers import block as verify_block
-from outrider.decoding.verifiers import distributions as chance
 from outrider.decoding.verifiers import rejection as verify_rejection
-from outrider.decoding.verifiers.base import CoupledVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engines.base import Cache, ForwardItem, LanguageModel, SeqHandle
+from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel, SeqHandle
 from outrider.engines.step import CachedStepEngine
 from outrider.models.source import ModelSource
 from outrider.verify import enumeration, identity
@@ -217,14 +216,14 @@ def noise_that_is_too_quiet(monkeypatch: Patch) -> None:
 
 
 def uniforms_that_are_not(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(chance, "uniforms", lambda *args: rng.uniforms(*args) ** 1.5)
+    monkeypatch.setattr(randomness, "uniforms", lambda *args: rng.uniforms(*args) ** 1.5)
 
 
 def drafts_from_another_distribution(monkeypatch: Patch) -> None:
     """The draft's likeliest token, passed off as a draw."""
     monkeypatch.setattr(
         StepRandomness,
-        "draws",
+        "draft_token",
         lambda self, distribution, node: int(distribution.ids[distribution.probs.argmax()]),
     )
 
@@ -242,12 +241,12 @@ def forgets_top_k(monkeypatch: Patch) -> None:
         params = SamplingParams(temperature=self.params.temperature)
         return right(Sampler(params, self.vocab_size), logits, context)
 
-    def outlook(self: Sampler, logits: Any, context: Any) -> LazyDistribution:
+    def lazy_distribution(self: Sampler, logits: Any, context: Any) -> LazyDistribution:
         known = distribution(self, logits, context)
         return LazyDistribution(lambda: known)
 
     monkeypatch.setattr(Sampler, "distribution", distribution)
-    monkeypatch.setattr(Sampler, "outlook", outlook)
+    monkeypatch.setattr(Sampler, "lazy_distribution", lazy_distribution)
 
 
 COUPLED = ("--verification", "coupled", "--temps", "0,1")
@@ -358,13 +357,8 @@ def test_an_engine_that_fails_half_way_breaks_the_claims(verify: Any, monkeypatc
 def test_an_engine_that_promises_no_bits(
     verify: Any, kind: type[ToyModel], held: bool, words: str, monkeypatch: Patch
 ) -> None:
+    monkeypatch.setattr(kind, "caps", EngineCaps(tree_attention=False, exact_bits=False))
     model(kind)(monkeypatch)
-    made = CachedStepEngine.__init__
-
-    def humble(self: CachedStepEngine, inner: LanguageModel, **caps: bool) -> None:
-        made(self, inner, tree_attention=False, exact_bits=False)
-
-    monkeypatch.setattr(CachedStepEngine, "__init__", humble)
     _, out, _ = verify(*GREEDY, "--json")
     bits = json.loads(out)["claims"][1]
     assert bits["held"] is held

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness, sample_inverse_cdf
 from outrider.decoding.sampling.rng import ACCEPT, DRAFT, NEXT, gumbel, uniforms
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution
-from outrider.decoding.verifiers.distributions import StepRandomness, excess, pick, ratio, residual, siblings
+from outrider.decoding.verifiers.distributions import positive_excess, ratio, residual, siblings
 from outrider.errors import ConfigError, ModelError
 from tests.unit.decoding.test_rng import one_block
 from tests.unit.decoding.test_sampler import cases, context_of
@@ -64,20 +65,20 @@ def test_each_draw_of_each_step_has_its_own_number() -> None:
 
 
 def test_chance_decides_by_its_numbers() -> None:
-    chance, even = StepRandomness(7, 3), Distribution(np.arange(1000), np.full(1000, 0.001))
+    randomness, even = StepRandomness(7, 3), Distribution(np.arange(1000), np.full(1000, 0.001))
     for node in range(40):
-        assert chance.draws(even, node) == int(chance.uniform(DRAFT, node) * 1000)
-        at = chance.uniform(ACCEPT, node)
-        assert not chance.accepts(at, node)
-        assert chance.accepts(float(np.nextafter(at, 1.0)), node)
-        assert chance.accepts(1.0, node)
-        assert not chance.accepts(0.0, node)
-    assert chance.chooses(even) == int(chance.uniform(NEXT, 0) * 1000)
+        assert randomness.draft_token(even, node) == int(randomness.uniform(DRAFT, node) * 1000)
+        at = randomness.uniform(ACCEPT, node)
+        assert not randomness.accepts(at, node)
+        assert randomness.accepts(float(np.nextafter(at, 1.0)), node)
+        assert randomness.accepts(1.0, node)
+        assert not randomness.accepts(0.0, node)
+    assert randomness.next_token(even) == int(randomness.uniform(NEXT, 0) * 1000)
 
 
 @given(distributions(), UNIFORMS)
 def test_pick_lays_shares_out_by_id(distribution: Distribution, uniform: float) -> None:
-    token = pick(distribution, uniform)
+    token = sample_inverse_cdf(distribution, uniform)
     assert distribution.of(token) > 0.0
     before, upto = dense(distribution)[:token].sum(), dense(distribution)[: token + 1].sum()
     assert before - 1e-15 <= uniform <= upto + 1e-15
@@ -97,7 +98,7 @@ def test_pick_lays_out_many_shares_too(size: int) -> None:
         edges = ends[generator.integers(0, size, 200)] / ends[-1]
         below = np.nextafter(1.0, 0.0)
         for uniform in (0.0, below, *generator.random(200), *edges, *np.nextafter(edges, 0.0)):
-            at = pick(many, min(float(uniform), float(below))) // 3
+            at = sample_inverse_cdf(many, min(float(uniform), float(below))) // 3
             assert many.probs[at] > 0.0
             assert ends[at] - many.probs[at] - 1e-13 <= uniform <= ends[at] + 1e-13
 
@@ -105,7 +106,7 @@ def test_pick_lays_out_many_shares_too(size: int) -> None:
 @given(distributions(), distributions(), st.sampled_from([1.0, 0.4, 0.0]))
 def test_the_residual_is_what_is_left_over(p: Distribution, q: Distribution, scale: float) -> None:
     left = np.maximum(scale * dense(p) - dense(q), 0.0)
-    np.testing.assert_array_equal(excess(p, q, scale), left[p.ids])
+    np.testing.assert_array_equal(positive_excess(p, q, scale), left[p.ids])
     rest = residual(p, q, scale)
     if left.sum() == 0.0:
         assert rest is p
@@ -127,7 +128,7 @@ def test_siblings_are_different_and_say_what_they_were_drawn_from(
     left = dense(q)
     for node, (token, stated) in enumerate(zip(tokens, drawn_from, strict=True), start=5):
         np.testing.assert_allclose(dense(stated), left / left.sum(), rtol=1e-9, atol=1e-300)
-        assert token == StepRandomness(seed, 1).draws(stated, node)
+        assert token == StepRandomness(seed, 1).draft_token(stated, node)
         left[token] = 0.0
 
 

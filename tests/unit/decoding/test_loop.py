@@ -13,9 +13,9 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft, FloatArray, StepRecord, TargetScores, Verdict
-from outrider.decoding.verifiers.base import CoupledVerifier
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.base import Cache, EngineCaps, ForwardItem
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError, PromptError
 from outrider.policy.fixed import FixedController
@@ -84,7 +84,7 @@ class Noisy:
             self._call("propose", job.request_id)
         return [Draft.chain([1] * job.budget, self.name) for job in jobs]
 
-    def observe(self, request_id: str, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         self._call("observe", request_id)
 
     def end(self, request_id: str) -> None:
@@ -92,7 +92,7 @@ class Noisy:
 
 
 def make(model: Watched, drafter: Any = None, length: int = 3, **options: Any) -> StepLoop:
-    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(model)
     times = iter(range(10**9))
     return StepLoop(
         engine, drafter, CoupledVerifier(), FixedController(length), clock=lambda: next(times) / 8, **options
@@ -298,7 +298,9 @@ def test_what_the_engine_cannot_do_is_refused_when_built() -> None:
     class Tree(Noisy):
         needs = frozenset({"tree_attention"})
 
-    engine = CachedStepEngine(Watched(), tree_attention=False, exact_bits=True)
+    model = Watched()
+    model.caps = EngineCaps(tree_attention=False, exact_bits=True)
+    engine = CachedStepEngine(model)
     with pytest.raises(ConfigError, match="noisy needs tree_attention"):
         StepLoop(engine, Tree(), CoupledVerifier(), FixedController(1), clock=lambda: 0.0)
     for name in ("max_num_seqs", "prefill_chunk"):
@@ -313,7 +315,8 @@ def test_branches_are_cut_off_for_an_engine_without_trees() -> None:
             return [Draft(np.array([1, 2], np.int32), parents, None, self.name) for _ in jobs]
 
     model = Watched()
-    engine = CachedStepEngine(model, tree_attention=False, exact_bits=True)
+    model.caps = EngineCaps(tree_attention=False, exact_bits=True)
+    engine = CachedStepEngine(model)
     loop = StepLoop(engine, Branching(), CoupledVerifier(), FixedController(2), clock=lambda: 0.0)
     list(loop.generate([request("a")]))
     assert max(max(sizes) for sizes in model.passes[1:]) == 2
@@ -333,7 +336,7 @@ def test_a_request_may_ask_for_plain_decoding_or_for_less() -> None:
     drafted = {}
     for limit in (None, 0, 2):
         loop = StepLoop(
-            CachedStepEngine(ToyModel(), tree_attention=True, exact_bits=True),
+            CachedStepEngine(ToyModel()),
             NgramDrafter(2, 1),
             CoupledVerifier(),
             FixedController(5),
@@ -373,7 +376,7 @@ def test_a_curious_controller_hears_how_certain_the_target_is() -> None:
             scored.extend(scores)
             return scores
 
-    engine = Notes(Watched(), tree_attention=True, exact_bits=True)
+    engine = Notes(Watched())
     loop = StepLoop(engine, Noisy(), CoupledVerifier(), told, clock=lambda: 0.0)
     assert ends(list(loop.generate([request("a")])))["a"].finish_reason == "length"
     assert len(told.heard) == 4, "no more than it asked for"

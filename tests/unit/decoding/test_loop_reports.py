@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.decoding import loop as loop_module
+from outrider.decoding import prefill as prefill_module
 from outrider.decoding.context import TokenContext
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.request import ProposeJob, Request
@@ -62,7 +62,7 @@ def constrained(spelled: Sequence[int], forced: Sequence[bool] | None = None, **
 def test_prompt_logprobs_come_in_chunks_with_the_first_token(
     chunk: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "PROMPT_ROWS", rows)
+    monkeypatch.setattr(prefill_module, "PROMPT_ROWS", rows)
     model = Watched()
     events = list(make(model, prefill_chunk=chunk).generate([request("a", PROMPT, prompt_logprobs=2)]))
     told = [event for event in events if isinstance(event, TokenEvent)]

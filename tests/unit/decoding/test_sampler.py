@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import gumbel
-from outrider.decoding.sampling.sampler import Sampler, certainty
+from outrider.decoding.sampling.sampler import Sampler, top_probability
 from outrider.errors import ConfigError, ModelError
 
 Floats = npt.NDArray[np.float64]
@@ -233,11 +233,11 @@ def test_frequencies_over_seeds_are_the_softmax(vocab: int) -> None:
     assert chi_square(found, draws * wrong / wrong.sum()) > 8.0
 
 
-def test_certainty_is_the_likeliest_tokens_share() -> None:
+def test_top_probability_is_the_likeliest_tokens_share() -> None:
     row = np.random.default_rng(3).normal(0.0, 3.0, 5000).astype(np.float32)
     row[7] = row.max() + 2.0
-    assert certainty(row) == pytest.approx(1.0 / np.exp(row - row[7]).sum(), rel=0.1)
-    assert certainty(np.zeros(4, np.float32)) == pytest.approx(0.25)
-    assert certainty(np.array([-np.inf, 3.0], np.float32)) == pytest.approx(1.0)
+    assert top_probability(row) == pytest.approx(1.0 / np.exp(row - row[7]).sum(), rel=0.1)
+    assert top_probability(np.zeros(4, np.float32)) == pytest.approx(0.25)
+    assert top_probability(np.array([-np.inf, 3.0], np.float32)) == pytest.approx(1.0)
     for broken in (np.full(4, -np.inf), np.array([0.0, np.nan]), np.array([0.0, np.inf])):
-        assert certainty(broken.astype(np.float32)) == 0.0
+        assert top_probability(broken.astype(np.float32)) == 0.0

@@ -10,7 +10,8 @@ from outrider.decoding.sampling.logits import Row
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
-from outrider.decoding.verifiers.base import VERIFIERS, CoupledVerifier, check_draft, check_pair
+from outrider.decoding.verifiers.base import VERIFIERS, check_draft, check_pair
+from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError, ModelError
 

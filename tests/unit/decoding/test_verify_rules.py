@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, TargetScores, Verdict
 from outrider.decoding.verifiers import block as verify_block
 from outrider.decoding.verifiers import rejection as verify_rejection
 from outrider.decoding.verifiers.block import BlockVerifier
-from outrider.decoding.verifiers.distributions import StepRandomness, excess, ratio, residual, siblings
+from outrider.decoding.verifiers.distributions import positive_excess, ratio, residual, siblings
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from tests.support.enumeration import (
     Branches,
@@ -186,7 +187,7 @@ def clamp_free(target: Distribution, draft: Distribution, scale: float = 1.0) ->
 
 
 def not_normalised(target: Distribution, draft: Distribution, scale: float = 1.0) -> Distribution:
-    left = excess(target, draft, scale)
+    left = positive_excess(target, draft, scale)
     return Distribution(target.ids, left) if left.any() else target
 
 
@@ -263,18 +264,18 @@ def test_a_broken_tree_is_caught(name: str, twin: object, monkeypatch: pytest.Mo
 
 
 def keeps_the_sibling(
-    q: Distribution, count: int, chance: StepRandomness, first: int
+    q: Distribution, count: int, randomness: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Draws without replacement and states that it was with."""
-    tokens, _ = siblings(q, count, chance, first)
+    tokens, _ = siblings(q, count, randomness, first)
     return tokens, [q] * len(tokens)
 
 
 def drops_by_token(
-    q: Distribution, count: int, chance: StepRandomness, first: int
+    q: Distribution, count: int, randomness: StepRandomness, first: int
 ) -> tuple[list[int], list[Distribution]]:
     """Leaves a node out by a look at its token, and states the others' distributions all the same."""
-    tokens, stated = siblings(q, count, chance, first)
+    tokens, stated = siblings(q, count, randomness, first)
     kept = [i for i, token in enumerate(tokens) if token != 1]
     return [tokens[i] for i in kept], [stated[i] for i in kept]
 
@@ -293,8 +294,10 @@ class DropsTheDraft(RejectionVerifier):
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         verdict = super().verify(draft, scores, sampler, context)
         if verdict.next_kind == "recovered" and draft.tokens[len(verdict.path)] == verdict.next_token:
-            chance = self._chance(sampler.seed, context.position)
-            return Verdict((), chance.chooses(sampler.distribution(scores.logits[0], context)), "recovered")
+            randomness = self._randomness(sampler.seed, context.position)
+            return Verdict(
+                (), randomness.next_token(sampler.distribution(scores.logits[0], context)), "recovered"
+            )
         return verdict
 
 
@@ -348,7 +351,9 @@ def residual_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def share_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_block, "excess", lambda target, draft, scale: excess(target, draft))
+    monkeypatch.setattr(
+        verify_block, "positive_excess", lambda target, draft, scale: positive_excess(target, draft)
+    )
 
 
 def one_refusal_ends(monkeypatch: pytest.MonkeyPatch) -> None:

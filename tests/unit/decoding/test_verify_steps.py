@@ -43,11 +43,11 @@ def two_steps(world: World, rule: Rule, branches: Branches, by_position: bool) -
         stated = tuple(world.drafts((0,) * at) for at in places)
         for node, at in enumerate(places):
             if at not in noise or not by_position:
-                noise[at] = branches.draws(stated[node], node)
+                noise[at] = branches.draft_token(stated[node], node)
         tokens = [noise[at] for at in places]
         rows = [world.target[(*text, *tokens[:i])] for i in range(size + 1)]
         draft, scores = Draft.chain(tokens, "test", stated), TargetScores(np.stack(rows))
-        verifier = rule(chance=lambda seed, position: branches)
+        verifier = rule(randomness=lambda seed, position: branches)
         verdict = verifier.verify(draft, scores, Rows(), TokenContext([0]))  # type: ignore[arg-type]
         text = (*text, *tokens[: len(verdict.path)], verdict.next_token)
     return text

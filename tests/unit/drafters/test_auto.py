@@ -15,17 +15,18 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, StepRecord, Verdict
 from outrider.drafters.auto import AutoDrafter
-from outrider.drafters.confidence import confidence
-from outrider.drafters.copy_tracker import LEAST
-from outrider.drafters.draft_context import HEAD, KEPT, TAIL
+from outrider.drafters.confidence import approximate_probability
+from outrider.drafters.copy_tracker import MIN_COPY
+from outrider.drafters.draft_context import COPY_TAIL_TOKENS, HEAD_TOKENS, TAIL_TOKENS
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.engines.base import EngineCaps
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node
-from tests.support.toy_model import ToyModel
+from tests.support.toy_model import UNSCORED, ToyModel
 
 COSTS = {1: 0.05, 2: 0.05, 8: 0.06, 16: 0.08}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -140,12 +141,12 @@ def test_the_model_goes_on_behind_the_lookup(tree: bool) -> None:
     assert int(rest.tokens[0]) in found.tokens[found.parents == 1].tolist()
     # What was fed ahead of the text is not taken for the text.
     context.append(25)
-    assert model.behind(job(context)) == 1
+    assert model.unprocessed(job(context)) == 1
 
 
 def test_distributions_are_stated_for_the_whole_chain() -> None:
     controller = AutoController(CostModel(COSTS), CostModel({1: 0.004, 8: 0.005}))
-    model = DraftModelDrafter(draft(), draws="own")
+    model = DraftModelDrafter(draft(), draws="independent")
     ticks = itertools.count()
     drafter = AutoDrafter(controller, SuffixDrafter(), model, clock=lambda: next(ticks) / 1e4)
     params = SamplingParams(temperature=1.0, max_tokens=40)
@@ -174,10 +175,10 @@ def test_what_was_accepted_reaches_the_controller() -> None:
     assert len(found) >= 2
     assert int(found.tokens[0]) == 14
     whole = found.after((12, 13), "constraint")
-    drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"))
+    drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"), UNSCORED)
     assert seen == [((0, 1), [*found.tokens[:2], 9])], "a constraint's own tokens are not the drafters'"
     drafter.propose([job(context.along([12, 13]), 6)])
-    drafter.observe("r", whole, Verdict((0,), 9, "recovered"))
+    drafter.observe("r", whole, Verdict((0,), 9, "recovered"), UNSCORED)
     assert len(seen) == 1, "behind a token that was refused nothing was tried"
 
 
@@ -187,11 +188,15 @@ def test_a_models_confidence_is_about_a_probability() -> None:
     row[700] = 9.0
     exact = np.exp(row.astype(float) - row.max())
     exact /= exact.sum()
-    assert exact[700] <= confidence(row, 700, 0.0) <= 1.0
-    assert 0.0 <= confidence(row, 3, 0.0) < 0.01
-    assert confidence(row, 700, 2.0) < confidence(row, 700, 1.0) < confidence(row, 700, 0.1)
-    assert confidence(np.full(7, np.nan, np.float32), 0, 1.0) == 0.0
-    assert confidence(row, 3, 1e-300) == 0.0
+    assert exact[700] <= approximate_probability(row, 700, 0.0) <= 1.0
+    assert 0.0 <= approximate_probability(row, 3, 0.0) < 0.01
+    assert (
+        approximate_probability(row, 700, 2.0)
+        < approximate_probability(row, 700, 1.0)
+        < approximate_probability(row, 700, 0.1)
+    )
+    assert approximate_probability(np.full(7, np.nan, np.float32), 0, 1.0) == 0.0
+    assert approximate_probability(row, 3, 1e-300) == 0.0
 
 
 def test_a_model_stops_where_it_is_told() -> None:
@@ -216,16 +221,16 @@ def test_how_far_behind_a_model_is() -> None:
     model = DraftModelDrafter(draft())
     model.begin(Request("r", (3, 1, 2), PARAMS))
     context = TokenContext([3, 1, 2])
-    assert model.behind(job(context)) == 3
+    assert model.unprocessed(job(context)) == 3
     (found,) = model.propose([job(context, 3)])
     context.append(int(found.tokens[0]))
     context.append(31 if int(found.tokens[1]) != 31 else 30)
-    assert model.behind(job(context)) == 1
-    assert model.behind(job(context.along([4, 5]))) == 3
+    assert model.unprocessed(job(context)) == 1
+    assert model.unprocessed(job(context.along([4, 5]))) == 3
     full = TokenContext(range(30))
     small = DraftModelDrafter(draft(), max_context=20)
     small.begin(Request("r", (1,), PARAMS))
-    assert small.behind(job(full)) is None
+    assert small.unprocessed(job(full)) is None
 
 
 def test_of_what_is_dear_to_read_the_middle_is_left_out() -> None:
@@ -245,19 +250,21 @@ def test_of_what_is_dear_to_read_the_middle_is_left_out() -> None:
             asked.append(missed)
             return missed > 100
 
-        assert model.behind(job(context)) == 200 - known
-        assert model.behind(job(context), 0, lambda _: False) == 200 - known
-        assert model.behind(job(context), 0, dear) == (TAIL if known else HEAD + TAIL)
+        assert model.unprocessed(job(context)) == 200 - known
+        assert model.unprocessed(job(context), 0, lambda _: False) == 200 - known
+        assert model.unprocessed(job(context), 0, dear) == (
+            TAIL_TOKENS if known else HEAD_TOKENS + TAIL_TOKENS
+        )
         assert asked == [200 - known]
         (found,) = model.propose([job(context, 3)])
-        assert model.fed[0][0] == (TAIL if known else HEAD + TAIL)
-        read = [*prompt[: max(HEAD, known)], *prompt[-TAIL:]]
+        assert model.passes[0][0] == (TAIL_TOKENS if known else HEAD_TOKENS + TAIL_TOKENS)
+        read = [*prompt[: max(HEAD_TOKENS, known)], *prompt[-TAIL_TOKENS:]]
         again = DraftModelDrafter(draft())
         again.begin(Request("r", tuple(read), PARAMS))
         (expected,) = again.propose([job(TokenContext(read), 3)])
         assert found.tokens.tolist() == expected.tokens.tolist()
         context.append(int(found.tokens[0]))
-        assert model.behind(job(context), 0, dear) == 1, "what was read stays"
+        assert model.unprocessed(job(context), 0, dear) == 1, "what was read stays"
 
 
 def test_a_prompt_beyond_the_draft_models_context_is_skimmed() -> None:
@@ -265,7 +272,7 @@ def test_a_prompt_beyond_the_draft_models_context_is_skimmed() -> None:
     model = DraftModelDrafter(draft(), max_context=100)
     model.begin(Request("r", tuple(prompt), PARAMS))
     context = TokenContext(prompt)
-    assert model.behind(job(context)) == HEAD + TAIL
+    assert model.unprocessed(job(context)) == HEAD_TOKENS + TAIL_TOKENS
     (found,) = model.propose([job(context, 3)])
     assert len(found) == 3
 
@@ -282,8 +289,8 @@ def test_a_long_prompt_is_not_read_whole_where_that_takes_long() -> None:
             (found,) = drafter.propose([job(context)])
             if len(found):
                 break
-        fed.append(sum([width for width, _ in model.fed]))
-    assert fed[0] >= 200 > HEAD + TAIL + 20 > fed[1] >= HEAD + TAIL
+        fed.append(sum([width for width, _ in model.passes]))
+    assert fed[0] >= 200 > HEAD_TOKENS + TAIL_TOKENS + 20 > fed[1] >= HEAD_TOKENS + TAIL_TOKENS
 
 
 def test_copies_that_lookups_wrote_are_not_read() -> None:
@@ -305,9 +312,9 @@ def test_copies_that_lookups_wrote_are_not_read() -> None:
     drafter.propose([job(context)])
     behind = [ask.behind for ask in asks]
     assert behind[0] == len(source)
-    assert max(b for b in behind if b is not None) < len(source) + 2 * KEPT
+    assert max(b for b in behind if b is not None) < len(source) + 2 * COPY_TAIL_TOKENS
     assert behind[-1] is not None
-    assert behind[-1] <= len(source) + KEPT + LEAST < len(source) + len(copied)
+    assert behind[-1] <= len(source) + COPY_TAIL_TOKENS + MIN_COPY < len(source) + len(copied)
 
 
 @pytest.mark.parametrize("model", [True, False])
@@ -316,10 +323,12 @@ def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tre
     def tokens(
         controller: AutoController | None, drafter: AutoDrafter | None
     ) -> tuple[dict[str, list[int]], int]:
-        engine = CachedStepEngine(target(), tree_attention=tree, exact_bits=True)
+        model = target()
+        model.caps = EngineCaps(tree_attention=tree, exact_bits=True)
+        engine = CachedStepEngine(model)
         ticks = itertools.count()
         from outrider.decoding.events import FinishEvent, TokenEvent
-        from outrider.decoding.verifiers.base import CoupledVerifier
+        from outrider.decoding.verifiers.coupled import CoupledVerifier
         from outrider.policy.fixed import FixedController
 
         loop = StepLoop(
@@ -361,7 +370,7 @@ def test_end_is_forgiven() -> None:
         if stray:
             drafter.end("never begun")
             controller.record("never begun", StepRecord("none", 0, 0, 1, 0.0, 0.05, 0.0))
-            drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"))
+            drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"), UNSCORED)
             controller.release("never begun")
         context = begin(drafter, controller, [*range(20), *range(12)])
         drafts += drafter.propose([job(context)])

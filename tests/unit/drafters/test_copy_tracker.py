@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters._lookup import MAX_MATCH, GramIndex
-from outrider.drafters.copy_tracker import LEAST, Copy, CopyTracker
+from outrider.drafters.copy_tracker import MIN_COPY, Copy, CopyTracker
 
 SOURCE = list(range(100, 160))
 
@@ -16,14 +16,14 @@ SOURCE = list(range(100, 160))
 def follow(
     text: list[int],
     new: Sequence[int],
-    copying: CopyTracker,
+    tracker: CopyTracker,
     index: GramIndex,
     stop_ids: Collection[int] = (),
 ) -> Copy | None:
     """What is expected after `new` is written."""
     text += new
     index.update()
-    return copying.follow(text, index.find(text, 12), stop_ids)
+    return tracker.update(text, index.find(text, 12), stop_ids)
 
 
 class Writer:
@@ -31,12 +31,12 @@ class Writer:
 
     def __init__(self, source: Sequence[int] = SOURCE, stop_ids: Collection[int] = ()) -> None:
         self.text = [*source, 1, 2]
-        self.copying, self.index, self.stop_ids = CopyTracker(), GramIndex(self.text), stop_ids
+        self.tracker, self.index, self.stop_ids = CopyTracker(), GramIndex(self.text), stop_ids
 
     def write(self, *new: int) -> Copy | None:
         found = None
         for token in new:
-            found = follow(self.text, [token], self.copying, self.index, self.stop_ids)
+            found = follow(self.text, [token], self.tracker, self.index, self.stop_ids)
         return found
 
 
@@ -46,9 +46,9 @@ def test_new_text_is_no_copy() -> None:
 
 def test_a_copy_goes_on() -> None:
     writer = Writer()
-    assert writer.write(*SOURCE[: LEAST - 1]) is None
-    copy = writer.write(SOURCE[LEAST - 1])
-    assert copy == Copy(LEAST, SOURCE[LEAST : LEAST + MAX_MATCH], LEAST)
+    assert writer.write(*SOURCE[: MIN_COPY - 1]) is None
+    copy = writer.write(SOURCE[MIN_COPY - 1])
+    assert copy == Copy(MIN_COPY, SOURCE[MIN_COPY : MIN_COPY + MAX_MATCH], MIN_COPY)
 
 
 def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing() -> None:
@@ -57,7 +57,7 @@ def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing() -
     assert not len(writer.index.find(writer.text, 12))
     assert copy is not None
     assert copy.path[:3] == SOURCE[17:20]
-    assert copy.sure == 8, "half as sure"
+    assert copy.length == 8, "half as sure"
 
 
 def test_who_goes_on_where_a_source_ends_has_copied_all_of_it() -> None:
@@ -81,20 +81,20 @@ def test_who_goes_on_where_a_source_ends_has_copied_all_of_it() -> None:
 
 def test_it_says_how_much_of_the_end_is_as_in_the_source() -> None:
     writer = Writer()
-    writer.write(*SOURCE[: LEAST - 1])
-    assert writer.copying.copied == 0, "not known to be a copy"
-    for i in range(LEAST - 1, 20):
+    writer.write(*SOURCE[: MIN_COPY - 1])
+    assert writer.tracker.copied == 0, "not known to be a copy"
+    for i in range(MIN_COPY - 1, 20):
         writer.write(SOURCE[i])
-        assert writer.copying.copied == i + 1
+        assert writer.tracker.copied == i + 1
     writer.write(7)
-    assert writer.copying.copied == 0, "it may have ended"
+    assert writer.tracker.copied == 0, "it may have ended"
     writer.write(SOURCE[21])
-    assert writer.copying.copied == 0
+    assert writer.tracker.copied == 0
     for i in range(22, 30):
         writer.write(SOURCE[i])
-        assert writer.copying.copied == i - 20, "what was replaced is not copied"
+        assert writer.tracker.copied == i - 20, "what was replaced is not copied"
     writer.write(*range(7, 27))
-    assert writer.copying.copied == 0
+    assert writer.tracker.copied == 0
 
 
 def test_it_finds_its_place_again_however_many_tokens_were_replaced() -> None:
@@ -156,14 +156,14 @@ def test_a_loop_goes_round() -> None:
 def test_any_text_at_any_pace(text: list[int], paces: list[int]) -> None:
     """Whatever is written: paths are full, of the text's own tokens, and the source lies before its end."""
     grown: list[int] = []
-    copying, index = CopyTracker(), GramIndex(grown)
+    tracker, index = CopyTracker(), GramIndex(grown)
     rest = iter(text)
     for pace in paces:
         new = [token for _, token in zip(range(pace), rest, strict=False)]
-        copy = follow(grown, new, copying, index)
+        copy = follow(grown, new, tracker, index)
         if copy is not None:
             assert 0 <= copy.start < len(grown)
-            assert 1 <= copy.sure <= MAX_MATCH
+            assert 1 <= copy.length <= MAX_MATCH
             assert len(copy.path) == MAX_MATCH
             assert set(copy.path) <= set(grown)
 
@@ -171,12 +171,12 @@ def test_any_text_at_any_pace(text: list[int], paces: list[int]) -> None:
 @given(st.lists(st.integers(0, 50), min_size=30, max_size=60, unique=True), st.data())
 def test_one_replaced_token_costs_one_guess(source: list[int], data: st.DataObject) -> None:
     """A copy of different tokens with one replaced: every other one behind the first dozen is foretold."""
-    place = data.draw(st.integers(LEAST, len(source) - 2))
+    place = data.draw(st.integers(MIN_COPY, len(source) - 2))
     changed = [*source[:place], 99, *source[place + 1 :]]
     writer = Writer(source)
     wrong = []
     for k, token in enumerate(changed):
         copy = writer.write(token)
-        if k >= LEAST - 1 and k + 1 < len(changed) and (copy is None or copy.path[0] != changed[k + 1]):
+        if k >= MIN_COPY - 1 and k + 1 < len(changed) and (copy is None or copy.path[0] != changed[k + 1]):
             wrong.append(k + 1)
     assert wrong == [place]

@@ -12,17 +12,17 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
-from outrider.decoding.verifiers.distributions import StepRandomness
-from outrider.drafters.confidence import RunnersUp
-from outrider.drafters.draft_context import HEAD, TAIL, DraftContext
+from outrider.drafters.confidence import SiblingDraws
+from outrider.drafters.draft_context import HEAD_TOKENS, TAIL_TOKENS, DraftContext
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.draft_sequence import DraftTree
 from outrider.engines.base import Cache, ForwardItem
 from outrider.errors import ModelError
 from outrider.policy.tree import passes, refed
-from tests.support.toy_model import ToyCache, ToyModel
+from tests.support.toy_model import UNSCORED, ToyCache, ToyModel
 
 VOCAB = 32
 
@@ -198,7 +198,7 @@ def test_a_long_text_is_fed_in_chunks() -> None:
 def test_it_does_nothing_until_it_is_asked() -> None:
     setting = Setting()
     setting.start("a", [1, 2, 3])
-    setting.drafter.observe("a", Draft.empty(), Verdict((), 1, "bonus"))
+    setting.drafter.observe("a", Draft.empty(), Verdict((), 1, "bonus"), UNSCORED)
     setting.drafter.end("a")
     assert setting.model.passes == []
     assert setting.model.caches == []
@@ -226,7 +226,7 @@ def test_a_text_that_outgrows_its_context_goes_on_behind_its_beginning_and_its_e
     for step in range(250):
         if step % 7:  # else the draft model falls behind
             if len(view) > size:
-                view, anew = [*view[:HEAD], *view[-TAIL:]], anew + 1
+                view, anew = [*view[:HEAD_TOKENS], *view[-TAIL_TOKENS:]], anew + 1
             (drawn,) = setting.propose(4, a=context)
             assert len(drawn) == min(4, size - len(view) + 1) or drawn[-1] in sampler.stop_ids
             for i, token in enumerate(drawn):
@@ -314,33 +314,33 @@ def test_the_cache_is_closed_at_the_end() -> None:
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, VOCAB - 1)), min_size=1, max_size=5))
 def test_its_own_draws_come_from_what_it_states(steps: list[tuple[int, int]]) -> None:
-    setting = Setting(draws="own")
+    setting = Setting(draws="independent")
     context = setting.start("a", [1, 2, 3], SamplingParams(temperature=1.5, top_k=9, presence_penalty=0.5))
     for budget, token in steps:
         (draft,) = setting.drafts(budget, a=context)
-        chance, path = StepRandomness(9, context.position), draft.tokens.tolist()
+        randomness, path = StepRandomness(9, context.position), draft.tokens.tolist()
         assert len(path) == budget or path[-1] == 7
         for node, drawn in enumerate(path):
             stated, expected = draft.distribution(node), setting.distribution("a", context, path[:node])
             assert stated.ids.tolist() == expected.ids.tolist()
             assert stated.probs.tolist() == expected.probs.tolist()
-            assert drawn == chance.draws(stated, node)
+            assert drawn == randomness.draft_token(stated, node)
         context.append(token)
 
 
-def test_its_own_draws_are_others_than_the_shared_ones_and_new_in_each_step() -> None:
+def test_independent_draws_differ_from_coupled_ones_and_are_new_in_each_step() -> None:
     drafts = []
-    for draws in ("own", "shared"):
+    for draws in ("independent", "coupled"):
         setting = Setting(draws=draws)
         context = setting.start("a", [1, 2, 3], SamplingParams(temperature=5.0, ignore_eos=True))
         (first,) = setting.drafts(8, a=context)
         context.append(int(first.tokens[0]))
         (second,) = setting.drafts(7, a=context)
         drafts.append((first.tokens.tolist(), second.tokens.tolist()))
-        assert (first.probs is None) == (draws == "shared")
+        assert (first.probs is None) == (draws == "coupled")
     assert drafts[0][0] != drafts[1][0]
-    assert drafts[1][0][1:] == drafts[1][1]  # the shared noise belongs to the position
-    assert drafts[0][0][1:] != drafts[0][1]  # its own to the step
+    assert drafts[1][0][1:] == drafts[1][1]  # coupled noise depends on the position
+    assert drafts[0][0][1:] != drafts[0][1]  # independent draws depend on the step
 
 
 def test_greedy_drafts_are_the_likeliest_tokens_and_state_nothing() -> None:
@@ -356,7 +356,7 @@ def test_greedy_drafts_are_the_likeliest_tokens_and_state_nothing() -> None:
 
 def test_at_temperature_0_nothing_is_drawn_nor_stated() -> None:
     found = []
-    for draws in ("own", "shared", "greedy"):
+    for draws in ("independent", "coupled", "greedy"):
         setting = Setting(draws=draws)
         context = setting.start("a", [1, 2, 3], SamplingParams(temperature=0.0))
         (draft,) = setting.drafts(5, a=context)
@@ -432,7 +432,7 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         text = [*right, token]
         confirmed += max((i + 1 for i in range(len(text) - 1) if text[: i + 1] in held), default=0)
         asked = ProposeJob("a", context, 1, setting.samplers["a"])
-        behind, most = setting.drafter.behind(asked), len(context.tokens) - confirmed
+        behind, most = setting.drafter.unprocessed(asked), len(context.tokens) - confirmed
         assert behind is not None
         assert behind == most or (len(draft) == budget and 1 <= behind < most), "full before its last branch"
         confirmed = len(context.tokens) - behind
@@ -498,16 +498,16 @@ def test_foretelling_changes_no_draft_and_no_later_one(
 def test_a_foretold_token_in_the_wrong_place_or_unasked_is_caught(
     twin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, feed = DraftTree.place_ahead, DraftTree.next_feed
+    place, feed = DraftTree.predicted_slot, DraftTree.next_input
     if twin == "place":
-        monkeypatch.setattr(DraftTree, "place_ahead", lambda turn, i: place(turn, max(0, i - 1)))
+        monkeypatch.setattr(DraftTree, "predicted_slot", lambda tree, i: place(tree, max(0, i - 1)))
     elif twin == "row":  # every foretold token's row is the frontier's
 
-        def wrong(turn: DraftTree, size: int | None) -> tuple[list[int], list[int], list[int]]:
-            tokens, parents, rows = feed(turn, size)
+        def wrong(tree: DraftTree, size: int | None) -> tuple[list[int], list[int], list[int]]:
+            tokens, parents, rows = feed(tree, size)
             return tokens, parents, [min(row, rows[0]) for row in rows]
 
-        monkeypatch.setattr(DraftTree, "next_feed", wrong)
+        monkeypatch.setattr(DraftTree, "next_input", wrong)
     caught = 0
     for seed in range(12):
         setting = Setting()
@@ -541,11 +541,11 @@ def test_what_is_foretold_rightly_takes_no_pass() -> None:
     assert setting.model.passes == [[3 + 3], [1 + 3], [1]], (
         "three tokens a pass, one of them foretold wrongly"
     )
-    assert setting.drafter.fed == [(6, 1), (4, 0), (1, 0)], "of the prompt a token more than a step leaves"
+    assert setting.drafter.passes == [(6, 1), (4, 0), (1, 0)], "of the prompt a token more than a step leaves"
     context.append(expected[0])
     context.append(expected[1])
     setting.drafts(1, None, None, a=context)
-    assert setting.drafter.fed == [(1, 0)], "what was foretold rightly is in the cache"
+    assert setting.drafter.passes == [(1, 0)], "what was foretold rightly is in the cache"
 
 
 class FirstSlots(ToyCache):
@@ -555,14 +555,14 @@ class FirstSlots(ToyCache):
         super().keep(base, range(base, base + len(slots)))
 
 
-def hangs_from_all(turn: DraftTree, frontier: list[int]) -> bool:
+def hangs_from_all(tree: DraftTree, frontier: list[int]) -> bool:
     """Hangs every token from all that was fed before."""
-    more = prepare(turn, frontier)
-    turn.above = list(range(-1, len(turn.feed) - 1))
+    more = prepare(tree, frontier)
+    tree.input_parents = list(range(-1, len(tree.input_tokens) - 1))
     return more
 
 
-prepare = DraftTree.prepare
+prepare = DraftTree.prepare_pass
 
 
 @pytest.mark.parametrize("twin", [None, "cache", "feed"])
@@ -574,7 +574,7 @@ def test_a_cache_kept_wrongly_or_a_branch_hung_wrongly_is_caught(
             return FirstSlots(capacity) if twin == "cache" else super().new_cache(capacity)
 
     if twin == "feed":
-        monkeypatch.setattr(DraftTree, "prepare", hangs_from_all)
+        monkeypatch.setattr(DraftTree, "prepare_pass", hangs_from_all)
     caught = 0
     for seed in range(30):
         setting = Setting(Model())
@@ -621,15 +621,15 @@ def test_the_lead_is_of_what_is_drawn_with_the_noise(temperature: float) -> None
         row = random.normal(0.0, 2.0, VOCAB).astype(np.float32)
         before = row.copy()
         first = sampler.draw(row, row, position)
-        others = RunnersUp(sampler, row, row, position)
+        others = SiblingDraws(sampler, row, row, position)
         second = others.after(first)
         assert second is not None
         assert second != first
-        lead = others.lead(second)
+        lead = others.confidence(second)
         third = others.after(second)
         assert third is not None
-        assert others.lead(third) >= lead
-        assert others.lead(None) == 1.0
+        assert others.confidence(third) >= lead
+        assert others.confidence(None) == 1.0
         others.restore()
         assert (row == before).all()
         distance = 1.5 * (-np.log1p(-lead) - 0.17) * (temperature or 1.0)
@@ -640,7 +640,7 @@ def test_the_lead_is_of_what_is_drawn_with_the_noise(temperature: float) -> None
 
 
 def test_a_draft_that_states_distributions_stays_a_chain() -> None:
-    setting = Setting(draws="own")
+    setting = Setting(draws="independent")
     context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.9, ignore_eos=True))
 
     (draft,) = setting.drafts(4, Greedy(0), a=context)
@@ -667,7 +667,7 @@ def drafts_of(drafter: DraftModelDrafter, name: str, prompt: list[int], namespac
     sampler = Sampler(params, VOCAB, [7], seed=9)
     for written in range(3):
         job = ProposeJob(name, context, 4, sampler)
-        behind = drafter.behind(job)
+        behind = drafter.unprocessed(job)
         (draft,) = drafter.propose([job])
         assert behind is not None
         found.append(draft)
@@ -701,7 +701,7 @@ def test_a_kept_prefix_is_not_fed_again() -> None:
     assert fed == [[21], [1], [21], [21]]
     drafter.begin(Request("q", tuple(prompt), SamplingParams(max_tokens=9), namespace="a"))
     job = ProposeJob("q", TokenContext(prompt), 4, Sampler(SamplingParams(), VOCAB, [7]))
-    assert drafter.behind(job) == 1
+    assert drafter.unprocessed(job) == 1
 
 
 def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
@@ -724,7 +724,7 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
     sizes = []
     for _ in range(4):
         passes.clear()
-        drafts = drafter.propose(jobs, patience=8)
+        drafts = drafter.propose(jobs, prefill_budget=8)
         sizes.append([len(draft) for draft in drafts])
         assert max(passes) <= 8
     assert sizes == [[0, 2], [0, 2], [0, 2], [2, 2]], "the short text does not wait for the long one"
@@ -749,13 +749,13 @@ def test_what_it_did_not_read_is_as_if_it_were_not_there(steps: list[tuple[int, 
             confirmed = bool(fed) and fed.pop(0) == token
             read += confirmed
             fed = fed if confirmed else []
-        seen.follow(context.tokens, copied)
+        seen.extend(context.tokens, copied)
         read = min(read, len(seen.tokens) - 1)
-        seen.leave_out(read)
+        seen.drop_copied(read)
         if dear:
-            seen.skim(read)
+            seen.truncate_middle(read)
         asked = ProposeJob("a", context, 3, setting.samplers["a"])
-        behind = setting.drafter.behind(asked, copied, lambda _, dear=dear: dear)  # type: ignore[misc]
+        behind = setting.drafter.unprocessed(asked, copied, lambda _, dear=dear: dear)  # type: ignore[misc]
         if not drafts:
             continue
         assert behind is not None

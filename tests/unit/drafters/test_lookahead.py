@@ -41,7 +41,7 @@ def make(
 ) -> tuple[DraftLookahead, TokenContext]:
     drafter, context = SuffixDrafter(), TokenContext(text)
     drafter.begin(Request("r", tuple(text), SamplingParams()))
-    drafter.look(ProposeJob("r", context, 1, Sampler(SamplingParams(), 64)), 1)  # into its index
+    drafter.lookup(ProposeJob("r", context, 1, Sampler(SamplingParams(), 64)), 1)  # into its index
     ask = DraftQuery("r", 16, len(text), lookup, 1)
     start = context if lookup is None else context.along(path_to(lookup, after))
     teller = DraftLookahead(controller or Told(), drafter, ask, start, after, rest=rest, sharers=1)

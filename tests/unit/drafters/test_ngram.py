@@ -11,6 +11,7 @@ from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError
+from tests.support.toy_model import UNSCORED
 
 SAMPLER = Sampler(SamplingParams(), 16)
 
@@ -77,7 +78,7 @@ def test_the_lengths_default_as_in_vllm() -> None:
 def test_a_request_is_forgotten_when_it_ends() -> None:
     drafter = NgramDrafter(1, 1)
     context = start(drafter, [1, 2, 1])
-    drafter.observe("r", Draft.empty(), Verdict((), 2, "bonus"))
+    drafter.observe("r", Draft.empty(), Verdict((), 2, "bonus"), UNSCORED)
     drafter.end("r")
     drafter.end("never begun")
     with pytest.raises(KeyError):

@@ -14,10 +14,12 @@ from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Verdict
 from outrider.decoding.verifiers.base import check_draft
 from outrider.drafters._lookup import CHAIN, MAX_MATCH, SIZES, GramIndex
-from outrider.drafters.suffix import BARRIER, FEW_PLACES, TAIL, SuffixDrafter
+from outrider.drafters.output_pool import PROMPT_TAIL, SEPARATOR
+from outrider.drafters.suffix import MAX_PATH_MATCHES, SuffixDrafter
 from outrider.errors import ConfigError
 from outrider.policy.tree import Lookup
 from tests.support.calls import calls_of
+from tests.support.toy_model import UNSCORED
 
 SAMPLER = Sampler(SamplingParams(), 64)
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=80)
@@ -29,7 +31,7 @@ def start(drafter: SuffixDrafter, prompt: list[int], name: str = "r") -> TokenCo
 
 
 def look(drafter: SuffixDrafter, context: TokenContext, budget: int = 8, name: str = "r") -> Lookup:
-    return drafter.look(ProposeJob(name, context, budget, SAMPLER), budget)
+    return drafter.lookup(ProposeJob(name, context, budget, SAMPLER), budget)
 
 
 def reference(indexed: list[int], text: list[int], most: int) -> list[tuple[int, int]]:
@@ -174,13 +176,13 @@ def test_what_follows_a_draft_is_what_would_follow_such_a_text(
     that is all that there is.)"""
     drafter = SuffixDrafter()
     context = start(drafter, text)
-    assert drafter.follow("r", context.along(path), most) == ([], []), "not looked up in yet"
+    assert drafter.likely_path("r", context.along(path), most) == ([], []), "not looked up in yet"
     look(drafter, context)
-    tokens, chances = drafter.follow("r", context.along(path), most)
+    tokens, chances = drafter.likely_path("r", context.along(path), most)
     assert len(tokens) == len(chances) <= most
     assert all(0.0 < chance < 1.0 for chance in chances)
     end = [*text, *path]
-    longest = max((length for _, length in reference(text, end, FEW_PLACES)), default=0)
+    longest = max((length for _, length in reference(text, end, MAX_PATH_MATCHES)), default=0)
     if not longest:
         assert tokens == []
     else:
@@ -195,7 +197,7 @@ def test_nothing_follows_a_token_that_ends_the_text(text: list[int], stop: int, 
     drafter = SuffixDrafter(suffix_decoding_min_token_prob=0.0)
     context = start(drafter, text)
     whole = look(drafter, context, 10_000)
-    found = drafter.look(ProposeJob("r", context, budget, ending), budget)
+    found = drafter.lookup(ProposeJob("r", context, budget, ending), budget)
     kept: list[tuple[float, int]] = []
     beyond: set[int] = set()
     for node, (token, parent) in enumerate(zip(whole.tokens, whole.parents, strict=True)):
@@ -204,7 +206,7 @@ def test_nothing_follows_a_token_that_ends_the_text(text: list[int], stop: int, 
         else:
             kept.append((whole.paths[node], token))
     assert [*zip(found.paths, found.tokens, strict=True)] == kept[:budget]
-    row, _ = drafter.follow("r", context, 30)
+    row, _ = drafter.likely_path("r", context, 30)
     assert stop not in row[:-1]
 
 
@@ -218,7 +220,7 @@ def test_a_draft_is_followed_into_outputs_of_the_same_namespace() -> None:
     for name, expected in (("a2", [42, 43]), ("b1", [])):
         context = start(drafter, [5, 6], name)
         look(drafter, context, name=name)
-        assert drafter.follow(name, context.along([*range(34, 42)]), 8)[0] == expected
+        assert drafter.likely_path(name, context.along([*range(34, 42)]), 8)[0] == expected
 
 
 def test_drafts_are_what_an_engine_can_score() -> None:
@@ -229,7 +231,7 @@ def test_drafts_are_what_an_engine_can_score() -> None:
     assert set(draft.tokens[draft.parents == -1].tolist()) >= {3, 4}, "both continuations are children"
     checked = check_draft(draft, 64, 6, tree=True)
     np.testing.assert_array_equal(checked.tokens, draft.tokens)
-    drafter.observe("r", draft, Verdict((), 1, "recovered"))
+    drafter.observe("r", draft, Verdict((), 1, "recovered"), UNSCORED)
 
 
 def test_loops_go_on_and_nothing_is_no_draft() -> None:
@@ -295,7 +297,7 @@ def test_an_answer_is_expected_to_begin_as_others_did() -> None:
     drafter.end("first")
     shared = drafter.pool.get("all")
     assert shared is not None
-    assert shared.tokens == [*marks[-TAIL:], 1, 2, 3, 4, 5, 6, BARRIER], (
+    assert shared.tokens == [*marks[-PROMPT_TAIL:], 1, 2, 3, 4, 5, 6, SEPARATOR], (
         "the end of the prompt, no more of it"
     )
     assert look(drafter, start(drafter, [8, 7, *marks[:2]], "third"), 4, "third").tokens == []

@@ -9,7 +9,7 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
-from outrider.drafters import vocab_subset as likely
+from outrider.drafters import vocab_subset
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engines.base import ForwardItem
 from tests.support.toy_model import ToyModel
@@ -19,7 +19,7 @@ VOCAB = 64
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likely, "LEAST", 16)
+    monkeypatch.setattr(vocab_subset, "MIN_FREQUENT", 16)
 
 
 def rows(model: ToyModel, blocks: list[int] | None) -> np.ndarray:
@@ -33,11 +33,11 @@ def rows(model: ToyModel, blocks: list[int] | None) -> np.ndarray:
 
 
 def test_the_frequent_ids_are_the_first_quarter() -> None:
-    blocks = likely.frequent(ToyModel(VOCAB))
+    blocks = vocab_subset.frequent_blocks(ToyModel(VOCAB))
     assert blocks is not None
     assert blocks.tolist() == [0, 1, 2, 3], "16 ids, 4 in a block"
-    assert likely.frequent(ToyModel(16)) is None, "nothing to leave out"
-    assert likely.frequent(object()) is None  # type: ignore[arg-type]
+    assert vocab_subset.frequent_blocks(ToyModel(16)) is None, "nothing to leave out"
+    assert vocab_subset.frequent_blocks(object()) is None  # type: ignore[arg-type]
 
 
 def test_the_toys_blocks_are_those_of_the_whole() -> None:
@@ -53,13 +53,16 @@ def test_the_toys_blocks_are_those_of_the_whole() -> None:
 
 def test_a_text_brings_its_own_ids() -> None:
     model = ToyModel(VOCAB)
-    always = likely.frequent(model)
-    assert always is not None
-    one, other = likely.VocabSubset(model, always, [50, 9999]), likely.VocabSubset(model, always, [])
+    frequent = vocab_subset.frequent_blocks(model)
+    assert frequent is not None
+    one, other = (
+        vocab_subset.VocabSubset(model, frequent, [50, 9999]),
+        vocab_subset.VocabSubset(model, frequent, []),
+    )
     other.add([40, 41, 3])
-    assert likely.together([one]).tolist() == [0, 1, 2, 3, 12]
-    assert likely.together([one, other]).tolist() == [0, 1, 2, 3, 10, 12]
-    assert likely.together([other]).tolist() == [0, 1, 2, 3, 10], "a pass for both changes neither"
+    assert vocab_subset.union_blocks([one]).tolist() == [0, 1, 2, 3, 12]
+    assert vocab_subset.union_blocks([one, other]).tolist() == [0, 1, 2, 3, 10, 12]
+    assert vocab_subset.union_blocks([other]).tolist() == [0, 1, 2, 3, 10], "a pass for both changes neither"
 
 
 def propose(prompt: list[int], stop: int, *, whole: bool) -> tuple[list[int], list[int]]:
@@ -73,7 +76,7 @@ def propose(prompt: list[int], stop: int, *, whole: bool) -> tuple[list[int], li
 
     drafter = DraftModelDrafter(Watched(VOCAB, sharpness=4.0, memory=0.1))
     if whole:
-        drafter._always = None
+        drafter._frequent = None
     params = SamplingParams(temperature=0.0, max_tokens=20, stop_token_ids=[stop])
     drafter.begin(Request("r", tuple(prompt), params))
     job = ProposeJob("r", TokenContext(prompt), 6, Sampler(params, VOCAB))

@@ -26,7 +26,7 @@ BLOCK_BYTES = 16 * SHARE_UNIT  # of the toy
 def sharing(name: str, max_bytes: int = PLENTY) -> tuple[CachedStepEngine, PrefixCache, int]:
     """An engine with a prefix cache, and the positions of a block."""
     model = MADE[name].target
-    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(model)
     assert isinstance(model, SharingModel)
     return engine, engine.share_prefixes(max_bytes), model.share_unit
 
@@ -62,7 +62,7 @@ def test_logits_do_not_depend_on_what_was_kept(
     engine.close(probe)
     prefixes.clear()
     prefixes.shrink(blocks * block)
-    plain = CachedStepEngine(MADE[name].target, tree_attention=True, exact_bits=True)
+    plain = CachedStepEngine(MADE[name].target)
     for prompt in prompts:
         seq, reference = engine.open(prompt, 90, "a"), plain.open(prompt, 90)
         for rows, expected in zip(decode(engine, seq, drafts), decode(plain, reference, drafts), strict=True):

@@ -74,7 +74,7 @@ def test_a_chunk_that_is_counted_wrong_is_noticed(monkeypatch: pytest.MonkeyPatc
         if len(seq.pending):
             seq.pending = np.concatenate((seq.pending[:1], seq.pending))
 
-    engine, prompt = CachedStepEngine(ToyModel(48, 128), tree_attention=True, exact_bits=True), [*range(20)]
+    engine, prompt = CachedStepEngine(ToyModel(48, 128)), [*range(20)]
     expected = alone(engine, prompt, Draft.empty())
     (found,) = beside(engine, [prompt], [4], Draft.empty())
     np.testing.assert_array_equal(found, expected)
@@ -93,7 +93,7 @@ def test_a_failed_pass_changes_no_sequence() -> None:
             return super().forward(items)
 
     model = Failing(48, 128)
-    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(model)
     first, second = engine.open(OTHER, 40), engine.open([*range(10)], 40)
     engine.prefill(first, 100)
     engine.prefill(second, 2)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Distribution
 from outrider.decoding.verifiers import block as verify_block
 from outrider.decoding.verifiers import rejection as verify_rejection
-from outrider.decoding.verifiers.distributions import StepRandomness
 from outrider.verify import enumeration
 from outrider.verify.enumeration import RULES, Script, ScriptedRandomness, Table, enumerate_outcomes
 
@@ -102,6 +102,6 @@ def test_one_number_for_two_decisions_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_randomness_past_the_script_is_refused() -> None:
-    chance: StepRandomness = ScriptedRandomness(Script([]))
+    randomness: StepRandomness = ScriptedRandomness(Script([]))
     with pytest.raises(ValueError, match="no script"):
-        chance.uniform(3, 0)
+        randomness.uniform(3, 0)

@@ -27,7 +27,7 @@ class Counting(ToyModel):
 
 def walk(model: ToyModel | MemoizedModel) -> list[FloatArray]:
     """The rows of three steps: a chain, a tree of which a path is kept, and plain decoding."""
-    engine = CachedStepEngine(model, tree_attention=True, exact_bits=True)
+    engine = CachedStepEngine(model)
     seq = engine.open([5, 6, 7], 40)
     engine.prefill(seq, 2)
     tree = Draft(np.array([1, 2, 3, 4], np.int32), np.array([-1, -1, 1, 0], np.int32))

@@ -1,4 +1,4 @@
-"""The seam between the sampler and structured output: which tokens a grammar permits next."""
+"""The protocol between the sampler and structured output: which tokens a grammar permits next."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Constraint(Protocol):
-    """What one request's output must look like.
+    """The form that one request's output must have.
 
-    Every answer is a function of the context's output alone (path included), in whatever order contexts
-    are asked about, so that a rejected draft leaves no trace.
+    Each result is a function of the context's output alone (path included), whatever contexts were asked for
+    before, so that a rejected draft has no effect on later tokens.
     """
 
     def allowed(self, context: TokenContext) -> Mask | None:
-        """bool[vocab], which tokens may follow: EOS too, once the output is complete. None for a context
-        that has left the constraint already, which only a draft that nobody keeps can."""
+        """bool[vocab], the tokens that may follow; EOS is among them once the output may end. None for a
+        context whose output breaks the constraint already, which only a rejected draft path can do."""
 
-    def forced(self, context: TokenContext, most: int) -> list[int]:
-        """The tokens that must follow, as far as there is no choice, up to `most` of them."""
+    def forced(self, context: TokenContext, max_tokens: int) -> list[int]:
+        """The next tokens as long as exactly one is possible, up to `max_tokens` of them."""
 
     def ended(self, context: TokenContext) -> bool:
-        """Whether the output is complete and nothing may follow."""
+        """Whether the output is complete and no token may follow."""

@@ -1,9 +1,8 @@
-"""From the model's logits to the logits that a token is drawn from: every stage that works id by id.
+"""The stages that change logits token by token, before temperature and the filters of the sampler.
 
-Stages, in vLLM's order: the tokens that are ruled out (allowed_token_ids, bad_words, min_tokens, the
-constraint of structured output); logit_bias; logits_processors, after which what was ruled out stays so;
+Stages, in vLLM's order: masked tokens (allowed_token_ids, bad_words, min_tokens, the constraint of
+structured output); logit_bias; logits_processors, after which the masked tokens are masked again;
 repetition penalty over prompt and output, then frequency and presence penalty over the output.
-Temperature and the filters that look at the row as a whole are the sampler's.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ Row: TypeAlias = npt.NDArray[np.floating[Any]]  # float32[vocab] from the model,
 
 
 class LogitsPipeline:
-    """One request's changes to logits, over the first `vocab_size` ids.
+    """The changes that one request's parameters make to logits, over the first `vocab_size` ids.
 
-    eos_ids:    ids that end a text of this model.
-    bad_words:  sequences of token ids; the last of one cannot follow the others.
-    constraint: what structured output permits, or None.
+    eos_ids:    the model's end-of-sequence ids.
+    bad_words:  sequences of token ids; the last id of one is masked after the others.
+    constraint: of structured output, or None.
     """
 
     def __init__(
@@ -45,17 +44,17 @@ class LogitsPipeline:
         self.bad_words = tuple(tuple(word) for word in bad_words)
         self.constraint = constraint
         self.full_size = vocab_size
-        self._memory: Row | None = None
+        self._buffer: Row | None = None
         self._prepare(vocab_size)
 
     def restricted(self, vocab_size: int) -> LogitsPipeline:
-        """The same request's adjuster over the first `vocab_size` ids only."""
-        twin = LogitsPipeline(self.params, vocab_size, self.eos_ids, self.bad_words, self.constraint)
-        twin.full_size = self.full_size
-        return twin
+        """The same request's pipeline over the first `vocab_size` ids only."""
+        smaller = LogitsPipeline(self.params, vocab_size, self.eos_ids, self.bad_words, self.constraint)
+        smaller.full_size = self.full_size
+        return smaller
 
     def _prepare(self, vocab_size: int) -> None:
-        """Turn the parameters that name tokens into arrays, without ids that cannot occur."""
+        """Turn the parameters that name tokens into arrays, without ids outside `vocab_size`."""
         params = self.params
         self.vocab_size = vocab_size
         bias = {i: b for i, b in (params.logit_bias or {}).items() if i < vocab_size}
@@ -73,62 +72,62 @@ class LogitsPipeline:
         )
 
     def row(self, logits: Row, context: TokenContext) -> Row:
-        """The adjusted row, good until the next call; or `logits` itself (float32[vocab_size]) if nothing
+        """The adjusted row, valid until the next call; `logits` itself (float32[vocab_size]) if nothing
         changes it.
 
-        Raises ConfigError when a logits processor fails or gives something else than a row of numbers.
+        Raises ConfigError when a logits processor fails or returns anything but a row of numbers.
         """
         bias_ids, biases = self._bias
         processors = self._processors
-        moves = bool(len(bias_ids) or processors or self._penalised)
-        ruled_out = self._ruled_out(context)
-        if not (moves or ruled_out):
+        changes_values = bool(len(bias_ids) or processors or self._penalised)
+        masked = self._masked(context)
+        if not (changes_values or masked):
             return logits
-        row = self._copy(logits, np.dtype(np.float64) if moves else logits.dtype)
-        _rule_out(row, ruled_out)
+        row = self._copy(logits, np.dtype(np.float64) if changes_values else logits.dtype)
+        _mask(row, masked)
         row[bias_ids] += biases
         if processors:
             for processor, count in processors:
                 row = self._processed(processor, count, row, context)
-            _rule_out(row, ruled_out)
+            _mask(row, masked)
         if self._penalised:
             self._penalise(row, context)
         return row
 
     def _copy(self, logits: Row, dtype: np.dtype[Any]) -> Row:
-        """A copy in memory that is kept: getting so much anew takes longer than filling it."""
-        if self._memory is None or self._memory.dtype != dtype or len(self._memory) != len(logits):
-            self._memory = np.empty(len(logits), dtype)
-        self._memory[:] = logits
-        return self._memory
+        """A copy in a buffer that is reused: allocating one takes longer than filling it."""
+        if self._buffer is None or self._buffer.dtype != dtype or len(self._buffer) != len(logits):
+            self._buffer = np.empty(len(logits), dtype)
+        self._buffer[:] = logits
+        return self._buffer
 
-    def _ruled_out(self, context: TokenContext) -> list[npt.NDArray[Any]]:
-        """What cannot be drawn: bool[vocab] or int64[k] arrays of ids."""
-        found: list[npt.NDArray[Any]] = []
+    def _masked(self, context: TokenContext) -> list[npt.NDArray[Any]]:
+        """The masked tokens, as arrays of bool[vocab] or of ids, int64[k]."""
+        masks: list[npt.NDArray[Any]] = []
         if self._allowed is not None:
             outside = np.ones(self.vocab_size, bool)
             outside[self._allowed] = False
-            found.append(outside)
+            masks.append(outside)
         bad = [last for before, last in self._bad if context.ends_with(before)]
         if bad:
-            found.append(np.array(bad, np.int64))
+            masks.append(np.array(bad, np.int64))
         early = context.output_length < self.params.min_tokens
         if self.constraint is None:
             if early and len(self._stops):
-                found.append(self._stops)
+                masks.append(self._stops)
         elif (permitted := self.constraint.allowed(context)) is not None:
             permitted = permitted[: self.vocab_size]
-            # The text goes on for as long as the constraint lets it, and ends where it does not.
-            for held, ids in ((early, self._stops), (self.params.ignore_eos, self._eos)):
-                if held and permitted[ids].any():
-                    longer = permitted.copy()
-                    longer[ids] = False
-                    permitted = longer if longer.any() else permitted
-            found.append(~permitted)
-        return found
+            # min_tokens and ignore_eos mask the end, unless the constraint permits nothing else.
+            for applies, ids in ((early, self._stops), (self.params.ignore_eos, self._eos)):
+                if applies and permitted[ids].any():
+                    without = permitted.copy()
+                    without[ids] = False
+                    permitted = without if without.any() else permitted
+            masks.append(~permitted)
+        return masks
 
     def _processed(self, processor: LogitsProcessor, count: int, row: Row, context: TokenContext) -> Row:
-        """What a user's processor makes of a row. It sees float32[full vocabulary], a copy."""
+        """The row after a user's processor, which is given a copy as float32[full vocabulary]."""
         given = np.full(self.full_size, -np.inf, np.float32)
         with np.errstate(over="ignore"):
             given[: len(row)] = row
@@ -149,8 +148,8 @@ class LogitsPipeline:
     def _penalise(self, row: Row, context: TokenContext) -> None:
         params = self.params
         ids, counts = context.counts()
-        inside = ids < self.vocab_size
-        ids, counts = ids[inside], counts[inside]
+        known = ids < self.vocab_size
+        ids, counts = ids[known], counts[known]
         values = row[ids]
         values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
         values -= params.frequency_penalty * counts
@@ -158,7 +157,7 @@ class LogitsPipeline:
         row[ids] = values
 
 
-def _rule_out(row: Row, parts: Iterable[npt.NDArray[Any]]) -> None:
+def _mask(row: Row, parts: Iterable[npt.NDArray[Any]]) -> None:
     for part in parts:
         row[part] = -np.inf
 

@@ -17,7 +17,7 @@ from outrider.errors import ModelError
 class TokenLogprobs:
     """One token's log-probability, and those of the likeliest tokens at its position.
 
-    rank:         1 for the likeliest token; of tokens that are equally likely the lower id comes first.
+    rank:         1 for the likeliest token; of equally likely tokens the lower id ranks first.
     top_ids:      int64[k], the k likeliest tokens by rank, from 1 on.
     top_logprobs: float64[k].
     """
@@ -30,8 +30,8 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Row, token: int, count: int) -> TokenLogprobs:
-    """The log-softmax of a row of the model's logits (float32[vocab]), in float64, at `token` and at its
-    `count` greatest values (-1: at all). Raises ModelError for logits that hold NaN or +inf, or only -inf."""
+    """The log-softmax in float64 of a row of the model's logits (float32[vocab]), at `token` and at the
+    `count` greatest values (-1: all). Raises ModelError for logits with NaN or +inf, or that are all -inf."""
     values = logits.astype(np.float64)
     best = float(values.max())
     if not math.isfinite(best):
@@ -48,6 +48,6 @@ def _top(values: Floats, count: int) -> npt.NDArray[np.int64]:
     """The ids of the `count` greatest values, the greatest first, lower ids first on ties."""
     if count == 0:
         return np.empty(0, np.int64)
-    bar = np.partition(values, len(values) - count)[len(values) - count]
-    some = np.flatnonzero(values >= bar)
-    return some[np.argsort(-values[some], kind="stable")][:count]
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
+    candidates = np.flatnonzero(values >= threshold)
+    return candidates[np.argsort(-values[candidates], kind="stable")][:count]

@@ -1,4 +1,4 @@
-"""What a user may ask of one generation, under vLLM's names and with vLLM's defaults."""
+"""The parameters of one generation, under vLLM's names and with vLLM's defaults."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from outrider.decoding.checks import biases, flag, ids, integer, number, only_known, strings
 from outrider.decoding.sampling.structured import StructuredOutputsParams, structured
 from outrider.errors import ConfigError
+from outrider.value_checks import flag, integer, logit_biases, number, only_known, strings, token_ids
 
 LogitsProcessor: TypeAlias = Callable[..., npt.NDArray[np.floating[Any]]]
 
 _BEAMS = "there is no beam search; n samples are independent"
-_ELSEWHERE: dict[str, tuple[tuple[object, ...], str]] = {  # neutral values, and why others are refused
+# vLLM's parameters without a counterpart here: the values that change nothing, and why others are refused.
+_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "best_of": ((None,), "there is no ranking of samples; draw n and rank them by cumulative_logprob"),
     "use_beam_search": ((False,), _BEAMS),
     "beam_width": ((None,), _BEAMS),
@@ -35,10 +36,10 @@ _ELSEWHERE: dict[str, tuple[tuple[object, ...], str]] = {  # neutral values, and
 }
 
 
-@partial(only_known, elsewhere=_ELSEWHERE)
+@partial(only_known, elsewhere=_UNSUPPORTED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when generation ends. Every field is honoured, with speculation too.
+    """How tokens are sampled and when generation ends. Every field works with speculation too.
 
     n:                   samples per prompt; sample i uses `derive_seed(seed, i)`.
     presence_penalty:    subtracted from the logit of every token already in the output, -2..2.
@@ -48,32 +49,32 @@ class SamplingParams:
     top_p:               keep the smallest set of likeliest tokens whose probability reaches top_p, (0, 1].
     top_k:               keep the k likeliest tokens (lowest ids on ties); 0 or -1 keeps all.
     min_p:               drop tokens less likely than min_p times the likeliest one, 0..1.
-    seed:                64-bit; None (or -1) lets the caller draw one.
-    stop:                strings that end the text; each may span tokens.
-    stop_token_ids:      ids that end the text, besides the model's own EOS ids.
-    include_stop_str_in_output: leave the stop string, or the stop token's text, in the text.
+    seed:                64-bit; None (or -1) for a random one.
+    stop:                strings that end the output; each may span tokens.
+    stop_token_ids:      ids that end the output, besides the model's own EOS ids.
+    include_stop_str_in_output: keep the stop string, or the stop token's text, in the output.
     ignore_eos:          treat EOS as any other token.
-    max_tokens:          most tokens to generate; None means to the end of the context.
-    min_tokens:          EOS and stop tokens cannot be drawn, nor stop strings end the text, before.
-    logprobs:            report, for each token of output, its log-probability and those of this many
-                         likeliest tokens (-1: of all), under the model's own logits: before penalties,
-                         temperature, masks and the rest. None reports nothing.
+    max_tokens:          most tokens to generate; None for as many as the context holds.
+    min_tokens:          before so many tokens, EOS and stop tokens are masked and stop strings are ignored.
+    logprobs:            return, for each output token, its log-probability and those of this many likeliest
+                         tokens (-1: of all), from the model's own logits: before penalties, temperature,
+                         masks and filters. None returns nothing.
     prompt_logprobs:     the same for the prompt's tokens.
     logit_bias:          added to the logits, by token id.
-    allowed_token_ids:   no other token can be drawn.
-    bad_words:           texts that cannot be written in the tokens that the tokenizer writes them with,
-                         with or without a blank before them.
+    allowed_token_ids:   all other tokens are masked.
+    bad_words:           texts that cannot be generated in the tokens that the tokenizer encodes them to, with
+                         or without a space before them.
     logits_processors:   functions f(output ids, logits) or f(prompt ids, output ids, logits) of lists of int
-                         and float32[vocab], a copy, that return the logits to go on with. Each is called for
-                         every token, drafted ones included and in any order, so it must depend on its
+                         and float32[vocab], a copy, that return the changed logits. Each is called for every
+                         token, drafted ones included and in any order, so its result must depend on its
                          arguments only.
     structured_outputs:  the form of the output: StructuredOutputsParams, or a mapping of its fields.
     guided_decoding:     the same under vLLM's older name.
     json_schema, regex, choice, grammar: the same, for one form without options.
-    detokenize:          False gives token ids without text.
+    detokenize:          False returns token ids without text.
     skip_special_tokens: leave special tokens out of the text (applied by the detokenizer).
-    spaces_between_special_tokens: no tokenizer here puts spaces there, so both values mean the same.
-    truncate_prompt_tokens: keep this many tokens of the prompt, its last; -1: as many as the context holds.
+    spaces_between_special_tokens: no tokenizer here adds such spaces, so both values mean the same.
+    truncate_prompt_tokens: keep only the last so many prompt tokens; -1: as many as the context holds.
 
     Raises ConfigError for an unknown keyword and for any value out of range.
     """
@@ -137,19 +138,19 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 self._check(name, integer, low, high)
         self._check("stop", strings)
-        self._set("stop_token_ids", ids("stop_token_ids", self.stop_token_ids or ()))
+        self._set("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids or ()))
         self._check_tokens()
         self._check_form()
         self._check_together()
 
     def _check_tokens(self) -> None:
-        """The parameters about single tokens."""
+        """The parameters that name single tokens."""
         if self.allowed_token_ids is not None:
-            self._check("allowed_token_ids", ids)
+            self._check("allowed_token_ids", token_ids)
             if not self.allowed_token_ids:
                 raise ConfigError("allowed_token_ids is empty: no token could be drawn")
         if self.logit_bias is not None:
-            self._set("logit_bias", biases(self.logit_bias))
+            self._set("logit_bias", logit_biases(self.logit_bias))
         if self.bad_words is not None:
             self._check("bad_words", strings)
         if self.logits_processors is not None:
@@ -188,7 +189,7 @@ class SamplingParams:
         return structured(self.structured_outputs, self.guided_decoding, plain)
 
     def stop_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
-        """Every id that ends a text of a model with these EOS ids."""
+        """Every id that ends the output of a model with these EOS ids."""
         return frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else frozenset(eos_ids))
 
     def _set(self, name: str, value: object) -> None:
@@ -204,7 +205,7 @@ def arity(processor: object) -> int:
         raise ConfigError(f"logits_processors must be functions, not {processor!r}")
     try:
         kinds = [p for p in inspect.signature(processor).parameters.values() if p.default is p.empty]
-    except (TypeError, ValueError):  # compiled, and does not say
+    except (TypeError, ValueError):  # a compiled function without a signature
         return 2
     named = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(named) in (2, 3) and not any(p.kind is p.KEYWORD_ONLY for p in kinds):

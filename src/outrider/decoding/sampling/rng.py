@@ -1,4 +1,4 @@
-"""Noise as a pure function of (seed, position, token id), so that speculation cannot change it.
+"""Random numbers as pure functions of (seed, position, token id), so that speculation cannot change them.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
 1, 2, 3", SC 2011): a keyed bijection of a 128-bit counter, four 32-bit words in and out. Here
@@ -9,9 +9,9 @@ The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random 
     exponential(word)      = -log((word + 0.5) * 2^-32)          the uniform is exact in float64
 
 Every token id has an arrival time, independent and exponential with rate 1, and its noise is
--log(time), a standard Gumbel variable. The times of 256 neighbouring ids are drawn from the earliest
-on, so that the greatest noise in a group is known from one block, without the other 255 (the idea of
-A* sampling, Maddison, Tarlow and Minka 2014):
+-log(time), a standard Gumbel variable. The times of each group of 256 consecutive ids are derived from the
+earliest one, so that the greatest noise in a group is known from one block without the other 255 ids
+(top-down construction, Maddison, Tarlow and Minka, "A* sampling", 2014):
 
     a, b, _, _ = block(0, id div 256)
     first      = exponential(a) / 256         the earliest of 256 exponentials has rate 256,
@@ -20,8 +20,8 @@ A* sampling, Maddison, Tarlow and Minka 2014):
                = first + exponential(word id mod 4 of block(1, id div 4))
                                               otherwise: exponentials have no memory.
 
-Purpose 2 makes the seeds of further samples. Purposes 3, 4 and 5 are the uniforms of the rules that
-accept by chance (see `chance`), with the position of the step's first token:
+Purpose 2 gives the seeds of further samples. Purposes 3, 4 and 5 give the uniforms of the rules `rejection`
+and `block` (see `sampling.randomness`), at the position of the step's first token:
 
     uniform(number) = (word 0 div 2^5 * 2^26 + word 1 div 2^6) * 2^-53 of block(purpose, number)
 """
@@ -37,15 +37,15 @@ Words: TypeAlias = npt.NDArray[np.uint64]  # 32-bit words, held in 64 so that pr
 Ids: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-GROUP = 256  # ids that share a block with their earliest arrival
-LEAST_NOISE = -3.14  # below any: no time is above exponential(0) * (1 + 1 / 256) = 22.97
+GROUP = 256  # ids that share the block of their earliest arrival
+LEAST_NOISE = -3.14  # a lower bound: no time is above exponential(0) * (1 + 1 / 256) = 22.97
 
-_FIRST, _REST, _SEED = 0, 1, 2  # purposes
+_FIRST, _LATER, _SEED = 0, 1, 2  # purposes
 DRAFT, ACCEPT, NEXT = 3, 4, 5  # purposes of uniforms
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64) * np.arange(10, dtype=np.uint64)[:, None, None]
-_CHUNK = 2048  # counters at a time, so that the temporaries stay in the nearest caches
+_CHUNK = 2048  # counters at a time, so that the temporaries stay in the L1 and L2 caches
 
 
 def philox4x32(counters: Words, key: tuple[int, int]) -> Words:
@@ -68,8 +68,8 @@ def _blocks(seed: int, position: int, purpose: int | Words, numbers: Words) -> W
 
 
 def _exponential(words: Words) -> Floats:
-    # On a contiguous array NumPy takes one and the same log for every element, so that an id's noise
-    # has the same bits whatever other ids are asked for.
+    # On a contiguous array NumPy computes the log of every element in the same way, so that an id's noise
+    # has the same bits whichever other ids are computed with it.
     times: Floats = -np.log((np.ascontiguousarray(words).astype(np.float64) + 0.5) * 2.0**-32)
     return times
 
@@ -80,8 +80,8 @@ def _earliest(words: Words, groups: Ids) -> tuple[Floats, Ids]:
 
 
 def peaks(seed: int, position: int, groups: Ids) -> tuple[Floats, Ids]:
-    """(noise, ids), float64[n] and int64[n]: the greatest noise in each of the groups of ids
-    256 * g .. 256 * g + 255 for g in `groups` (int64[n]), and the id that has it."""
+    """(noise, ids), float64[n] and int64[n]: the greatest noise in each group of ids 256 * g .. 256 * g + 255
+    for g in `groups` (int64[n]), and the id that has it."""
     words = _blocks(seed, position, _FIRST, groups.astype(np.uint64))
     first, holders = _earliest(words, groups)
     noise: Floats = -np.log(first)
@@ -95,19 +95,19 @@ def gumbel(seed: int, position: int, ids: Ids) -> Floats:
     """
     groups, group = _distinct(ids // GROUP)
     quads, quad = _distinct(ids >> 2)
-    purposes = np.repeat(np.array([_FIRST, _REST], np.uint64), (len(groups), len(quads)))
+    purposes = np.repeat(np.array([_FIRST, _LATER], np.uint64), (len(groups), len(quads)))
     words = _blocks(seed, position, purposes, np.concatenate((groups, quads)).astype(np.uint64))
     first, holders = _earliest(words[:, : len(groups)], groups)
-    rest = _exponential(words[ids & 3, len(groups) + quad])
-    noise: Floats = -np.log(np.where(holders[group] == ids, first[group], first[group] + rest))
+    later = _exponential(words[ids & 3, len(groups) + quad])
+    noise: Floats = -np.log(np.where(holders[group] == ids, first[group], first[group] + later))
     return noise
 
 
 def _distinct(ascending: Ids) -> tuple[Ids, Ids]:
     """The distinct values, and for each element the index of its value among them."""
-    fresh = np.ones(len(ascending), bool)
-    fresh[1:] = ascending[1:] != ascending[:-1]
-    return ascending[fresh], np.cumsum(fresh) - 1
+    new = np.ones(len(ascending), bool)
+    new[1:] = ascending[1:] != ascending[:-1]
+    return ascending[new], np.cumsum(new) - 1
 
 
 def uniforms(seed: int, position: int, purposes: int | Ids, numbers: Ids) -> Floats:

@@ -1,4 +1,4 @@
-"""What structured output may look like, under vLLM's names. Turning it into token masks is a Constraint's."""
+"""The parameters of structured output, under vLLM's names. A `Constraint` turns them into token masks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from outrider.decoding.checks import flag, only_known, strings
 from outrider.errors import ConfigError
+from outrider.value_checks import flag, only_known, strings
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
-_ELSEWHERE: dict[str, tuple[tuple[object, ...], str]] = {
+_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "backend": ((None, "auto", "guidance", "llguidance"), "llguidance is the only one here"),
     "backend_was_auto": ((False, True), "it is vLLM's own"),
     "structural_tag": ((None,), "write it as a grammar"),
 }
-_known = partial(only_known, elsewhere=_ELSEWHERE)
+_known = partial(only_known, elsewhere=_UNSUPPORTED)
 
 
 @_known
@@ -26,18 +26,18 @@ class StructuredOutputsParams:
     """One form that the output must have; exactly one of the first five is given.
 
     json:        a JSON schema, as text or as an object (a pydantic model's class too): the output is JSON
-                 that the schema accepts. Kept here as text.
+                 that the schema accepts. Stored as text.
     regex:       the whole output matches it (the syntax of Rust's regex crate).
     choice:      the output is one of these texts.
     grammar:     a context-free grammar, in Lark's syntax as llguidance extends it or llama.cpp's GBNF.
     json_object: any JSON object.
     disable_fallback: there is no other backend to fall back on; both values mean the same.
-    disable_any_whitespace: JSON without blanks between its parts.
-    disable_additional_properties: objects of the schema have no properties but those that it names.
-    whitespace_pattern: a regex of the blanks that JSON may have between its parts.
+    disable_any_whitespace: JSON without whitespace between tokens.
+    disable_additional_properties: objects have no properties but those that the schema names.
+    whitespace_pattern: a regex of the whitespace that JSON may have between tokens.
 
-    Raises ConfigError for an unknown keyword or a value that is none of these. Whether schema, regex and
-    grammar can be compiled shows when a request is made.
+    Raises ConfigError for an unknown keyword or an invalid value. Schema, regex and grammar are compiled, and
+    errors in them raised, when a request is made.
     """
 
     json: str | Mapping[str, Any] | type | None = None
@@ -83,10 +83,10 @@ class GuidedDecodingParams(StructuredOutputsParams):
 def structured(
     outputs: object, guided: object, plain: Mapping[str, object | None]
 ) -> StructuredOutputsParams | None:
-    """The one form that is asked for. Raises ConfigError when there are several.
+    """The form that the parameters ask for, or None. Raises ConfigError when they ask for several.
 
     outputs, guided: `structured_outputs` and `guided_decoding`: params, their fields as a mapping, or None.
-    plain:           `json_schema`, `regex`, `choice` and `grammar`.
+    plain:           `json_schema`, `regex`, `choice` and `grammar`, by name.
     """
     given: dict[str, object] = {
         name: value

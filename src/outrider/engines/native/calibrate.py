@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-import outrider
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import Cache, ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.native import _core
@@ -27,6 +26,7 @@ from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
 from outrider.models.sources.download import cache_root, read_json, write_json
 from outrider.policy.cost_model import CostModel
+from outrider.version import __version__
 
 logger = logging.getLogger("outrider")
 
@@ -63,7 +63,7 @@ class SubsetModel:
 
     def __init__(self, model: VocabSubsetModel, blocks: IntArray) -> None:
         self._model, self._blocks = model, blocks
-        self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
+        self.caps, self.vocab_size, self.max_positions = model.caps, model.vocab_size, model.max_positions
 
     def new_cache(self, capacity: int) -> Cache:
         return self._model.new_cache(capacity)
@@ -121,7 +121,7 @@ def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
     build = Path(_core.__file__).stat()  # kernels change within a version
     return [
         *model.source.file_facts(),
-        *(cpu_name(), model.isa, model.threads, outrider.__version__, WIDTHS, CONTEXT),
+        *(cpu_name(), model.isa, model.threads, __version__, WIDTHS, CONTEXT),
         *(build.st_size, build.st_mtime_ns),
         None if blocks is None else [len(blocks), DRAWN],
     ]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.engines.base import Cache, CacheBlocks, ForwardItem
+from outrider.engines.base import Cache, CacheBlocks, EngineCaps, ForwardItem
 from outrider.engines.native import _core
 from outrider.engines.native.loading import add_weights
 from outrider.engines.native.store import packed_weights_cache
@@ -65,6 +65,7 @@ class NativeModel:
     """A Llama-family transformer on the CPU. Logits are bit for bit the same however tokens are grouped
     into passes, on every thread count and instruction set (docs/kernels.md)."""
 
+    caps = EngineCaps(tree_attention=True, exact_bits=True)
     share_unit = 16  # positions of a block of the caches
 
     def __init__(self, core: _core.Model, source: ModelSource) -> None:
@@ -163,7 +164,7 @@ class NativeModel:
         return NativeCache(self._core, capacity)
 
     @property
-    def block_size(self) -> int:
+    def vocab_block_size(self) -> int:
         return PANEL
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:

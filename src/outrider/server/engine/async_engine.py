@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
-from outrider.decoding.request import Request
+from outrider.decoding.request import Request, check_prompt
 from outrider.decoding.sampling.sampler import Sampler
-from outrider.errors import ConfigError, OutriderError, PromptError
+from outrider.errors import ConfigError, OutriderError
 from outrider.pipeline import Pipeline
 from outrider.policy.auto import AutoController
 from outrider.server.engine.capacity import Capacity
@@ -186,16 +186,10 @@ class ServerEngine:
 
     def _check(self, request: Request) -> None:
         """Raise PromptError or ConfigError when a request can never run here."""
-        size, limit = len(request.prompt), self._pipeline.context
-        if size >= limit:
-            raise PromptError(f"the prompt has {size} tokens; a context of {limit} has room for {limit - 1}")
-        engine = self._pipeline.engine
-        for token in (min(request.prompt), max(request.prompt)):
-            if not 0 <= token < engine.vocab_size:
-                last = engine.vocab_size - 1
-                raise PromptError(f"the prompt has the token id {token}; the vocabulary ends at {last}")
-        vocab_size = min(self._pipeline.tokenizer.vocab_size, engine.vocab_size)
-        Sampler(request.params, vocab_size, request.eos_ids, request.seed, bad_words=request.bad_words)
+        pipeline = self._pipeline
+        check_prompt(request.prompt, pipeline.engine.vocab_size, pipeline.context)
+        size = pipeline.vocab_size
+        Sampler(request.params, size, request.eos_ids, request.seed, bad_words=request.bad_words)
 
     def _cancel(self, stream: Stream) -> None:
         with self._wake:
@@ -206,9 +200,9 @@ class ServerEngine:
 
     def _work(self) -> None:
         try:
-            loop = self._pipeline.loop()
+            runner = self._pipeline.runner()
             scheduler = Scheduler(
-                loop, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
+                runner, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
             )
             try:
                 self._note(scheduler)
@@ -217,7 +211,7 @@ class ServerEngine:
                     events = scheduler.step()
                     self._tell(events, scheduler, time.perf_counter() - began)
             finally:
-                loop.close()
+                runner.close()
             self._end_all()
         except BaseException as error:
             logger.exception("the engine failed")

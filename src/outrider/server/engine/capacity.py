@@ -11,7 +11,8 @@ from typing import TypeAlias
 from outrider import memory
 from outrider.config.engine import EngineConfig
 from outrider.decoding.request import Request
-from outrider.drafters.suffix import MAX_BYTES, OutputPool, SuffixDrafter
+from outrider.drafters.output_pool import MAX_BYTES, OutputPool
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.prefix import PrefixCache, SharesPrefixes
 from outrider.errors import InsufficientMemoryError
 from outrider.models.source import ModelSource

@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Callable
 
 from outrider.decoding.events import Event, FinishEvent
-from outrider.decoding.loop import StepLoop
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.request import Request
+from outrider.engines.runner import Runner
 from outrider.memory import Budget
 
 
 class Scheduler:
-    """Lets requests into a step loop while there is a slot and memory for all that each may come to hold.
+    """Lets requests into a runner while there is a slot and memory for all that each may come to hold.
 
-    slots:  most requests in the loop, at least 1.
+    slots:  most requests in the runner, at least 1.
     budget: bytes that requests may reserve together.
     need:   bytes that a request may come to hold.
     clock:  seconds, for metrics only.
@@ -23,13 +23,13 @@ class Scheduler:
 
     def __init__(
         self,
-        loop: StepLoop,
+        runner: Runner,
         slots: int,
         budget: Budget,
         need: Callable[[Request], int],
         clock: Callable[[], float],
     ) -> None:
-        self._loop, self._slots, self._budget, self._need, self._clock = loop, slots, budget, need, clock
+        self._runner, self._slots, self._budget, self._need, self._clock = runner, slots, budget, need, clock
         self._waiting: deque[Request] = deque()
         self._running: set[str] = set()
         self._arrived: dict[str, float] = {}  # when, until it is told that the request has ended
@@ -37,7 +37,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests in the loop."""
+        """Requests in the runner."""
         return len(self._running)
 
     @property
@@ -48,7 +48,7 @@ class Scheduler:
     @property
     def unfinished(self) -> bool:
         """Whether `step` has more to do or to tell."""
-        return bool(self._running or self._waiting or self._outbox or self._loop.unfinished)
+        return bool(self._running or self._waiting or self._outbox or self._runner.unfinished)
 
     def add(self, request: Request) -> None:
         """Put a request at the end of the queue."""
@@ -62,15 +62,15 @@ class Scheduler:
                 self._waiting.remove(request)
                 self._outbox.append(FinishEvent(request_id, "abort", None, "", RequestMetrics()))
                 return
-        self._loop.abort(request_id)
+        self._runner.abort(request_id)
         self._leave(request_id)
 
     def step(self) -> list[Event]:
-        """Let in whom there is room for, then one step of the loop. An engine's exception goes through."""
+        """Let in whom there is room for, then one step of the runner. An engine's exception goes through."""
         self._admit()
         events, self._outbox = self._outbox, []
-        if self._loop.unfinished:
-            events += self._loop.step()
+        if self._runner.unfinished:
+            events += self._runner.step()
         for event in events:
             if isinstance(event, FinishEvent):
                 event.metrics.arrived = self._arrived.pop(event.request_id)  # the time in the queue counts
@@ -85,7 +85,7 @@ class Scheduler:
             self._waiting.popleft()
             self._running.add(request.request_id)
             try:
-                self._loop.add(request)
+                self._runner.add(request)
             except Exception as error:  # what the check at the door could not see
                 end = FinishEvent(request.request_id, "error", None, "", RequestMetrics(), error)
                 self._outbox.append(end)

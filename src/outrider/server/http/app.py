@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
-import outrider
 from outrider.errors import OutriderError
 from outrider.pipeline import Pipeline
 from outrider.server.engine.async_engine import ServerEngine
@@ -39,6 +38,7 @@ from outrider.server.http.protocol import ChatRequest, CompletionRequest, Detoke
 from outrider.server.http.service import Service
 from outrider.server.http.status import status
 from outrider.server.settings import Settings
+from outrider.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
 
     app = FastAPI(
         title="Outrider",
-        version=outrider.__version__,
+        version=__version__,
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
@@ -198,7 +198,7 @@ def _about(app: FastAPI, service: Service) -> None:
 
     @app.get("/version", tags=["server"], summary="Outrider's version", responses=answers(Version))
     async def version() -> Response:
-        return json_response({"version": outrider.__version__})
+        return json_response({"version": __version__})
 
     @app.get("/load", tags=["server"], summary="Samples that run or wait", responses=answers(Load))
     async def load() -> Response:

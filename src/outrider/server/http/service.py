@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import outrider
-from outrider.decoding.request import Request
+from outrider.decoding.request import Request, check_prompt
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError, PromptError
@@ -30,6 +29,7 @@ from outrider.server.http.metrics import Metrics
 from outrider.server.http.protocol import Sampling
 from outrider.server.http.tools import OPEN, Family, family_of
 from outrider.server.settings import Settings
+from outrider.version import __version__
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Service:
     def __init__(self, pipeline: Pipeline, engine: ServerEngine, settings: Settings) -> None:
         self.pipeline, self.engine, self.settings = pipeline, engine, settings
         self.tokenizer = pipeline.tokenizer
-        self.vocab_size = min(pipeline.tokenizer.vocab_size, pipeline.engine.vocab_size)
+        self.vocab_size = pipeline.vocab_size
         self.names = settings.served_names or (_short_name(pipeline),)
         self._accepted = {*self.names, pipeline.config.model}  # vLLM's clients give what the server was given
         self.created = int(time.time())
@@ -176,10 +176,8 @@ class Service:
         return made
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        if not prompt:
-            raise bad("the prompt is empty: it needs at least one token", "prompt")
         room = self.engine.context - len(prompt)
-        if room < 1 or (params.max_tokens or 0) > room:
+        if prompt and (room < 1 or (params.max_tokens or 0) > room):
             wanted = (
                 "" if room < 1 or params.max_tokens is None else f" and {params.max_tokens} are asked for"
             )
@@ -189,8 +187,10 @@ class Service:
                 "max_tokens" if wanted else "prompt",
                 "context_length_exceeded",
             )
-        if max(prompt) >= self.vocab_size or min(prompt) < 0:
-            raise bad(f"token ids must be in 0..{self.vocab_size - 1}", "prompt")
+        try:
+            check_prompt(prompt, self.vocab_size, self.engine.context)
+        except PromptError as error:
+            raise bad(str(error), "prompt") from None
 
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:
@@ -227,7 +227,7 @@ def _short_name(pipeline: Pipeline) -> str:
 def _fingerprint(pipeline: Pipeline) -> str:
     """Changes with whatever could change the text for a seed."""
     rule = getattr(pipeline.speculative, "verification", "coupled")
-    parts = [outrider.__version__, pipeline.source.display_name, str(pipeline.source.weights_bytes), rule]
+    parts = [__version__, pipeline.source.display_name, str(pipeline.source.weights_bytes), rule]
     if rule != "coupled":  # then the drafts have a say in which of the likely texts is drawn
         parts.append(repr(pipeline.speculative))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -6,15 +6,15 @@ import dataclasses
 import math
 from typing import Any
 
-import outrider
 from outrider.server.http.service import Service
+from outrider.version import __version__
 
 
 def status(service: Service) -> dict[str, Any]:
     """The document. Every field of EngineStats is in `engine` under its own name."""
     pipeline, stats = service.pipeline, service.engine.stats
     return {
-        "version": outrider.__version__,
+        "version": __version__,
         "model": {
             "names": list(service.names),
             "target": pipeline.models["target"],

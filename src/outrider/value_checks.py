@@ -1,26 +1,43 @@
-"""Checks of values that a user gives. Each returns the value made plain, or raises ConfigError."""
+"""Checks of single values that a user gives: configuration, sampling parameters.
+
+Each check raises ConfigError with one line that names the parameter and the value. Those that return
+something return the value in the type that the code works with. This module imports errors only, so that
+every part of the package may use it.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from outrider.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
+Neutral: TypeAlias = Callable[[Any], bool]
+"""Whether a value of a parameter that is not supported changes nothing, so that it can be accepted."""
+
+
+def only(*values: object) -> Neutral:
+    """True for None and for values equal to one of `values` and of the same type (1 is not True)."""
+    return lambda v: v is None or any(type(v) is type(w) and v == w for w in values)
+
+
+def anything(_: object) -> bool:
+    return True
+
 
 def only_known(
     cls: type[T], elsewhere: Mapping[str, tuple[tuple[object, ...], str]] | None = None
 ) -> type[T]:
-    """Make a dataclass answer an unknown keyword with a ConfigError that names the nearest known one.
+    """Class decorator: a dataclass raises ConfigError for an unknown keyword and names the nearest known one.
 
-    elsewhere: keywords of other systems that are not here: the values that change nothing, and why any
-               other is refused.
+    elsewhere: keywords of other systems that are not supported here: for each the values that change
+               nothing, which are accepted, and the reason that any other value is refused with.
     """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     init = cls.__init__
@@ -40,7 +57,18 @@ def only_known(
     return cls
 
 
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def positive(name: str, value: object) -> None:
+    if not (is_int(value) and isinstance(value, int) and value >= 1):
+        shown = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)
+        raise ConfigError(f"{name} must be a whole number of at least 1, not {shown}")
+
+
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """An integer of any type with `__index__`, from `low` to `high`; None is no bound."""
     if isinstance(value, bool):
         raise ConfigError(f"{name} must be an integer, not {value!r}")
     try:
@@ -77,7 +105,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def strings(name: str, value: Any) -> tuple[str, ...]:
-    """One string or several, none of them empty; None is none."""
+    """One string or several, none of them empty; () for None."""
     if value is None:
         return ()
     several = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
@@ -87,7 +115,8 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
     return several
 
 
-def ids(name: str, values: Any) -> tuple[int, ...]:
+def token_ids(name: str, values: Any) -> tuple[int, ...]:
+    """Several ids of at least 0."""
     try:
         found = tuple(integer(name, value) for value in values)
     except TypeError:
@@ -98,8 +127,20 @@ def ids(name: str, values: Any) -> tuple[int, ...]:
     return found
 
 
-def biases(values: Any) -> dict[int, float]:
+def logit_biases(values: Any) -> dict[int, float]:
+    """Finite biases by token id."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"logit_bias must map token ids to numbers, not {values!r}")
-    tokens = ids("logit_bias", values)
+    tokens = token_ids("logit_bias", values)
     return {i: number(f"logit_bias[{i}]", v) for i, v in zip(tokens, values.values(), strict=True)}
+
+
+def one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        hint = nearest(str(value), known)
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}{hint}")
+
+
+def path_or_name(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{name} must be a path or a name, not {value!r}")

@@ -1,0 +1,23 @@
+"""Names of the quantizations that a user may ask for, and the check of one."""
+
+from __future__ import annotations
+
+from outrider.errors import ConfigError, nearest
+
+QUANTIZATIONS = ("q8_0", "q4_k")  # of a float model's weights, when it is loaded
+LIGHT_QUANTIZATIONS = ("q3", "q4")  # of any draft model's weights, fewest bits first
+DRAFT_QUANTIZATIONS = ("auto", *LIGHT_QUANTIZATIONS)  # of a draft model, the default first
+
+
+def check_quantization(name: object, *, draft: bool = False) -> None:
+    """Raise ConfigError unless it is one of QUANTIZATIONS or, for a draft model, of DRAFT_QUANTIZATIONS."""
+    known = (*QUANTIZATIONS, *DRAFT_QUANTIZATIONS) if draft else QUANTIZATIONS
+    if not isinstance(name, str) or name not in known:
+        hint = nearest(str(name), known)
+        also = (
+            f", {' and '.join(DRAFT_QUANTIZATIONS)} any draft; 'stored' leaves it as it is" if draft else ""
+        )
+        raise ConfigError(
+            f"quantization={name!r} is refused{hint}: {' and '.join(QUANTIZATIONS)} quantize a float model "
+            f"when it is loaded{also}; for any other type choose a file that is stored so"
+        )
