@@ -4,7 +4,7 @@
 
 OBJECT is a compiled kernel file, such as build/dev/CMakeFiles/_core.dir/csrc/kernels/avx2.cpp.o; for another
 architecture's give that architecture's objdump (--json adds to what the file has). In each
-`panel_tile<kind, tokens>` the loop with the multiplications is taken, and its instructions are scaled to the
+`panel_tile<type, tokens>` the loop with the multiplications is taken, and its instructions are scaled to the
 multiplications that one group needs. Unlike time, counts do not depend on what else the machine does. A group
 is 16 rows x 32 columns: 512 multiplications and additions (MACs) a token. (A tile that the compiler put into
 its caller is not found.)
@@ -19,11 +19,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q3_0")
+from outrider.engines.native import _core
+
+TYPES = tuple(_core.weight_types())  # in the order of the enumeration that names the functions
 # Instruction of an integer product -> how many of them a group and token need.
 PRODUCTS = {"vpmaddubsw": 16, "vpdpbusd": 8, "sdot": 32}
 MACS = 512
-_SYMBOL = re.compile(r"^[0-9a-f]+ <.*panel_tile<\(outrider::Kind\)(\d+), (\d+)>")
+_SYMBOL = re.compile(r"^[0-9a-f]+ <.*panel_tile<\(outrider::WeightType\)(\d+), (\d+)>")
 _LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
 _TARGET = re.compile(r"\b([0-9a-f]+) <")
 
@@ -38,7 +40,7 @@ class Line:
 
 
 def functions(objdump: str, path: Path) -> dict[tuple[str, int], list[Line]]:
-    """The instructions of each tile, by kind and tokens."""
+    """The instructions of each tile, by weight type and tokens."""
     command = [objdump, "--disassemble", "--demangle", "--no-show-raw-insn", str(path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found: dict[tuple[str, int], list[Line]] = {}
@@ -47,7 +49,7 @@ def functions(objdump: str, path: Path) -> dict[tuple[str, int], list[Line]]:
         if row.endswith(">:"):
             lines = []
             if match := _SYMBOL.match(row):
-                found.setdefault((KINDS[int(match[1])], int(match[2])), lines)
+                found.setdefault((TYPES[int(match[1])], int(match[2])), lines)
         elif match := _LINE.match(row):
             address, name, rest = int(match[1], 16), match[2], match[3]
             jump = _TARGET.search(rest) if name.startswith(("j", "b", "cb", "tb")) else None
@@ -80,14 +82,16 @@ def main() -> None:
     result: dict[str, dict[str, dict[int, float]]] = {}
     for path in args.objects:
         counts = result.setdefault(path.name, {})
-        for (kind, tokens), lines in sorted(functions(args.objdump, path).items()):
+        for (type_name, tokens), lines in sorted(functions(args.objdump, path).items()):
             if count := per_group(lines, tokens):
-                counts.setdefault(kind, {})[tokens] = count
+                counts.setdefault(type_name, {})[tokens] = count
     for name, counts in result.items():
         print(f"{name}: instructions for a group (MACs an instruction), by tokens of a tile")
-        for kind, by_tokens in counts.items():
+        for type_name, by_tokens in counts.items():
             print(
-                f"  {kind}", *(f"{n}: {c:.0f} ({MACS * n / c:.1f})" for n, c in by_tokens.items()), sep="  "
+                f"  {type_name}",
+                *(f"{n}: {c:.0f} ({MACS * n / c:.1f})" for n, c in by_tokens.items()),
+                sep="  ",
             )
     if args.json:
         before = json.loads(args.json.read_text()) if args.json.exists() else {}

@@ -1,62 +1,58 @@
-// Owns the memory behind an Activations view and grows it as needed.
+// The activations that a product reads, quantized, as the kernels see them.
 #pragma once
-#include <algorithm>
-#include <initializer_list>
+#include <cstddef>
+#include <cstdint>
 
-#include "kernels/layout.h"
-#include "memory/aligned.h"
+#include "kernels/types.h"
 
 namespace outrider {
 
-// Who reads a row: float matrices only, or also integer ones, or also K-quants.
-enum class Readers { floats, integers, superblocks };
+// Activations of n tokens: int8 with one float scale for each token and group of 32 columns, and the sums
+// over columns that offsets and minimums are multiplied with. (One scale for 256 columns, as ggml's K-quants
+// have it, loses precision to outliers: logits of a 135M model were off by 10% on average, against 2%.) Where
+// K-quants read them (`superblocks`), a group's scale is its superblock's divided by 2^k
+// (superblock_scale.h).
+//
+// Tokens are stored in token tiles of `tile_tokens`, and for each group the values of a tile's tokens are
+// contiguous: a kernel finds them at fixed distances from one address, and reads memory from front to back.
+struct Activations {
+    int tokens = 0, columns = 0;
+    int tile_tokens = 1;  // tokens of a token tile
+    bool superblocks = false;
+    const float* x = nullptr;     // [tokens][columns], the values before quantization
+    int8_t* q = nullptr;          // [tiles][groups][tile_tokens][32]
+    float* scale = nullptr;       // [tiles][groups][tile_tokens]
+    int32_t* sum = nullptr;       // [tiles][groups][tile_tokens], sum of q over the group's columns
+    float* scaled_sum = nullptr;  // [tiles][groups][tile_tokens], scale * sum
+    // Only with `superblocks`, for what K-quants sum in integers (docs/kernels.md):
+    float* superblock_scale = nullptr;  // [tiles][superblocks][tile_tokens]
+    int32_t* shifts = nullptr;          // [tiles][groups][tile_tokens][2], 1 + k and 15 - k
+    int32_t* rounding = nullptr;  // [tiles][groups][tile_tokens], added before a shift by 1 + k: half of what
+                                  // it drops, minus 1 in odd groups
+    int32_t* centred_start = nullptr;  // [tiles][groups][tile_tokens][2], rounding - 32 * the sum of q over
+                                       // each half of the group (Q6_K, whose offset is 32)
+    int16_t* min_sums_q3 = nullptr;  // [tiles][groups / 2][tile_tokens][2], sum * 2^-k with 3 fractional bits
 
-inline Readers readers(std::initializer_list<const Matrix*> matrices) {
-    Readers found = Readers::floats;
-    for (const Matrix* m : matrices) {
-        const KindInfo& kind = info(m->kind);
-        if (!kind.is_float)
-            found =
-                std::max(found, kind.block_columns == kSuperblock ? Readers::superblocks : Readers::integers);
+    // Divides the tokens into tiles of nearly equal size. A tile has at most `widest` tokens if all of them
+    // make two such tiles or fewer, else at most `usual`.
+    void shape(int tokens_, int columns_, int widest, int usual) {
+        tokens = tokens_;
+        columns = columns_;
+        const int most = tokens <= 2 * widest ? widest : usual;
+        const int count = (tokens + most - 1) / most;
+        tile_tokens = tokens > 1 ? (tokens + count - 1) / count : 1;
     }
-    return found;
-}
-
-class ActivationBuffer {
-  public:
-    Activations& shape(int tokens, int columns, Readers readers) {
-        view_.shape(tokens, columns);
-        view_.blocks = readers == Readers::superblocks;
-        const size_t cells = readers == Readers::floats ? 0 : view_.cells(), more = view_.blocks ? cells : 0;
-        x_.resize(size_t(tokens) * columns);
-        view_.x = x_.data();
-        view_.q = room(q_, cells * kGroup);
-        view_.scale = room(scale_, cells);
-        view_.sum = room(sum_, cells);
-        view_.scaled = room(scaled_, cells);
-        view_.round = room(round_, more);
-        view_.shifts = room(shifts_, 2 * more);
-        view_.centre = room(centre_, 2 * more);
-        view_.eighths = room(eighths_, more);
-        view_.whole = room(whole_, more / kParts);
-        return view_;
+    int groups() const { return columns / kGroup; }
+    int tiles() const { return (tokens + tile_tokens - 1) / tile_tokens; }
+    // Groups of all tokens, with those that fill up the last tile.
+    size_t cells() const { return size_t(tiles()) * size_t(tile_tokens) * size_t(groups()); }
+    // Index into the arrays above that have one entry for every `groups_per_entry` groups.
+    size_t at(int token, int group, int groups_per_entry = 1) const {
+        const int tile = token / tile_tokens;
+        return (size_t(tile) * size_t(groups() / groups_per_entry) + size_t(group / groups_per_entry)) *
+                   size_t(tile_tokens) +
+               size_t(token - tile * tile_tokens);
     }
-    float* row(int t) { return x_.data() + size_t(t) * view_.columns; }
-    Activations& view() { return view_; }
-    const Activations& view() const { return view_; }
-
-  private:
-    template <class T>
-    static T* room(Aligned<T>& values, size_t count) {
-        values.resize(count);
-        return count ? values.data() : nullptr;
-    }
-
-    Activations view_;
-    Aligned<float> x_, scale_, scaled_, whole_;
-    Aligned<int8_t> q_;
-    Aligned<int16_t> eighths_;
-    Aligned<int32_t> sum_, round_, shifts_, centre_;
 };
 
 }  // namespace outrider

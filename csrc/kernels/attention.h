@@ -1,9 +1,10 @@
-// Attention over a paged cache, written once on V16, included by each kernel file through kernels_common.h.
+// Attention over a paged cache, written once on V16 and included by each kernel file through common.h.
 //
-// What a query head sees is cut into spans of kSpan positions, by position alone. A span of all heads that
-// share keys and of all tokens of a tile is one piece of work: a block of keys is read once and multiplied by
-// many rows (a row is one token's query head), several at a time so that the multiplications' latency hides.
-// Each row's steps are the same ones in the same order, whoever its neighbours are.
+// The positions that a query head attends to are cut into spans of kSpan positions, by position alone. A task
+// is one span, for all heads that share its keys and all tokens of a tile: a cache block of keys is read once
+// and multiplied by many rows (a row is one query head of one token), several at a time to hide the latency
+// of the multiplications. For each row the operations and their order are the same, whatever rows share its
+// task.
 #pragma once
 #include <utility>
 
@@ -13,13 +14,13 @@
 namespace outrider {
 namespace {
 
-// Rows of a tile, and its sums of 16 lanes: as many as the registers hold beside what they are multiplied by.
+// Most rows of a register tile, and most sums of 16 lanes, that leave registers for the operands.
 #if defined(OUTRIDER_AVX512)
 constexpr int kRows = 12, kSums = 24;
 #else
 constexpr int kRows = 6, kSums = 6;
 #endif
-constexpr int kCacheBlock = 16, kSpanBlocks = kSpan / kCacheBlock;
+constexpr int kSpanBlocks = kSpan / kCacheBlock;
 
 template <class T>
 inline T* key_of(const HeadCache& c, int slot) {
@@ -57,7 +58,7 @@ void copy_kv(const HeadCache& c, int from, int to, int head_dim) {
     c.half ? copy_kv_as<uint16_t>(c, from, to, head_dim) : copy_kv_as<float>(c, from, to, head_dim);
 }
 
-// A block of a path through a draft tree, put together.
+// Copies up to a cache block of positions that are not contiguous (a path through a draft tree).
 template <class T>
 void gather_keys(const HeadCache& c, const int* slots, int count, int head_dim, T* keys) {
     std::memset(keys, 0, sizeof(T) * kCacheBlock * size_t(head_dim));
@@ -73,18 +74,18 @@ void gather_values(const HeadCache& c, const int* slots, int count, int head_dim
                     sizeof(T) * size_t(head_dim));
 }
 
-// A chunk of blocks is multiplied by all rows while the first cache holds it. What comes next is fetched
-// meanwhile: the hardware's prefetchers stop at the end of a block. Memory delivers all the time: this span's
-// values while its keys are multiplied, the next span's keys while its values are.
+// A chunk of cache blocks is multiplied by all rows while it is in the first-level cache. Meanwhile the next
+// ones are prefetched, because the hardware prefetchers stop at the end of a cache block: this span's values
+// while its keys are multiplied, the next span's keys while its values are, so that memory is never idle.
 constexpr int kChunk = 4;
 
 template <class T>
-struct Fetch {
+struct Prefetch {
     const T *keys = nullptr, *values = nullptr;
 
-    // (Inlined early: GCC takes a function that only prefetches for one without effect, and drops its calls.)
-    [[gnu::always_inline]] void fetch(
-        int d) const {  // the line of each that holds element 16 d, if a line begins there
+    // Prefetches the lines of both that begin at element 16 d, if lines begin there. (Always inlined: GCC
+    // considers a function that only prefetches to be without effect, and removes calls of it.)
+    [[gnu::always_inline]] void fetch(int d) const {
         constexpr int per_line = int(64 / (16 * sizeof(T)));
         if (d % per_line) return;
         if (keys) __builtin_prefetch(keys + 16 * size_t(d), 0, 3);
@@ -92,13 +93,13 @@ struct Fetch {
     }
 };
 
-// As many of 4, 2 or 1 as keep G times their number within the registers.
-constexpr int times(int G) { return 4 * G <= kSums ? 4 : 2 * G <= kSums ? 2 : 1; }
+// How many of 4, 2 or 1 blocks to take at once, so that the sums of G rows fit the registers.
+constexpr int blocks_at_once(int G) { return 4 * G <= kSums ? 4 : 2 * G <= kSums ? 2 : 1; }
 
-// Scores of G rows and B blocks: each position is a lane, the sum over head_dim runs in order.
+// Scores of G rows and B cache blocks: each position is a lane, and the sum over head_dim is in order.
 template <class T, int G, int B>
 inline void score_tile(const T* const* keys, const float* const* rows, int head_dim, float* scores,
-                       const Fetch<T>* ahead) {
+                       const Prefetch<T>* ahead) {
     V16 sum[G][B];
     const float* q[G];
     const T* k[B];
@@ -123,8 +124,8 @@ inline void score_tile(const T* const* keys, const float* const* rows, int head_
 
 template <class T, int G>
 void score_rows(const T* const* keys, int blocks, const float* const* rows, int head_dim, float* scores,
-                const Fetch<T>* ahead) {
-    constexpr int B = times(G);
+                const Prefetch<T>* ahead) {
+    constexpr int B = blocks_at_once(G);
     int b = 0;
     for (; b + B <= blocks; b += B)
         score_tile<T, G, B>(keys + b, rows, head_dim, scores + kCacheBlock * b, ahead ? ahead + b : nullptr);
@@ -133,11 +134,11 @@ void score_rows(const T* const* keys, int blocks, const float* const* rows, int 
 }
 
 // out[row][d] += weight[row][position] * value[position][d], for G rows and 16 D columns, positions in order.
-// With `ahead`, as much of each of these blocks is fetched.
+// With `ahead`, the same part of each of those blocks is prefetched.
 template <class T, int G, int D>
 inline void value_tile(const T* const* blocks, int count, int head_dim, int d, const float* weights,
                        float* const* out, const T* const* ahead) {
-    constexpr int bytes = int(sizeof(T)) * 16 * D;  // of a position
+    constexpr int bytes = int(sizeof(T)) * 16 * D;  // of one position
     V16 sum[G][D];
     for (int g = 0; g < G; g++)
         for (int i = 0; i < D; i++) sum[g][i] = vload(out[g] + d + 16 * i);
@@ -162,11 +163,11 @@ inline void value_tile(const T* const* blocks, int count, int head_dim, int d, c
         for (int i = 0; i < D; i++) vstore(out[g] + d + 16 * i, sum[g][i]);
 }
 
-// The columns from d on, up to `stop`.
+// The columns [d, stop).
 template <class T, int G>
 void value_rows(const T* const* blocks, int count, int head_dim, int d, int stop, const float* weights,
                 float* const* out, const T* const* ahead) {
-    constexpr int D = times(G);
+    constexpr int D = blocks_at_once(G);
     for (; d + 16 * D <= stop; d += 16 * D)
         value_tile<T, G, D>(blocks, count, head_dim, d, weights, out, ahead);
     for (; d < stop; d += 16) value_tile<T, G, 1>(blocks, count, head_dim, d, weights, out, ahead);
@@ -182,7 +183,7 @@ constexpr RowFunctions<T> row_functions(std::index_sequence<G...>) {
     return {{score_rows<T, int(G) + 1>...}, {value_rows<T, int(G) + 1>...}};
 }
 
-// One span of a tile of tokens and a group of heads.
+// One span, for a tile of tokens and the heads that share one key-value head.
 template <class T>
 class Span {
   public:
@@ -216,7 +217,7 @@ class Span {
         for (int t = 0; t < q_.tokens; t++)
             if (seen(t) > 0) {
                 own_scores(t);
-                weigh(t);
+                exponentiate(t);
             }
         shared_values();
         for (int t = 0; t < q_.tokens; t++) own_values(t);
@@ -244,7 +245,7 @@ class Span {
         }
     }
 
-    void score(int row, int count, const T* const* keys, int block, int blocks, const Fetch<T>* ahead) {
+    void score(int row, int count, const T* const* keys, int block, int blocks, const Prefetch<T>* ahead) {
         const float* queries[kRows];
         for (int i = 0; i < count; i++) queries[i] = query(row + i);
         functions_.scores[count - 1](keys, blocks, queries, q_.head_dim,
@@ -262,7 +263,7 @@ class Span {
     void shared_scores() {
         for (int b = 0; b < shared_; b += kChunk) {
             const int blocks = imin(kChunk, shared_ - b);
-            Fetch<T> ahead[kChunk];
+            Prefetch<T> ahead[kChunk];
             for (int i = 0; i < blocks; i++)
                 ahead[i] = {b + kChunk + i < shared_ ? keys_[b + kChunk + i] : nullptr, values_[b + i]};
             tiles(0, rows_, [&](int row, int count) {
@@ -271,10 +272,10 @@ class Span {
         }
     }
 
-    // Columns a few at a time, so that their part of all values stays in the first cache for all rows.
+    // A few columns at a time, so that their values stay in the first-level cache for all rows.
     void shared_values() {
         for (int row = 0; row < rows_; row++) std::memset(out(row), 0, sizeof(float) * size_t(q_.head_dim));
-        const int columns = 16 * times(imin(rows_, kRows));
+        const int columns = 16 * blocks_at_once(imin(rows_, kRows));
         for (int d = 0; shared_ && d < q_.head_dim; d += columns)
             tiles(0, rows_, [&](int row, int count) {
                 value(row, count, values_, 0, kCacheBlock * shared_, d, imin(q_.head_dim, d + columns),
@@ -282,7 +283,7 @@ class Span {
             });
     }
 
-    // Calls each(block, count) for the blocks of a token that others do not share, or see in part.
+    // Calls each(block, count) for the blocks of a token that not all tokens see whole.
     template <class Each>
     void own_blocks(int t, const Each& each) {
         for (int b = shared_; kCacheBlock * b < seen(t); b++)
@@ -310,8 +311,9 @@ class Span {
         });
     }
 
-    // Scores become weights. (All maxima first: the latency of one hides behind the others.)
-    void weigh(int t) {
+    // Softmax without the division: scores become e^(score - maximum). (All maxima first, so that their
+    // latencies overlap.)
+    void exponentiate(int t) {
         const int row = t * q_.group, count = seen(t);
         for (int g = 0; g < q_.group; g++) {
             const float* scores = scores_ + size_t(row + g) * kSpan;
@@ -320,15 +322,15 @@ class Span {
             out(row + g)[q_.head_dim] = reduce_max(top);
         }
         for (int g = 0; g < q_.group; g++) {
-            float *scores = scores_ + size_t(row + g) * kSpan, *rest = out(row + g) + q_.head_dim;
+            float *scores = scores_ + size_t(row + g) * kSpan, *stats = out(row + g) + q_.head_dim;
             V16 total = vset(0.0f);
             for (int p = 0; p < count; p += kCacheBlock) {
-                V16 e = vexp(vsub(vload(scores + p), vset(rest[0])));
+                V16 e = vexp(vsub(vload(scores + p), vset(stats[0])));
                 if (count - p < kCacheBlock) e = vkeep(e, count - p, 0.0f);
                 vstore(scores + p, e);
                 total = vadd(total, e);
             }
-            rest[1] = reduce_add(total);
+            stats[1] = reduce_add(total);
         }
     }
 
@@ -348,7 +350,7 @@ class Span {
 
     const HeadCache& cache_;
     const Queries& q_;
-    int first_, rows_, shared_;  // position; rows; blocks at the start that every token sees whole
+    int first_, rows_, shared_;  // first position; rows; leading blocks that every token sees whole
     float* scores_;              // [rows][kSpan]
     T* gathered_;                // a block of keys or values
     float* out_;
@@ -362,21 +364,21 @@ void attend(const HeadCache& c, const Queries& q, int span, const NextKeys& next
            : Span<float>(c, q, span, next, scratch, out, out_stride).run();
 }
 
-// (values a, top a, total a) and those of later positions become those of both.
-void join_spans(float* a, const float* b, int head_dim) {
-    float *rest = a + head_dim, total[16];
+// Rescales both partial results to their common maximum and adds them.
+void merge_spans(float* a, const float* b, int head_dim) {
+    float *stats = a + head_dim, total[16];
     const float* later = b + head_dim;
-    const float top = later[0] > rest[0] ? later[0] : rest[0];
-    const V16 first = vexp(vset(rest[0] - top)), second = vexp(vset(later[0] - top));
+    const float top = later[0] > stats[0] ? later[0] : stats[0];
+    const V16 first = vexp(vset(stats[0] - top)), second = vexp(vset(later[0] - top));
     for (int d = 0; d < head_dim; d += 16)
         vstore(a + d, vfma(vload(b + d), second, vmul(vload(a + d), first)));
-    vstore(total, vfma(vset(later[1]), second, vmul(vset(rest[1]), first)));
-    rest[0] = top;
-    rest[1] = total[0];
+    vstore(total, vfma(vset(later[1]), second, vmul(vset(stats[1]), first)));
+    stats[0] = top;
+    stats[1] = total[0];
 }
 
-// The mean of the values.
-void end_spans(const float* a, int head_dim, float* out) {
+// Divides the weighted values by the sum of their weights.
+void finish_spans(const float* a, int head_dim, float* out) {
     const V16 inverse = vset(1.0f / a[head_dim + 1]);
     for (int d = 0; d < head_dim; d += 16) vstore(out + d, vmul(vload(a + d), inverse));
 }

@@ -7,275 +7,292 @@
 namespace outrider {
 namespace {
 
+// Ten tokens fill the registers; eight leave some free for weights and cost no more for each token, so that
+// only batches that would need a second tile for one or two tokens use ten.
+constexpr int kTokenTile = 10, kUsualTokenTile = 8;
+
 inline __m512i line(const uint8_t* p) { return _mm512_loadu_si512(p); }
-inline __m512 halves(const uint8_t* p) {
+inline __m512 load_binary16(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// low | ((h shifted so that the wanted bits reach bit 4 and up) & mask)
-inline __m512i merge(__m512i low, __m512i h, __m512i mask) {
-    return _mm512_ternarylogic_epi32(low, h, mask, 0xf8);  // a | (b & c)
+// low | (h & mask)
+inline __m512i or_masked(__m512i low, __m512i h, __m512i mask) {
+    return _mm512_ternarylogic_epi32(low, h, mask, 0xf8);
 }
 
-// 32 bits of memory that all rows have for an operand. An instruction can read and spread them by itself, but
-// compilers give that one of its own, and so need half as many again (docs/kernels.md says what it costs).
-struct Four {
+// A 32-bit operand in memory that an instruction broadcasts to all rows by itself (embedded broadcast).
+// Compilers use a separate instruction for the broadcast, half as many instructions again, so the four that
+// are needed are written in assembly (docs/notes/kernels-log.md has what it gains).
+struct Dword {
     int8_t bytes[4];
 };
-inline const Four& four(const void* p) { return *static_cast<const Four*>(p); }
+inline const Dword& dword(const void* p) { return *static_cast<const Dword*>(p); }
 
 // sum += w's unsigned bytes times the signed bytes of x
-inline __attribute__((always_inline)) void add_bytes(__m512i& sum, __m512i w, const Four& x) {
+inline __attribute__((always_inline)) void add_bytes(__m512i& sum, __m512i w, const Dword& x) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(x));
 }
 // sum += w's 16-bit integers times those of x
-inline __attribute__((always_inline)) void add_words(__m512i& sum, __m512i w, const Four& x) {
+inline __attribute__((always_inline)) void add_words(__m512i& sum, __m512i w, const Dword& x) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(x));
 }
-inline __attribute__((always_inline)) __m512i right(__m512i a, const Four& by) {
+// logical shifts
+inline __attribute__((always_inline)) __m512i right(__m512i a, const Dword& by) {
     asm("vpsrlvd %1%{1to16%}, %0, %0" : "+v"(a) : "m"(by));
     return a;
 }
-inline __attribute__((always_inline)) __m512i left(__m512i a, const Four& by) {
+inline __attribute__((always_inline)) __m512i left(__m512i a, const Dword& by) {
     asm("vpsllvd %1%{1to16%}, %0, %0" : "+v"(a) : "m"(by));
     return a;
 }
 
-// Calls feed(slice, unsigned bytes) for the 8 slices of one group.
-template <Kind K, class Feed>
-inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Feed& feed) {
-    if constexpr (K == Kind::Q8_0) {
-        feed(0, line(p)), feed(1, line(p + 64)), feed(2, line(p + 128)), feed(3, line(p + 192));
-        feed(4, line(p + 256)), feed(5, line(p + 320)), feed(6, line(p + 384)), feed(7, line(p + 448));
+// Calls use(slice, unsigned bytes) for the 8 slices of one group.
+template <WeightType W, class Use>
+inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& use) {
+    if constexpr (kBits<W> == 8) {
+        use(0, line(p)), use(1, line(p + 64)), use(2, line(p + 128)), use(3, line(p + 192));
+        use(4, line(p + 256)), use(5, line(p + 320)), use(6, line(p + 384)), use(7, line(p + 448));
         return;
     }
-    if constexpr (K == Kind::Q3_0) {
-        const __m512i three = _mm512_set1_epi8(7), l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
-        const auto bits = [&](__m512i l) { return _mm512_and_si512(l, three); };
-        feed(0, bits(l0)), feed(1, bits(l1)), feed(2, bits(l2));
-        feed(3, bits(_mm512_srli_epi16(l0, 3))), feed(4, bits(_mm512_srli_epi16(l1, 3)));
-        feed(5, bits(_mm512_srli_epi16(l2, 3)));
-        __m512i rest = _mm512_and_si512(_mm512_srli_epi16(l0, 6), _mm512_set1_epi8(3));
-        rest = merge(rest, _mm512_srli_epi16(l1, 4), _mm512_set1_epi8(12));
-        rest = merge(rest, _mm512_srli_epi16(l2, 2), _mm512_set1_epi8(48));
-        feed(6, bits(rest)), feed(7, bits(_mm512_srli_epi16(rest, 3)));
+    if constexpr (kBits<W> == 3) {
+        const __m512i low_bits = _mm512_set1_epi8(7), l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        const auto bits = [&](__m512i l) { return _mm512_and_si512(l, low_bits); };
+        use(0, bits(l0)), use(1, bits(l1)), use(2, bits(l2));
+        use(3, bits(_mm512_srli_epi16(l0, 3))), use(4, bits(_mm512_srli_epi16(l1, 3)));
+        use(5, bits(_mm512_srli_epi16(l2, 3)));
+        __m512i last = _mm512_and_si512(_mm512_srli_epi16(l0, 6), _mm512_set1_epi8(3));
+        last = or_masked(last, _mm512_srli_epi16(l1, 4), _mm512_set1_epi8(12));
+        last = or_masked(last, _mm512_srli_epi16(l2, 2), _mm512_set1_epi8(48));
+        use(6, bits(last)), use(7, bits(_mm512_srli_epi16(last, 3)));
         return;
     }
     const __m512i nibble = _mm512_set1_epi8(15);
     const __m512i l0 = line(p), l1 = line(p + 64), l2 = line(p + 128), l3 = line(p + 192);
     const auto low = [&](__m512i l) { return _mm512_and_si512(l, nibble); };
     const auto high = [&](__m512i l) { return _mm512_and_si512(_mm512_srli_epi16(l, 4), nibble); };
-    if constexpr (kGroupBytes<K> == 320) {
+    if constexpr (kBits<W> == 5) {
         const __m512i h = line(p + 256), bit = _mm512_set1_epi8(16);
-        feed(0, merge(low(l0), _mm512_slli_epi16(h, 4), bit));
-        feed(1, merge(low(l1), _mm512_slli_epi16(h, 3), bit));
-        feed(2, merge(low(l2), _mm512_slli_epi16(h, 2), bit));
-        feed(3, merge(low(l3), _mm512_slli_epi16(h, 1), bit));
-        feed(4, merge(high(l0), h, bit));
-        feed(5, merge(high(l1), _mm512_srli_epi16(h, 1), bit));
-        feed(6, merge(high(l2), _mm512_srli_epi16(h, 2), bit));
-        feed(7, merge(high(l3), _mm512_srli_epi16(h, 3), bit));
-    } else if constexpr (K == Kind::Q6_K) {
+        use(0, or_masked(low(l0), _mm512_slli_epi16(h, 4), bit));
+        use(1, or_masked(low(l1), _mm512_slli_epi16(h, 3), bit));
+        use(2, or_masked(low(l2), _mm512_slli_epi16(h, 2), bit));
+        use(3, or_masked(low(l3), _mm512_slli_epi16(h, 1), bit));
+        use(4, or_masked(high(l0), h, bit));
+        use(5, or_masked(high(l1), _mm512_srli_epi16(h, 1), bit));
+        use(6, or_masked(high(l2), _mm512_srli_epi16(h, 2), bit));
+        use(7, or_masked(high(l3), _mm512_srli_epi16(h, 3), bit));
+    } else if constexpr (kBits<W> == 6) {
         const __m512i h0 = line(p + 256), h1 = line(p + 320), bits = _mm512_set1_epi8(48);
-        feed(0, merge(low(l0), _mm512_slli_epi16(h0, 4), bits));
-        feed(1, merge(low(l1), _mm512_slli_epi16(h0, 2), bits));
-        feed(2, merge(low(l2), h0, bits));
-        feed(3, merge(low(l3), _mm512_srli_epi16(h0, 2), bits));
-        feed(4, merge(high(l0), _mm512_slli_epi16(h1, 4), bits));
-        feed(5, merge(high(l1), _mm512_slli_epi16(h1, 2), bits));
-        feed(6, merge(high(l2), h1, bits));
-        feed(7, merge(high(l3), _mm512_srli_epi16(h1, 2), bits));
+        use(0, or_masked(low(l0), _mm512_slli_epi16(h0, 4), bits));
+        use(1, or_masked(low(l1), _mm512_slli_epi16(h0, 2), bits));
+        use(2, or_masked(low(l2), h0, bits));
+        use(3, or_masked(low(l3), _mm512_srli_epi16(h0, 2), bits));
+        use(4, or_masked(high(l0), _mm512_slli_epi16(h1, 4), bits));
+        use(5, or_masked(high(l1), _mm512_slli_epi16(h1, 2), bits));
+        use(6, or_masked(high(l2), h1, bits));
+        use(7, or_masked(high(l3), _mm512_srli_epi16(h1, 2), bits));
     } else {
-        feed(0, low(l0)), feed(1, low(l1)), feed(2, low(l2)), feed(3, low(l3));
-        feed(4, high(l0)), feed(5, high(l1)), feed(6, high(l2)), feed(7, high(l3));
+        use(0, low(l0)), use(1, low(l1)), use(2, low(l2)), use(3, low(l3));
+        use(4, high(l0)), use(5, high(l1)), use(6, high(l2)), use(7, high(l3));
     }
 }
 
-// How far ahead of the group at hand weights are asked for, in bytes: several tokens' work on a group takes
-// longer than the hardware looks ahead, and two threads of one core share what does the looking. From memory
-// they come into the second cache, and from there into the first. (Asked for straight from memory, a line
-// holds one of the few places of the first cache's misses all the way, and the loads at hand wait for one.)
-// Some processors forget what they are asked for while as much as they can keep in mind is under way, and the
-// fewer the tokens, the faster a tile asks. So it asks again there for what may have been forgotten: a tile
-// of one token twice, one of two tokens once. For the same reason few tokens need lines in the first cache
-// from further ahead.
-constexpr int kFar = 16384, kAgain[] = {12288, 8192};
+// How far ahead weights are prefetched, in bytes. The hardware prefetcher does not look far enough ahead when
+// several tokens use each group, and the two threads of a core share it. Weights are prefetched from memory
+// into the second-level cache, and later from there into the first. (A line that is prefetched from memory
+// into the first-level cache occupies one of its few miss buffers all the time, which the current loads then
+// wait for.) Some processors drop prefetches while their miss buffers are full (kDropsPrefetches), and the
+// fewer the tokens, the faster prefetches are issued. There, a tile of one token repeats them twice, one of
+// two tokens once. For the same reason, tiles of few tokens prefetch further ahead into the first-level
+// cache.
+constexpr int kPrefetchL2 = 16384, kPrefetchL2Again[] = {12288, 8192};
 template <int NT>
-constexpr int kNear = NT <= 3 ? 4096 : 2048;
+constexpr int kPrefetchL1 = NT <= 3 ? 4096 : 2048;
 
-// Few tokens have two sums each, so that a chain's latency hides; Q6_K's are those of its two halves.
-template <Kind K, int NT>
-constexpr int kChains = K == Kind::Q6_K || NT <= 4 ? 2 : 1;
+// Sums of a token. Tiles of few tokens have two, so that the latency of one addition hides behind others;
+// Q6_K has one for each half of a group.
+template <WeightType W, int NT>
+constexpr int kChains = kHalfGroups<W> || NT <= 4 ? 2 : 1;
 
-// Adds the products of one group of 32 columns and NT tokens to sum[chain][token]. Each slice goes to all
-// tokens before the next is unpacked: neighbouring instructions then belong to different sums, and the
-// latency of vpdpbusd hides without a deep window.
-template <Kind K, int NT>
+// Adds the products of one group of 32 columns and NT tokens to sum[chain][token]. Each slice is multiplied
+// by all tokens before the next is unpacked: neighbouring instructions then add to different sums, so that
+// the latency of vpdpbusd hides without a deep out-of-order window.
+template <WeightType W, int NT>
 inline __attribute__((always_inline)) void multiply(const uint8_t* q, const int8_t* x, __m512i (*sum)[NT]) {
-    const bool again = NT <= 2 && kForgets;
-    for (int b = 0; b < kGroupBytes<K>; b += 64) {
+    const bool again = NT <= 2 && kDropsPrefetches;
+    for (int b = 0; b < kGroupBytes<W>; b += 64) {
         const char* const at = reinterpret_cast<const char*>(q) + b;
-        _mm_prefetch(at + kFar, _MM_HINT_T1);
-        for (int i = NT - 1; again && i < 2; i++) _mm_prefetch(at + kAgain[i], _MM_HINT_T1);
-        _mm_prefetch(at + kNear<NT>, _MM_HINT_T0);
+        _mm_prefetch(at + kPrefetchL2, _MM_HINT_T1);
+        for (int i = NT - 1; again && i < 2; i++) _mm_prefetch(at + kPrefetchL2Again[i], _MM_HINT_T1);
+        _mm_prefetch(at + kPrefetchL1<NT>, _MM_HINT_T0);
     }
-    unpack<K>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
-        const int c = K == Kind::Q6_K ? slice / 4 : slice % kChains<K, NT>;
+    unpack<W>(q, [&](int slice, __m512i w) __attribute__((always_inline)) {
+        const int c = kHalfGroups<W> ? slice / 4 : slice % kChains<W, NT>;
 #pragma GCC unroll 16
-        for (int t = 0; t < NT; t++) add_bytes(sum[c][t], w, four(x + kGroup * t + 4 * slice));
+        for (int t = 0; t < NT; t++) add_bytes(sum[c][t], w, dword(x + kGroup * t + 4 * slice));
     });
 }
 
-inline __m512i all(int32_t x) { return _mm512_set1_epi32(x); }
+inline __m512i broadcast(int32_t x) { return _mm512_set1_epi32(x); }
 
 // sum[0][token] = start(token) + one group's products
-template <Kind K, int NT, class Start>
+template <WeightType W, int NT, class Start>
 inline __attribute__((always_inline)) void group_sums(const uint8_t* q, const Activations& a, size_t at,
                                                       __m512i (*sum)[NT], const Start& start) {
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         sum[0][t] = start(at + t);
-        if (kChains<K, NT> == 2) sum[1][t] = _mm512_setzero_si512();
+        if (kChains<W, NT> == 2) sum[1][t] = _mm512_setzero_si512();
     }
-    multiply<K, NT>(q, a.q + kGroup * at, sum);
+    multiply<W, NT>(q, a.q + kGroup * at, sum);
 #pragma GCC unroll 16
-    for (int t = 0; t < NT && kChains<K, NT> == 2; t++) sum[0][t] = _mm512_add_epi32(sum[0][t], sum[1][t]);
+    for (int t = 0; t < NT && kChains<W, NT> == 2; t++) sum[0][t] = _mm512_add_epi32(sum[0][t], sum[1][t]);
 }
 
-// Adds one group of 32 columns to f[token]. Every integer here stays below 2^24, so that floats hold it
-// exactly and it does not matter which build adds in integers and which in floats.
-template <Kind K, int NT>
+// Adds one group of 32 columns to f[token]. Every integer stays below 2^24, so that a float holds it exactly,
+// and kernels may add in integers or in floats with the same result.
+template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, const Activations& a,
                                                      size_t at, __m512* f) {
     __m512i sum[2][NT];
-    group_sums<K, NT>(q, a, at, sum, [](size_t) { return _mm512_setzero_si512(); });
-    const __m512 scale = halves(s);
+    group_sums<W, NT>(q, a, at, sum, [](size_t) { return _mm512_setzero_si512(); });
+    const __m512 scale = load_binary16(s);
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const size_t i = at + t;
-        __m512i whole = sum[0][t];
-        if constexpr (kOffset<K> !=
-                      0)  // in integers, and shifted: vpdpbusd leaves no time for another multiplication
-            whole = _mm512_sub_epi32(whole, _mm512_slli_epi32(all(a.sum[i]), __builtin_ctz(kOffset<K>)));
-        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(a.scale[i])),
+        __m512i products = sum[0][t];
+        // The offset is a power of two: a shift, because vpdpbusd occupies the multipliers all the time.
+        if constexpr (kOffset<W> != 0)
+            products =
+                _mm512_sub_epi32(products, _mm512_slli_epi32(broadcast(a.sum[i]), __builtin_ctz(kOffset<W>)));
+        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(a.scale[i])),
                                f[t]);
-        if constexpr (kMinimum<K>) f[t] = _mm512_fmadd_ps(halves(s + 32), _mm512_set1_ps(a.scaled[i]), f[t]);
+        if constexpr (kHasMinimum<W>)
+            f[t] = _mm512_fmadd_ps(load_binary16(s + 32), _mm512_set1_ps(a.scaled_sum[i]), f[t]);
     }
 }
 
-// The bytes of two groups, a 16-bit lane each.
-inline __m512i two_groups(const uint8_t* p) {
+// The bytes of two groups, as the low and high 16 bits of each lane.
+inline __m512i load_group_pair(const uint8_t* p) {
     const auto wide = [](const uint8_t* from) {
         return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     };
     return _mm512_or_si512(wide(p), _mm512_slli_epi32(wide(p + 16), 16));
 }
-// The low 16 bits of a >> down, and above them those of b >> (16 - up). (A blend takes no time from vpdpbusd
-// on Zen 4; vpternlogd, which reads three registers, does.)
-inline __m512i narrow(__m512i a, const int32_t* down, __m512i b, const int32_t* up) {
-    return _mm512_mask_blend_epi16(0xaaaaaaaa, right(a, four(down)), left(b, four(up)));
+// Low 16 bits of each lane: a >> down; high 16 bits: b >> (16 - up). (On Zen 4 a blend does not compete with
+// vpdpbusd for an execution unit; vpternlogd does.)
+inline __m512i narrow_pair(__m512i a, const int32_t* down, __m512i b, const int32_t* up) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, right(a, dword(down)), left(b, dword(up)));
 }
 
-// total[token] += two groups of a superblock of Q4_K or Q5_K
-template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_groups(const uint8_t* q, __m512i scales, const Activations& a,
-                                                      size_t at, __m512i* total) {
-    const size_t next = at + size_t(a.pitch);
+// total[token] += two groups of a superblock, whose groups have one scale each (Q4_K, Q5_K)
+template <WeightType W, int NT>
+inline __attribute__((always_inline)) void add_group_pair(const uint8_t* q, __m512i scales,
+                                                          const Activations& a, size_t at, __m512i* total) {
+    const size_t next = at + size_t(a.tile_tokens);
     __m512i even[2][NT], odd[2][NT];
-    group_sums<K, NT>(q, a, at, even, [&](size_t i) { return all(rounding<K>(a, i, 0)); });
-    group_sums<K, NT>(q + kGroupBytes<K>, a, next, odd, [&](size_t i) { return all(rounding<K>(a, i, 1)); });
+    group_sums<W, NT>(q, a, at, even, [&](size_t i) { return broadcast(rounded_start<W>(a, i, 0)); });
+    group_sums<W, NT>(q + kGroupBytes<W>, a, next, odd,
+                      [&](size_t i) { return broadcast(rounded_start<W>(a, i, 1)); });
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
-        const auto less = [](__m512i sum) {
-            return kNarrower<K> ? _mm512_srli_epi32(sum, kNarrower<K>) : sum;
+        const auto shifted = [](__m512i sum) {
+            return kExtraShift<W> ? _mm512_srli_epi32(sum, kExtraShift<W>) : sum;
         };
         const int32_t *down = a.shifts + 2 * (at + t), *up = a.shifts + 2 * (next + t) + 1;
-        total[t] = _mm512_dpwssd_epi32(total[t], narrow(less(even[0][t]), down, less(odd[0][t]), up), scales);
+        total[t] = _mm512_dpwssd_epi32(
+            total[t], narrow_pair(shifted(even[0][t]), down, shifted(odd[0][t]), up), scales);
     }
 }
 
-// total[token] += one group of Q6_K
+// total[token] += one group of Q6_K, whose halves have scales of their own
 template <int NT>
-inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i scales, const Activations& a,
-                                                      size_t at, __m512i* total) {
+inline __attribute__((always_inline)) void add_q6_group(const uint8_t* q, __m512i scales,
+                                                        const Activations& a, size_t at, __m512i* total) {
     __m512i sum[2][NT];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++)
-        for (int h = 0; h < 2; h++) sum[h][t] = all(a.centre[2 * (at + t) + h]);
-    multiply<Kind::Q6_K, NT>(q, a.q + kGroup * at, sum);
+        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(a.centred_start[2 * (at + t) + h]);
+    multiply<WeightType::Q6_K, NT>(q, a.q + kGroup * at, sum);
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const int32_t* shifts = a.shifts + 2 * (at + t);
-        total[t] = _mm512_dpwssd_epi32(total[t], narrow(sum[0][t], shifts, sum[1][t], shifts + 1), scales);
+        total[t] =
+            _mm512_dpwssd_epi32(total[t], narrow_pair(sum[0][t], shifts, sum[1][t], shifts + 1), scales);
     }
 }
 
-// Adds one superblock to f[token], in integers but for its own scales: vpdpwssd multiplies sums of products,
-// narrowed to 16 bits, by the groups' scales, two at a time.
-template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a,
-                                                     const Place& place, __m512* f) {
-    constexpr bool six = K == Kind::Q6_K;
-    const size_t pitch = size_t(a.pitch);
-    size_t at = place.at;
-    __m512i total[NT], minimums[kParts / 2];
+// Adds one superblock to f[token]. Only its own scales are floats: vpdpwssd multiplies the groups' sums,
+// narrowed to 16 bits, by their integer scales, two groups at a time.
+template <WeightType W, int NT>
+inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, const uint8_t* s,
+                                                          const Activations& a, const ActivationIndex& index,
+                                                          __m512* f) {
+    constexpr bool half_groups = kHalfGroups<W>;
+    const size_t next_group = size_t(a.tile_tokens);
+    size_t at = index.group;
+    __m512i total[NT], minimums[kSuperblockGroups / 2];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) total[t] = _mm512_setzero_si512();
-    for (int i = 0; i < kParts; i += six ? 1 : 2) {
-        if constexpr (six) {
+    for (int i = 0; i < kSuperblockGroups; i += half_groups ? 1 : 2) {
+        if constexpr (half_groups) {
             const auto* scales = reinterpret_cast<const __m256i*>(s + 32 + 32 * i);
-            add_halves<NT>(q, _mm512_cvtepi8_epi16(_mm256_loadu_si256(scales)), a, at, total);
-            at += pitch;
-            q += kGroupBytes<K>;
+            add_q6_group<NT>(q, _mm512_cvtepi8_epi16(_mm256_loadu_si256(scales)), a, at, total);
+            at += next_group;
+            q += kGroupBytes<W>;
         } else {
-            add_groups<K, NT>(q, two_groups(s + 64 + 16 * i), a, at, total);
-            at += 2 * pitch;
-            q += 2 * kGroupBytes<K>;
+            add_group_pair<W, NT>(q, load_group_pair(s + 64 + 16 * i), a, at, total);
+            at += 2 * next_group;
+            q += 2 * kGroupBytes<W>;
         }
     }
-    for (int j = 0; j < kParts / 2 && !six; j++) minimums[j] = two_groups(s + 192 + 32 * j);
-    const __m512 step = _mm512_mul_ps(halves(s), _mm512_set1_ps(2 << kNarrower<K>));
-    const __m512 minimum = six ? step : _mm512_mul_ps(halves(s + 32), _mm512_set1_ps(0.125f));
+    for (int j = 0; j < kSuperblockGroups / 2 && !half_groups; j++)
+        minimums[j] = load_group_pair(s + 192 + 32 * j);
+    const __m512 scale = _mm512_mul_ps(load_binary16(s), _mm512_set1_ps(2 << kExtraShift<W>));
+    const __m512 minimum = half_groups ? scale : _mm512_mul_ps(load_binary16(s + 32), _mm512_set1_ps(0.125f));
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const __m512 products = _mm512_cvtepi32_ps(total[t]);
         __m512 value;
-        if constexpr (six) {
-            value = _mm512_mul_ps(step, products);
+        if constexpr (half_groups) {
+            value = _mm512_mul_ps(scale, products);
         } else {
-            __m512i less = _mm512_setzero_si512();
+            __m512i minimum_sum = _mm512_setzero_si512();
 #pragma GCC unroll 4
-            for (size_t j = 0; j < kParts / 2; j++)
-                add_words(less, minimums[j], four(a.eighths + 2 * (place.pair_at + j * pitch + size_t(t))));
-            value = _mm512_fmsub_ps(step, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(less)));
+            for (size_t j = 0; j < kSuperblockGroups / 2; j++)
+                add_words(minimum_sum, minimums[j],
+                          dword(a.min_sums_q3 + 2 * (index.pair + j * next_group + size_t(t))));
+            value = _mm512_fmsub_ps(scale, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(minimum_sum)));
         }
-        f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.whole[place.whole_at + t]), value, f[t]);
+        f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.superblock_scale[index.superblock + t]), value, f[t]);
     }
 }
 
-template <Kind K, int NT>
+template <WeightType W, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
     __m512 f[NT];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) f[t] = _mm512_setzero_ps();
-    each_part<K>(m, a, p, t0,
-                 [&](const uint8_t* q, const uint8_t* s, const Place& place) __attribute__((always_inline)) {
-                     if constexpr (kSuper<K>)
-                         add_block<K, NT>(q, s, a, place, f);
-                     else
-                         add_group<K, NT>(q, s, a, place.at, f);
-                 });
-    __m512 sums[NT];  // (Indexed by what is no constant, f itself would be written to memory all along.)
+    for_groups<W>(m, a, p, t0,
+                  [&](const uint8_t* q, const uint8_t* s, const ActivationIndex& index)
+                      __attribute__((always_inline)) {
+                          if constexpr (kIsSuperblock<W>)
+                              add_superblock<W, NT>(q, s, a, index, f);
+                          else
+                              add_group<W, NT>(q, s, a, index.group, f);
+                      });
+    // A copy, because the loop below indexes it by a variable: f itself would then live in memory, not
+    // registers.
+    __m512 sums[NT];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) sums[t] = f[t];
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{sums[t]});
 }
 
-template <Kind K>
+template <WeightType W>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
-    constexpr int widest = kBundle;
     for (int p = p0; p < p1; p++)
-        each_tile<widest>(a,
-                          [&](int t, auto width) { panel_tile<K, decltype(width)::value>(m, a, p, t, out); });
+        for_register_tiles<kTokenTile>(
+            a, [&](int t, auto width) { panel_tile<W, decltype(width)::value>(m, a, p, t, out); });
 }
 
 }  // namespace

@@ -11,9 +11,9 @@
 
 namespace outrider {
 
-// AMD's from Zen 5 on do not, by what was measured; of others nothing is known, and asking again costs them
-// little.
-static bool forgets() {
+// Measured: AMD's processors from Zen 5 on do not. Others are not known to keep them, and repeating
+// prefetches costs little there.
+static bool drops_prefetches() {
 #if defined(__x86_64__)
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || !__get_cpuid(1, &a, &b, &c, &d))
@@ -23,7 +23,7 @@ static bool forgets() {
     return true;
 #endif
 }
-const bool kForgets = forgets();
+const bool kDropsPrefetches = drops_prefetches();
 
 static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) {
     return cpu_has_it ? kernels : nullptr;
@@ -42,7 +42,7 @@ const Kernels& choose_kernels(const char* name) {
 #elif defined(__aarch64__) && defined(__linux__)
     neon = usable(neon_kernels(), (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0);
 #elif defined(__aarch64__) && defined(__APPLE__)
-    neon = neon_kernels();  // every Mac of this architecture has the dot products
+    neon = neon_kernels();  // all of Apple's processors have the dot products
 #endif
     const std::string wanted = name;
     if (wanted == "auto") return avx512 ? *avx512 : avx2 ? *avx2 : neon ? *neon : *portable_kernels();

@@ -1,21 +1,22 @@
-# The kernels' sources and how each is compiled, for whoever builds them: the extension and csrc/tests.
+# The kernels' sources and how each is compiled, for the extension and for csrc/tests.
 set(OUTRIDER_KERNEL_SOURCES)
-foreach(name pack dispatch portable avx2 avx512 neon)
+foreach(name matrix pack dispatch portable avx2 avx512 neon)
   list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()
+list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/../memory/allocate.cpp)
 
-# Contraction off: a compiler that fuses a multiply and an add in one build and not in another would break
-# the promise that all builds give the same bits. Fused steps are spelled out in the source.
+# Contraction off: a compiler that fuses a multiplication and an addition for one instruction set and not for
+# another would make results differ. Fused operations are written out in the source.
 set(OUTRIDER_OPTIONS -O3 -ffp-contract=off -fno-math-errno -fvisibility=hidden -Wall -Wextra)
 
-# (The AVX-512 intrinsics of older GCC warn about their own undefined operands; that warning is off there.)
+# (The AVX-512 intrinsics of older GCC versions warn about their own undefined operands: off for that file.)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/avx2.cpp PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mtune=znver3")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/avx512.cpp PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-mtune=cascadelake;-Wno-maybe-uninitialized;-Wno-uninitialized")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
-  # (GCC would gather the loads of a whole group before its products, and spill a fifth of them.)
+  # (Otherwise GCC moves all loads of a group before its products, and spills a fifth of them.)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/neon.cpp PROPERTIES
     COMPILE_OPTIONS "-march=armv8.2-a+dotprod;$<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>")
 endif()

@@ -1,5 +1,6 @@
 // NEON with the dot products of ARMv8.2: one sdot multiplies 4 rows by 4 columns and adds into 32 bits. A
-// panel is four vectors high; the activations of four slices lie in one register, and sdot picks its lane.
+// panel is four vectors high. One register holds the activations of four slices, and sdot selects a lane of
+// it.
 #include "kernels/kernels.h"
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 #define OUTRIDER_NEON
@@ -8,32 +9,35 @@
 namespace outrider {
 namespace {
 
-inline float32x4_t halves(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-inline int8x16_t merge(uint8x16_t low, uint8x16_t high, uint8x16_t mask) {
+constexpr int kTokenTile = 10, kUsualTokenTile = 8;
+constexpr int kRegisterTile = 4;  // tokens: 16 registers of sums, 8 of weights
+
+inline float32x4_t load_binary16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+inline int8x16_t or_masked(uint8x16_t low, uint8x16_t high, uint8x16_t mask) {
     return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(high, mask)));
 }
 
 // The 8 slices of one group for rows 4 * quarter and the three after it. All values fit a signed byte.
-template <Kind K>
+template <WeightType W>
 inline void unpack(const uint8_t* lines, int quarter, int8x16_t* w) {
     const uint8_t* p = lines + 16 * quarter;
-    if constexpr (K == Kind::Q8_0) {
+    if constexpr (kBits<W> == 8) {
         for (int s = 0; s < 8; s++)
             w[s] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 64 * s), vdupq_n_u8(0x80)));
         return;
     }
-    if constexpr (K == Kind::Q3_0) {
-        const uint8x16_t three = vdupq_n_u8(7), l[3] = {vld1q_u8(p), vld1q_u8(p + 64), vld1q_u8(p + 128)};
-        const auto bits = [&](uint8x16_t v) { return vreinterpretq_s8_u8(vandq_u8(v, three)); };
+    if constexpr (kBits<W> == 3) {
+        const uint8x16_t low_bits = vdupq_n_u8(7), l[3] = {vld1q_u8(p), vld1q_u8(p + 64), vld1q_u8(p + 128)};
+        const auto bits = [&](uint8x16_t v) { return vreinterpretq_s8_u8(vandq_u8(v, low_bits)); };
         for (int i = 0; i < 3; i++) {
             w[i] = bits(l[i]);
             w[i + 3] = bits(vshrq_n_u8(l[i], 3));
         }
-        const uint8x16_t rest =
+        const uint8x16_t last =
             vorrq_u8(vorrq_u8(vshrq_n_u8(l[0], 6), vandq_u8(vshrq_n_u8(l[1], 4), vdupq_n_u8(12))),
                      vandq_u8(vshrq_n_u8(l[2], 2), vdupq_n_u8(48)));
-        w[6] = bits(rest);
-        w[7] = vreinterpretq_s8_u8(vshrq_n_u8(rest, 3));
+        w[6] = bits(last);
+        w[7] = vreinterpretq_s8_u8(vshrq_n_u8(last, 3));
         return;
     }
     uint8x16_t low[8];
@@ -42,27 +46,27 @@ inline void unpack(const uint8_t* lines, int quarter, int8x16_t* w) {
         low[i] = vandq_u8(l, vdupq_n_u8(15));
         low[i + 4] = vshrq_n_u8(l, 4);
     }
-    if constexpr (kGroupBytes<K> == 256)
+    if constexpr (kBits<W> == 4)
         for (int s = 0; s < 8; s++) w[s] = vreinterpretq_s8_u8(low[s]);
-    if constexpr (kGroupBytes<K> == 320) {
+    if constexpr (kBits<W> == 5) {
         const uint8x16_t h = vld1q_u8(p + 256), bit = vdupq_n_u8(16);
-        w[0] = merge(low[0], vshlq_n_u8(h, 4), bit);
-        w[1] = merge(low[1], vshlq_n_u8(h, 3), bit);
-        w[2] = merge(low[2], vshlq_n_u8(h, 2), bit);
-        w[3] = merge(low[3], vshlq_n_u8(h, 1), bit);
-        w[4] = merge(low[4], h, bit);
-        w[5] = merge(low[5], vshrq_n_u8(h, 1), bit);
-        w[6] = merge(low[6], vshrq_n_u8(h, 2), bit);
-        w[7] = merge(low[7], vshrq_n_u8(h, 3), bit);
+        w[0] = or_masked(low[0], vshlq_n_u8(h, 4), bit);
+        w[1] = or_masked(low[1], vshlq_n_u8(h, 3), bit);
+        w[2] = or_masked(low[2], vshlq_n_u8(h, 2), bit);
+        w[3] = or_masked(low[3], vshlq_n_u8(h, 1), bit);
+        w[4] = or_masked(low[4], h, bit);
+        w[5] = or_masked(low[5], vshrq_n_u8(h, 1), bit);
+        w[6] = or_masked(low[6], vshrq_n_u8(h, 2), bit);
+        w[7] = or_masked(low[7], vshrq_n_u8(h, 3), bit);
     }
-    if constexpr (K == Kind::Q6_K) {
+    if constexpr (kBits<W> == 6) {
         const uint8x16_t bits = vdupq_n_u8(48);
         for (int h = 0; h < 2; h++) {
             const uint8x16_t l = vld1q_u8(p + 256 + 64 * h);
-            w[4 * h + 0] = merge(low[4 * h + 0], vshlq_n_u8(l, 4), bits);
-            w[4 * h + 1] = merge(low[4 * h + 1], vshlq_n_u8(l, 2), bits);
-            w[4 * h + 2] = merge(low[4 * h + 2], l, bits);
-            w[4 * h + 3] = merge(low[4 * h + 3], vshrq_n_u8(l, 2), bits);
+            w[4 * h + 0] = or_masked(low[4 * h + 0], vshlq_n_u8(l, 4), bits);
+            w[4 * h + 1] = or_masked(low[4 * h + 1], vshlq_n_u8(l, 2), bits);
+            w[4 * h + 2] = or_masked(low[4 * h + 2], l, bits);
+            w[4 * h + 3] = or_masked(low[4 * h + 3], vshrq_n_u8(l, 2), bits);
         }
     }
 }
@@ -76,22 +80,22 @@ inline int32x4_t dot4(int32x4_t sum, const int8x16_t* w, const int8_t* a) {
     return vdotq_laneq_s32(sum, w[3], x, 3);
 }
 
-// Four unsigned bytes, one a row.
+// Four unsigned bytes, one for each row.
 inline int16x4_t bytes(const uint8_t* p) {
     uint32_t four;
     std::memcpy(&four, p, 4);
     return vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 }
 
-// Adds one group of 32 columns and a quarter of a panel to f. Every integer here stays below 2^24, so that
-// floats hold it exactly and it does not matter which build adds in integers and which in floats.
-template <Kind K, int NT>
+// Adds one group of 32 columns and a quarter of a panel to f. Every integer stays below 2^24, so that a float
+// holds it exactly, and kernels may add in integers or in floats with the same result.
+template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int quarter,
                                                      const Activations& a, size_t at, float32x4_t* f) {
-    constexpr int offset = K == Kind::Q8_0 ? 0 : kOffset<K>;  // Q8_0 is made signed
+    constexpr int offset = kBits<W> == 8 ? 0 : kOffset<W>;  // Q8_0 is unpacked as signed
     int8x16_t w[8];
-    unpack<K>(q, quarter, w);
-    const float32x4_t scale = halves(s + 8 * quarter);
+    unpack<W>(q, quarter, w);
+    const float32x4_t scale = load_binary16(s + 8 * quarter);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
         const size_t i = at + t;
@@ -100,25 +104,27 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
         const float32x4_t total = vcvtq_f32_s32(dot4(dot4(vdupq_n_s32(start), w, x), w + 4, x + 16));
         float32x4_t& out = f[4 * t + quarter];
         out = vfmaq_f32(out, scale, vmulq_n_f32(total, a.scale[i]));
-        if constexpr (kMinimum<K>) out = vfmaq_n_f32(out, halves(s + 32 + 8 * quarter), a.scaled[i]);
+        if constexpr (kHasMinimum<W>)
+            out = vfmaq_n_f32(out, load_binary16(s + 32 + 8 * quarter), a.scaled_sum[i]);
     }
 }
 
 // The low 16 bits of sum >> shift.
-inline int16x4_t narrowed(int32x4_t sum, int32_t shift) {
+inline int16x4_t narrow(int32x4_t sum, int32_t shift) {
     return vmovn_s32(vshlq_s32(sum, vdupq_n_s32(-shift)));
 }
 
 // Adds the integers of a superblock's group i and a quarter of a panel to `total`.
-template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_part(const uint8_t* q, const uint8_t* s, int quarter, int i,
-                                                    const Activations& a, size_t at, int32x4_t* total) {
+template <WeightType W, int NT>
+inline __attribute__((always_inline)) void add_superblock_group(const uint8_t* q, const uint8_t* s,
+                                                                int quarter, int i, const Activations& a,
+                                                                size_t at, int32x4_t* total) {
     int8x16_t w[8];
-    unpack<K>(q, quarter, w);
+    unpack<W>(q, quarter, w);
     int16x4_t scale, second;
-    if constexpr (K == Kind::Q6_K) {
+    if constexpr (kHalfGroups<W>) {
         const int8x8_t pairs = vreinterpret_s8_u8(vld1_u8(s + 32 + 32 * i + 8 * quarter));
-        const int16x8_t both = vmovl_s8(pairs);  // a row's two factors side by side
+        const int16x8_t both = vmovl_s8(pairs);  // a row's two scales are neighbours
         scale = vget_low_s16(vuzp1q_s16(both, both));
         second = vget_low_s16(vuzp2q_s16(both, both));
     } else {
@@ -128,79 +134,82 @@ inline __attribute__((always_inline)) void add_part(const uint8_t* q, const uint
     for (int t = 0; t < NT; t++) {
         const size_t cell = at + t;
         const int8_t* x = a.q + kGroup * cell;
-        const int32_t shift = a.shifts[2 * cell] + kNarrower<K>;
+        const int32_t shift = a.shifts[2 * cell] + kExtraShift<W>;
         int32x4_t& out = total[4 * t + quarter];
-        if constexpr (K == Kind::Q6_K) {
-            out = vmlal_s16(out, narrowed(dot4(vdupq_n_s32(a.centre[2 * cell]), w, x), shift), scale);
-            out = vmlal_s16(out, narrowed(dot4(vdupq_n_s32(a.centre[2 * cell + 1]), w + 4, x + 16), shift),
-                            second);
+        if constexpr (kHalfGroups<W>) {
+            out = vmlal_s16(out, narrow(dot4(vdupq_n_s32(a.centred_start[2 * cell]), w, x), shift), scale);
+            out = vmlal_s16(
+                out, narrow(dot4(vdupq_n_s32(a.centred_start[2 * cell + 1]), w + 4, x + 16), shift), second);
         } else {
-            const int32x4_t start = vdupq_n_s32(rounding<K>(a, cell, i % 2));
-            out = vmlal_s16(out, narrowed(dot4(dot4(start, w, x), w + 4, x + 16), shift), scale);
+            const int32x4_t start = vdupq_n_s32(rounded_start<W>(a, cell, i % 2));
+            out = vmlal_s16(out, narrow(dot4(dot4(start, w, x), w + 4, x + 16), shift), scale);
         }
     }
 }
 
-// Adds one superblock to f, in integers but for its own scales.
-template <Kind K, int NT>
-inline __attribute__((always_inline)) void add_block(const uint8_t* q, const uint8_t* s, const Activations& a,
-                                                     const Place& place, float32x4_t* f) {
-    const size_t pitch = size_t(a.pitch);
-    size_t at = place.at;
+// Adds one superblock to f. Only its own scales are floats.
+template <WeightType W, int NT>
+inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, const uint8_t* s,
+                                                          const Activations& a, const ActivationIndex& index,
+                                                          float32x4_t* f) {
+    const size_t next_group = size_t(a.tile_tokens);
+    size_t at = index.group;
     int32x4_t total[4 * NT];
 #pragma GCC unroll 32
     for (int i = 0; i < 4 * NT; i++) total[i] = vdupq_n_s32(0);
-    for (int i = 0; i < kParts; i++, q += kGroupBytes<K>, at += pitch)
+    for (int i = 0; i < kSuperblockGroups; i++, q += kGroupBytes<W>, at += next_group)
 #pragma GCC unroll 4  // so that `total` stays in registers
-        for (int quarter = 0; quarter < 4; quarter++) add_part<K, NT>(q, s, quarter, i, a, at, total);
+        for (int quarter = 0; quarter < 4; quarter++)
+            add_superblock_group<W, NT>(q, s, quarter, i, a, at, total);
     for (int quarter = 0; quarter < 4; quarter++) {
-        const float32x4_t step = vmulq_n_f32(halves(s + 8 * quarter), float(2 << kNarrower<K>));
+        const float32x4_t scale = vmulq_n_f32(load_binary16(s + 8 * quarter), float(2 << kExtraShift<W>));
         for (int t = 0; t < NT; t++) {
             const float32x4_t products = vcvtq_f32_s32(total[4 * t + quarter]);
-            float32x4_t value = vmulq_f32(step, products);
-            if constexpr (K != Kind::Q6_K) {
-                int32x4_t less = vdupq_n_s32(0);
-                for (size_t i = 0; i < kParts; i++) {
-                    const int16_t eighths =
-                        a.eighths[2 * (place.pair_at + i / 2 * pitch + size_t(t)) + i % 2];
-                    less = vmlal_n_s16(less, bytes(s + 192 + 16 * i + 4 * size_t(quarter)), eighths);
+            float32x4_t value = vmulq_f32(scale, products);
+            if constexpr (!kHalfGroups<W>) {
+                int32x4_t minimum_sum = vdupq_n_s32(0);
+                for (size_t i = 0; i < kSuperblockGroups; i++) {
+                    const int16_t min_sum =
+                        a.min_sums_q3[2 * (index.pair + i / 2 * next_group + size_t(t)) + i % 2];
+                    minimum_sum =
+                        vmlal_n_s16(minimum_sum, bytes(s + 192 + 16 * i + 4 * size_t(quarter)), min_sum);
                 }
-                const float32x4_t minimum = vmulq_n_f32(halves(s + 32 + 8 * quarter), 0.125f);
-                value = vfmaq_f32(vnegq_f32(vmulq_f32(minimum, vcvtq_f32_s32(less))), step, products);
+                const float32x4_t minimum = vmulq_n_f32(load_binary16(s + 32 + 8 * quarter), 0.125f);
+                value = vfmaq_f32(vnegq_f32(vmulq_f32(minimum, vcvtq_f32_s32(minimum_sum))), scale, products);
             }
             float32x4_t& out = f[4 * t + quarter];
-            out = vfmaq_n_f32(out, value, a.whole[place.whole_at + size_t(t)]);
+            out = vfmaq_n_f32(out, value, a.superblock_scale[index.superblock + size_t(t)]);
         }
     }
 }
 
-template <Kind K, int NT>
+template <WeightType W, int NT>
 __attribute__((noinline)) void panel_tile(const Matrix& m, const Activations& a, int p, int t0,
                                           const MatmulOut& out) {
     float32x4_t f[4 * NT];
 #pragma GCC unroll 32
     for (int i = 0; i < 4 * NT; i++) f[i] = vdupq_n_f32(0.0f);
-    each_part<K>(m, a, p, t0,
-                 [&](const uint8_t* q, const uint8_t* s, const Place& place) __attribute__((always_inline)) {
-                     if constexpr (kSuper<K>) {
-                         add_block<K, NT>(q, s, a, place, f);
-                     } else {
+    for_groups<W>(m, a, p, t0,
+                  [&](const uint8_t* q, const uint8_t* s, const ActivationIndex& index)
+                      __attribute__((always_inline)) {
+                          if constexpr (kIsSuperblock<W>) {
+                              add_superblock<W, NT>(q, s, a, index, f);
+                          } else {
 #pragma GCC unroll 4  // so that f stays in registers
-                         for (int quarter = 0; quarter < 4; quarter++)
-                             add_group<K, NT>(q, s, quarter, a, place.at, f);
-                     }
-                 });
+                              for (int quarter = 0; quarter < 4; quarter++)
+                                  add_group<W, NT>(q, s, quarter, a, index.group, f);
+                          }
+                      });
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++)
         store_panel(out, m.rows, p, t0 + t, V16{f[4 * t], f[4 * t + 1], f[4 * t + 2], f[4 * t + 3]});
 }
 
-template <Kind K>
+template <WeightType W>
 void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
-    constexpr int widest = 4;  // 16 registers of sums, 8 of weights
     for (int p = p0; p < p1; p++)
-        each_tile<widest>(a,
-                          [&](int t, auto width) { panel_tile<K, decltype(width)::value>(m, a, p, t, out); });
+        for_register_tiles<kRegisterTile>(
+            a, [&](int t, auto width) { panel_tile<W, decltype(width)::value>(m, a, p, t, out); });
 }
 
 }  // namespace

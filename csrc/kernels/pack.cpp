@@ -1,101 +1,18 @@
 // From the file's blocks (ggml's formats, as the gguf package documents and decodes them) to the panels of
-// layout.h. Runs once at load; portable code.
-#include <cstdlib>
+// matrix.h. Runs once at load; portable code.
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
-#include "kernels/layout.h"
+#include "kernels/matrix.h"
 #include "memory/half.h"
-#include "memory/slabs.h"
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace outrider {
-
-static const KindInfo kInfo[] = {
-    {"F32", 1, 4, 32 * 16 * 4, 0, true},      {"F16", 1, 2, 32 * 16 * 2, 0, true},
-    {"BF16", 1, 2, 32 * 16 * 2, 0, true},     {"Q4_0", 32, 18, 256, 32, false},
-    {"Q4_1", 32, 20, 256, 64, false},         {"Q5_0", 32, 22, 320, 32, false},
-    {"Q5_1", 32, 24, 320, 64, false},         {"Q8_0", 32, 34, 512, 32, false},
-    {"Q4_K", 256, 144, 256, 64 + 256, false}, {"Q5_K", 256, 176, 320, 64 + 256, false},
-    {"Q6_K", 256, 210, 384, 32 + 256, false}, {"Q3_0", 32, 14, 192, 32, false},
-};
-
-const KindInfo& info(Kind kind) { return kInfo[int(kind)]; }
-
-Kind kind_by_name(const std::string& name) {
-    for (int i = 0; i < int(sizeof kInfo / sizeof *kInfo); i++)
-        if (name == kInfo[i].name) return Kind(i);
-    throw std::invalid_argument("tensor type " + name + " is not supported by the native engine");
-}
-
-void FreeAligned::operator()(uint8_t* p) const { std::free(p); }
-
-Bytes allocate(size_t bytes) {
-    const size_t huge = size_t(2) << 20, align = bytes >= huge ? huge : 64;
-    const size_t rounded = (bytes + align - 1) / align * align;
-    uint8_t* p = static_cast<uint8_t*>(std::aligned_alloc(align, rounded ? rounded : align));
-    if (!p) throw std::bad_alloc();
-#if defined(__linux__)
-    // Fewer TLB misses; a refusal is harmless. Not for the last part: it would be resident whole, however
-    // little it holds.
-    if (bytes >= huge) madvise(p, bytes / huge * huge, MADV_HUGEPAGE);
-#endif
-    return Bytes(p);
-}
-
-static Matrix shape(Kind kind, int rows, int columns) {
-    const KindInfo& k = info(kind);
-    if (rows <= 0 || columns <= 0 || columns % k.block_columns)
-        throw std::invalid_argument(std::string("a ") + k.name + " matrix cannot have " +
-                                    std::to_string(columns) + " columns");
-    Matrix m;
-    m.kind = kind;
-    m.rows = rows;
-    m.columns = columns;
-    m.panels = (rows + kPanel - 1) / kPanel;
-    if (k.is_float) {
-        m.q_stride = size_t(columns) * kPanel * k.block_bytes;
-    } else {
-        m.q_stride = size_t(columns / kGroup) * k.q_group_bytes;
-        m.scale_stride = size_t(columns / k.block_columns) * k.scale_bytes;
-    }
-    return m;
-}
-
-size_t packed_bytes(Kind kind, int rows, int columns) { return shape(kind, rows, columns).packed_bytes(); }
-
-Matrix make_matrix(Kind kind, int rows, int columns, Slabs& slabs) {
-    constexpr size_t padding = 4096;  // prefetch may run past the end
-    Matrix m = shape(kind, rows, columns);
-    m.memory = slabs.take(m.packed_bytes() + padding);
-    m.q = m.memory.get();
-    m.scales = m.q + m.scales_at();
-    std::memset(m.q + size_t(m.panels) * m.q_stride, 0, m.scales_at() - size_t(m.panels) * m.q_stride);
-    return m;
-}
-
-Matrix view_matrix(Kind kind, int rows, int columns, const uint8_t* packed, size_t bytes) {
-    Matrix m = shape(kind, rows, columns);
-    if (bytes != m.packed_bytes() || reinterpret_cast<uintptr_t>(packed) % 64)
-        throw std::invalid_argument(std::to_string(bytes) + " bytes are not a packed matrix of " +
-                                    std::to_string(rows) + " x " + std::to_string(columns));
-    m.q = const_cast<uint8_t*>(packed);
-    m.scales = m.q + m.scales_at();
-    return m;
-}
-
-size_t row_bytes(Kind kind, int columns) {
-    return size_t(columns / info(kind).block_columns) * info(kind).block_bytes;
-}
 
 namespace {
 
 uint16_t read16(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
 
-// A block of the file, decoded: value[i] = scale(group of i) * q[i] + minimum(group of i), with q unsigned.
+// A block of the file: its unsigned integers and its scales, still as the file encodes them.
 struct Decoded {
     uint8_t q[kSuperblock];
     uint8_t scale[16], minimum[8];  // K-quants: integer factors of d and of dmin (Q6_K: scale is signed)
@@ -109,18 +26,18 @@ void decode_k_scales(const uint8_t* s, Decoded& out) {
     }
 }
 
-void decode(Kind kind, const uint8_t* p, Decoded& out) {
-    switch (kind) {
-        case Kind::Q4_0:
-        case Kind::Q4_1:
-        case Kind::Q5_0:
-        case Kind::Q5_1: {
-            const bool has_min = kind == Kind::Q4_1 || kind == Kind::Q5_1;
+void decode(WeightType type, const uint8_t* p, Decoded& out) {
+    switch (type) {
+        case WeightType::Q4_0:
+        case WeightType::Q4_1:
+        case WeightType::Q5_0:
+        case WeightType::Q5_1: {
+            const bool has_minimum = info(type).has_minimum;
             out.d = read16(p);
-            out.m = has_min ? read16(p + 2) : 0;
-            p += has_min ? 4 : 2;
+            out.m = has_minimum ? read16(p + 2) : 0;
+            p += has_minimum ? 4 : 2;
             uint32_t high = 0;
-            if (kind == Kind::Q5_0 || kind == Kind::Q5_1) {
+            if (info(type).bits == 5) {
                 std::memcpy(&high, p, 4);
                 p += 4;
             }
@@ -130,33 +47,33 @@ void decode(Kind kind, const uint8_t* p, Decoded& out) {
             }
             break;
         }
-        case Kind::Q3_0:  // d, two bits of value i at bits 2 (i / 8) of byte i % 8, the third at bit i of 32
+        case WeightType::Q3_0:  // quantize.h
             out.d = read16(p);
             for (int i = 0; i < 32; i++)
                 out.q[i] = uint8_t((p[2 + i % 8] >> (2 * (i / 8)) & 3) | (p[10 + i / 8] >> (i % 8) & 1) << 2);
             break;
-        case Kind::Q8_0:
+        case WeightType::Q8_0:
             out.d = read16(p);
             for (int i = 0; i < 32; i++) out.q[i] = uint8_t(p[2 + i] ^ 0x80);
             break;
-        case Kind::Q4_K:
-        case Kind::Q5_K: {
+        case WeightType::Q4_K:
+        case WeightType::Q5_K: {
             out.d = read16(p);
             out.m = read16(p + 2);
             decode_k_scales(p + 4, out);
             const uint8_t* high = p + 16;
-            const uint8_t* q = kind == Kind::Q5_K ? p + 48 : p + 16;
+            const uint8_t* q = type == WeightType::Q5_K ? p + 48 : p + 16;
             for (int pair = 0; pair < 4; pair++)
                 for (int l = 0; l < 32; l++) {
                     out.q[64 * pair + l] = q[32 * pair + l] & 15;
                     out.q[64 * pair + 32 + l] = q[32 * pair + l] >> 4;
                 }
-            if (kind == Kind::Q5_K)
+            if (type == WeightType::Q5_K)
                 for (int g = 0; g < 8; g++)
                     for (int l = 0; l < 32; l++) out.q[32 * g + l] |= uint8_t((high[l] >> g & 1) << 4);
             break;
         }
-        case Kind::Q6_K: {
+        case WeightType::Q6_K: {
             const uint8_t *low = p, *high = p + 128;
             std::memcpy(out.scale, p + 192, 16);
             out.d = read16(p + 208);
@@ -175,28 +92,28 @@ void decode(Kind kind, const uint8_t* p, Decoded& out) {
     }
 }
 
-// The 32 columns of one row of one group into its place in the group's lines, four columns at a time.
-void put_group(Kind kind, const uint8_t* q, int row, uint8_t* lines) {
+// Writes one row's 32 integers of a group into the group's lines (matrix.h), four columns at a time.
+void put_group(WeightType type, const uint8_t* q, int row, uint8_t* lines) {
     uint32_t slice[8];
     std::memcpy(slice, q, 32);
     const auto put = [&](int line, uint32_t v) { std::memcpy(lines + 64 * line + 4 * row, &v, 4); };
-    if (kind == Kind::Q8_0) {
+    if (type == WeightType::Q8_0) {
         for (int s = 0; s < 8; s++) put(s, slice[s]);
         return;
     }
-    if (kind == Kind::Q3_0) {
-        const uint32_t rest = slice[6] | slice[7] << 3, two = 0x03030303u;
-        for (int i = 0; i < 3; i++) put(i, slice[i] | slice[i + 3] << 3 | (rest >> (2 * i) & two) << 6);
+    if (type == WeightType::Q3_0) {
+        const uint32_t last = slice[6] | slice[7] << 3, two_bits = 0x03030303u;
+        for (int i = 0; i < 3; i++) put(i, slice[i] | slice[i + 3] << 3 | (last >> (2 * i) & two_bits) << 6);
         return;
     }
     for (int i = 0; i < 4; i++) put(i, (slice[i] & 0x0f0f0f0fu) | (slice[i + 4] & 0x0f0f0f0fu) << 4);
-    if (kind == Kind::Q6_K) {
+    if (type == WeightType::Q6_K) {
         for (int h = 0; h < 2; h++) {
             uint32_t high = 0;
             for (int i = 0; i < 4; i++) high |= (slice[4 * h + i] >> 4 & 0x03030303u) << (2 * i);
             put(4 + h, high);
         }
-    } else if (info(kind).q_group_bytes == 320) {
+    } else if (info(type).bits == 5) {
         uint32_t high = 0;
         for (int s = 0; s < 8; s++) high |= (slice[s] >> 4 & 0x01010101u) << s;
         put(4, high);
@@ -206,26 +123,26 @@ void put_group(Kind kind, const uint8_t* q, int row, uint8_t* lines) {
 void put16(uint8_t* p, int row, uint16_t v) { std::memcpy(p + 2 * row, &v, 2); }
 
 void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
-    const KindInfo& k = info(m.kind);
+    const WeightTypeInfo& k = info(m.type);
     const int groups = k.block_columns / kGroup;
-    uint8_t* lines = m.q + panel * m.q_stride + size_t(block) * groups * k.q_group_bytes;
+    uint8_t* lines = m.q + panel * m.q_stride + size_t(block) * groups * k.group_bytes();
     uint8_t* scales = m.scales + panel * m.scale_stride + size_t(block) * k.scale_bytes;
-    for (int g = 0; g < groups; g++) put_group(m.kind, d.q + 32 * g, row, lines + g * k.q_group_bytes);
+    for (int g = 0; g < groups; g++) put_group(m.type, d.q + 32 * g, row, lines + g * k.group_bytes());
     put16(scales, row, d.d);
-    switch (m.kind) {
-        case Kind::Q4_1:
-        case Kind::Q5_1:
+    switch (m.type) {
+        case WeightType::Q4_1:
+        case WeightType::Q5_1:
             put16(scales + 32, row, d.m);
             break;
-        case Kind::Q4_K:
-        case Kind::Q5_K:  // d[16], dmin[16], scale[8][16], minimum[8][16]
+        case WeightType::Q4_K:
+        case WeightType::Q5_K:  // d[16], dmin[16], scale[8][16], minimum[8][16]
             put16(scales + 32, row, d.m);
             for (int g = 0; g < 8; g++) {
                 scales[64 + 16 * g + row] = d.scale[g];
                 scales[192 + 16 * g + row] = d.minimum[g];
             }
             break;
-        case Kind::Q6_K:  // d[16], then scales in pairs of groups: [8][16][2]
+        case WeightType::Q6_K:  // d[16], then scales in pairs of groups: [8][16][2]
             for (int g = 0; g < 16; g++) scales[32 + 32 * (g / 2) + 2 * row + g % 2] = d.scale[g];
             break;
         default:
@@ -250,72 +167,55 @@ void pack_float_panel(Matrix& m, const uint8_t* file, int panel) {
 }  // namespace
 
 void pack_panels(Matrix& m, const uint8_t* file, int first, int last) {
-    const KindInfo& k = info(m.kind);
-    const size_t stride = row_bytes(m.kind, m.columns);
+    const WeightTypeInfo& k = info(m.type);
+    const size_t stride = row_bytes(m.type, m.columns);
     Decoded block;
     for (int panel = first; panel < last; panel++) {
         if (k.is_float) {
-            if (m.kind == Kind::F32)
+            if (m.type == WeightType::F32)
                 pack_float_panel<uint32_t>(m, file, panel);
             else
                 pack_float_panel<uint16_t>(m, file, panel);
             continue;
         }
-        if ((panel + 1) * kPanel > m.rows) {  // rows that do not exist count as zero
+        if ((panel + 1) * kPanel > m.rows) {  // rows beyond the matrix are zero
             std::memset(m.q + panel * m.q_stride, 0, m.q_stride);
             std::memset(m.scales + panel * m.scale_stride, 0, m.scale_stride);
         }
         for (int r = 0; r < kPanel && panel * kPanel + r < m.rows; r++) {
             const uint8_t* row = file + size_t(panel * kPanel + r) * stride;
             for (int b = 0; b < m.columns / k.block_columns; b++) {
-                decode(m.kind, row + size_t(b) * k.block_bytes, block);
+                decode(m.type, row + size_t(b) * k.block_bytes, block);
                 put_block(m, panel, r, b, block);
             }
         }
     }
 }
 
-void dequantize_row(Kind kind, const uint8_t* row, int columns, float* out) {
-    const KindInfo& k = info(kind);
+void dequantize_row(WeightType type, const uint8_t* row, int columns, float* out) {
+    const WeightTypeInfo& k = info(type);
     if (k.is_float) {
         for (int i = 0; i < columns; i++)
-            if (kind == Kind::F32)
+            if (type == WeightType::F32)
                 std::memcpy(out + i, row + 4 * size_t(i), 4);
             else
-                out[i] = kind == Kind::F16 ? half_to_float(read16(row + 2 * size_t(i)))
-                                           : bfloat_to_float(read16(row + 2 * size_t(i)));
+                out[i] = type == WeightType::F16 ? half_to_float(read16(row + 2 * size_t(i)))
+                                                 : bfloat_to_float(read16(row + 2 * size_t(i)));
         return;
     }
     Decoded block;
     for (int b = 0; b < columns / k.block_columns; b++, row += k.block_bytes) {
-        decode(kind, row, block);
+        decode(type, row, block);
         const float d = half_to_float(block.d), m = half_to_float(block.m);
         for (int i = 0; i < k.block_columns; i++) {
-            const int q = block.q[i];
+            const int q = block.q[i] - k.offset;
             float v;
-            switch (kind) {
-                case Kind::Q3_0:
-                    v = d * float(q - 4);
-                    break;
-                case Kind::Q4_0:
-                    v = d * float(q - 8);
-                    break;
-                case Kind::Q5_0:
-                    v = d * float(q - 16);
-                    break;
-                case Kind::Q8_0:
-                    v = d * float(q - 128);
-                    break;
-                case Kind::Q4_1:
-                case Kind::Q5_1:
-                    v = d * float(q) + m;
-                    break;
-                case Kind::Q6_K:
-                    v = d * float(int8_t(block.scale[i / 16])) * float(q - 32);
-                    break;
-                default:
-                    v = d * float(block.scale[i / 32]) * float(q) - m * float(block.minimum[i / 32]);
-            }
+            if (!k.is_superblock)
+                v = k.has_minimum ? d * float(q) + m : d * float(q);
+            else if (type == WeightType::Q6_K)
+                v = d * float(int8_t(block.scale[i / 16])) * float(q);
+            else
+                v = d * float(block.scale[i / 32]) * float(q) - m * float(block.minimum[i / 32]);
             out[b * k.block_columns + i] = v;
         }
     }

@@ -1,10 +1,10 @@
-// The formats are ggml's, but for Q3_0; the search for scales is ours. For each group the scale and minimum
-// that minimise a weighted squared error are sought: from several first roundings, each followed by the
-// least-squares solution, and again among the neighbours of what the 6-bit scales can hold. Larger values
-// count more, for they matter more to a product.
+// The formats are ggml's, except Q3_0; the search for scales is ours. For each group it looks for the scale
+// and minimum that minimise a weighted squared error: it tries several initial roundings, solves least
+// squares after each, and then tries the neighbouring values that the 6-bit scales can represent. Larger
+// values have larger weights, because they contribute more to a product.
 //
-// Sums run over eight lanes in a fixed order and no step is fused, so that compilers may use any instruction
-// set.
+// Sums have eight lanes and a fixed order, and no operation is fused, so the result does not depend on the
+// instruction set that the compiler uses.
 #include "kernels/quantize.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 #include "memory/half.h"
 
-// Several versions of one function, chosen by the loader: the same arithmetic in wider registers.
+// Several versions of a function, selected by the dynamic loader: the same arithmetic in wider registers.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define OUTRIDER_CLONES __attribute__((target_clones("avx2", "default")))
 #else
@@ -24,23 +24,23 @@
 namespace outrider {
 namespace {
 
-constexpr float kLargest = 3e6f;      // so that no scale leaves binary16 and no squared error overflows
+constexpr float kLargest = 3e6f;      // no scale exceeds binary16, and no squared error overflows
 constexpr float kLargestQ4_0 = 4e5f;  // its scale is at least a seventh of the largest value
 constexpr float kLargestQ3_0 = 1.5e5f;
 constexpr float kMagic =
-    12582912.0f;  // adding and taking it away rounds |x| < 2^22 to the nearest, ties to even
+    12582912.0f;  // x + kMagic - kMagic rounds |x| < 2^22 to the nearest integer, ties to even
 OUTRIDER_INLINE float nearest(float x) { return (x + kMagic) - kMagic; }
 OUTRIDER_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
-// Eight lanes of the compiler's own vector type; N of them are a group. Passed by reference: how vectors are
-// passed by value depends on the instruction set.
+// Eight lanes of the compiler's vector type; N of them are a group. Passed by reference, because passing
+// vectors by value has a different ABI for each instruction set.
 typedef float V8 __attribute__((vector_size(32)));
 
 template <int N>
 OUTRIDER_INLINE void load(const float* x, V8* v) {
     std::memcpy(v, x, N * sizeof(V8));
 }
-OUTRIDER_INLINE float across(const V8& v) {  // lanes 4, 2, 1 apart
+OUTRIDER_INLINE float sum_of_lanes(const V8& v) {  // lanes 4, 2, 1 apart
     float lane[8];
     std::memcpy(lane, &v, sizeof v);
     for (int width = 4; width > 0; width /= 2)
@@ -66,17 +66,18 @@ template <int N>
 OUTRIDER_INLINE float error_of(const V8* x, const V8* w, const V8* q, float scale, float minimum) {
     V8 sum = {};
     for (int i = 0; i < N; i++) {
-        const V8 rest = q[i] * scale - minimum - x[i];
-        sum += w[i] * rest * rest;
+        const V8 error = q[i] * scale - minimum - x[i];
+        sum += w[i] * error * error;
     }
-    return across(sum);
+    return sum_of_lanes(sum);
 }
 
+// Weights of the squared errors: each value's magnitude plus the root mean square of all.
 template <int N>
 OUTRIDER_INLINE void importance(const V8* x, V8* w) {
     V8 squares = {};
     for (int i = 0; i < N; i++) squares += x[i] * x[i];
-    const float rms = std::sqrt(across(squares) / float(8 * N));
+    const float rms = std::sqrt(sum_of_lanes(squares) / float(8 * N));
     for (int i = 0; i < N; i++) {
         w[i] = x[i];
         magnitude(w[i]);
@@ -93,15 +94,14 @@ OUTRIDER_INLINE void put_integers(const V8* q, int offset, uint8_t* out) {
 
 void put_half(uint8_t* p, uint16_t h) { std::memcpy(p, &h, 2); }
 
-// A binary16 that reaches `top` in `steps` steps. For tiny values the nearest would be too coarse, or zero:
-// then the next.
+// A binary16 scale with which `steps` steps reach `top`. For tiny values the nearest binary16 is too small,
+// or zero: then the next larger one.
 uint16_t half_for(float top, float steps) {
     const uint16_t h = float_to_half(top / steps);
     return half_to_float(h) * (steps + 0.5f) < top ? uint16_t(h + 1) : h;
 }
 
 // --- Q8_0: exactly as the gguf package quantizes
-// -------------------------------------------------------------------
 
 OUTRIDER_CLONES void quantize_q8_0(const float* x, uint8_t* out) {
     float biggest = 0.0f;
@@ -119,10 +119,9 @@ OUTRIDER_CLONES void quantize_q8_0(const float* x, uint8_t* out) {
 }
 
 // --- Q4_0 and Q3_0: x = scale * q, q in -8..7 or -4..3, a scale of either sign
-// --------------------------------------
 
-// The best of the scales found from the first roundings that bring the extreme to each of `reaches`; q has
-// the integers that follow from what binary16 makes of it, which is returned.
+// Returns the best scale, as binary16, and sets q to the integers that it gives. It is searched from initial
+// roundings that map the value of the largest magnitude to each of `reaches`.
 template <int N>
 OUTRIDER_INLINE uint16_t search_signed(const float* values, float low, float high, const float (&reaches)[N],
                                        V8* q) {
@@ -149,8 +148,8 @@ OUTRIDER_INLINE uint16_t search_signed(const float* values, float low, float hig
             v_qx += wx[i] * q[i];
             v_qq += w[i] * q[i] * q[i];
         }
-        const float qx = across(v_qx), qq = across(v_qq);
-        if (qx * qx > most * qq) {  // the best scale qx / qq takes qx^2 / qq from the squared error
+        const float qx = sum_of_lanes(v_qx), qq = sum_of_lanes(v_qq);
+        if (qx * qx > most * qq) {  // the best scale, qx / qq, reduces the squared error by qx^2 / qq
             most = qx * qx / qq;
             best = qx / qq;
         }
@@ -182,7 +181,6 @@ OUTRIDER_CLONES void quantize_q3_0(const float* values, uint8_t* out) {
 }
 
 // --- Q4_K: x = scale * q - minimum, q in 0..15
-// ---------------------------------------------------------------------
 
 struct Affine {
     float scale, minimum, error;
@@ -197,7 +195,7 @@ OUTRIDER_INLINE Affine solve(const V8* x, const V8* w, const V8* q, float sum_w,
         v_qq += wq * q[i];
         v_qx += wq * x[i];
     }
-    const float sum_q = across(v_q), sum_qq = across(v_qq), sum_qx = across(v_qx);
+    const float sum_q = sum_of_lanes(v_q), sum_qq = sum_of_lanes(v_qq), sum_qx = sum_of_lanes(v_qx);
     const float determinant = sum_w * sum_qq - sum_q * sum_q;
     Affine a{0.0f, 0.0f, 0.0f};
     if (determinant > 0.0f) {
@@ -231,9 +229,9 @@ OUTRIDER_INLINE Affine search_group(const V8* x, const V8* w) {
         v_w += w[i];
         v_wx += w[i] * x[i];
     }
-    const float sum_w = across(v_w), sum_wx = across(v_wx);
+    const float sum_w = sum_of_lanes(v_w), sum_wx = sum_of_lanes(v_wx);
     Affine best{0.0f, 0.0f, INFINITY};
-    for (int step = 0; step <= 10; step++) {  // the outermost values may fall outside the 16 steps, or inside
+    for (int step = 0; step <= 10; step++) {  // the range may span fewer than 16 steps, or more
         round_group(x, (high - low) / (13.5f + 0.3f * float(step)), -low, q);
         const Affine a = solve(x, w, q, sum_w, sum_wx);
         if (a.scale > 0.0f && a.error < best.error) best = a;
@@ -295,7 +293,6 @@ OUTRIDER_CLONES void quantize_q4_k(const float* values, uint8_t* out) {
 }
 
 // --- Q6_K: x = scale * q, q in -32..31, a scale of either sign for 16 values
-// ------------------------------------
 
 OUTRIDER_INLINE void round_16(const V8* x, float scale, V8* q) {
     round_to<2>(x, scale != 0.0f ? 1.0f / scale : 0.0f, 0.0f, -32.0f, 31.0f, q);
@@ -307,10 +304,11 @@ OUTRIDER_INLINE float search_16(const V8* x, const V8* w) {
     for (float v : values) extreme = std::fabs(v) > std::fabs(extreme) ? v : extreme;
     if (extreme == 0.0f) return 0.0f;
     V8 q[2];
-    for (int step = -6; step <= 6; step++) {  // -32 is there and 32 is not: the extreme takes the side of -32
+    for (int step = -6; step <= 6; step++) {  // q can be -32 but not 32: map the extreme to -32
         round_16(x, extreme / (-32.0f - 0.25f * float(step)), q);
         const V8 wq[2] = {w[0] * q[0], w[1] * q[1]};
-        const float qx = across(wq[0] * x[0] + wq[1] * x[1]), qq = across(wq[0] * q[0] + wq[1] * q[1]);
+        const float qx = sum_of_lanes(wq[0] * x[0] + wq[1] * x[1]),
+                    qq = sum_of_lanes(wq[0] * q[0] + wq[1] * q[1]);
         const float solved = qq > 0.0f ? qx / qq : 0.0f, error = error_of<2>(x, w, q, solved, 0.0f);
         if (error < best_error) {
             best_error = error;
@@ -360,32 +358,34 @@ OUTRIDER_CLONES void quantize_q6_k(const float* values, uint8_t* out) {
 
 }  // namespace
 
-using Block = void (*)(const float*, uint8_t*);
-static Block block_of(Kind kind) {
-    switch (kind) {
-        case Kind::Q8_0:
+using QuantizeBlock = void (*)(const float*, uint8_t*);
+static QuantizeBlock quantize_block(WeightType type) {
+    switch (type) {
+        case WeightType::Q8_0:
             return quantize_q8_0;
-        case Kind::Q4_0:
+        case WeightType::Q4_0:
             return quantize_q4_0;
-        case Kind::Q3_0:
+        case WeightType::Q3_0:
             return quantize_q3_0;
-        case Kind::Q4_K:
+        case WeightType::Q4_K:
             return quantize_q4_k;
-        case Kind::Q6_K:
+        case WeightType::Q6_K:
             return quantize_q6_k;
         default:
             return nullptr;
     }
 }
 
-bool can_quantize(Kind kind) { return block_of(kind) != nullptr; }
+bool can_quantize(WeightType type) { return quantize_block(type) != nullptr; }
 
-bool quantize_row(Kind kind, const float* x, int columns, uint8_t* out) {
-    const KindInfo& k = info(kind);
-    const Block block = block_of(kind);
+bool quantize_row(WeightType type, const float* x, int columns, uint8_t* out) {
+    const WeightTypeInfo& k = info(type);
+    const QuantizeBlock block = quantize_block(type);
     if (!block || columns % k.block_columns)
         throw std::invalid_argument(std::string("cannot quantize to ") + k.name);
-    const float largest = kind == Kind::Q4_0 ? kLargestQ4_0 : kind == Kind::Q3_0 ? kLargestQ3_0 : kLargest;
+    const float largest = type == WeightType::Q4_0   ? kLargestQ4_0
+                          : type == WeightType::Q3_0 ? kLargestQ3_0
+                                                     : kLargest;
     bool good = true;
     for (int c = 0; c < columns; c++) good &= std::fabs(x[c]) <= largest;  // false for NaN
     for (int b = 0; good && b < columns / k.block_columns; b++)

@@ -1,8 +1,8 @@
-// Sixteen float lanes, the same on every instruction set.
+// Sixteen float lanes, with the same results on every instruction set.
 //
 // Each kernel translation unit defines one of OUTRIDER_AVX512, OUTRIDER_AVX2, OUTRIDER_NEON or
 // OUTRIDER_PORTABLE before it includes this. Every operation is one IEEE operation per lane, and the only
-// sums across lanes go through reduce_add's fixed tree, so that all builds give the same bits
+// sums across lanes go through reduce_add's fixed tree, so that all give the same bits
 // (docs/kernels.md). Everything here has internal linkage: code compiled for one instruction set must never
 // be merged by the linker with another's.
 #pragma once
@@ -20,12 +20,12 @@
 namespace outrider {
 namespace {
 
-// The sums of the 16 bytes each that vstore_i8 makes of two vectors.
+// Sums of the 16 bytes that vstore_i8 stores for each of two vectors.
 struct Sums {
     int32_t low, high;
 };
 #if defined(OUTRIDER_AVX512) || defined(OUTRIDER_AVX2)
-inline Sums sums_of(__m256i v) {  // four partial sums of each
+inline Sums sums_of(__m256i v) {  // of the lower and the upper four lanes
     v = _mm256_add_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
     v = _mm256_add_epi32(v, _mm256_shuffle_epi32(v, 0x4e));
     return {_mm256_cvtsi256_si32(v), _mm256_extract_epi32(v, 4)};
@@ -121,8 +121,8 @@ inline __m256 scale2_half(__m256 a, __m256 n) {
     return _mm256_mul_ps(a, _mm256_castsi256_ps(e));
 }
 inline V16 vscale2(V16 a, V16 n) { return {scale2_half(a.a, n.a), scale2_half(a.b, n.b)}; }
-inline __m256i to_i16(
-    V16 x) {  // by packing, which takes 128 bits by turns: 0 to 3, 8 to 11, 4 to 7, 12 to 15
+// (Packing interleaves the operands' 128-bit halves, and the permutation restores the order.)
+inline __m256i to_i16(V16 x) {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)),
                                     0xd8);
 }
@@ -166,8 +166,7 @@ inline V16 vsub(V16 a, V16 b) { OUTRIDER_QUARTERS(vsubq_f32(a.v[i], b.v[i])); }
 inline V16 vmul(V16 a, V16 b) { OUTRIDER_QUARTERS(vmulq_f32(a.v[i], b.v[i])); }
 inline V16 vdiv(V16 a, V16 b) { OUTRIDER_QUARTERS(vdivq_f32(a.v[i], b.v[i])); }
 inline V16 vfma(V16 a, V16 b, V16 c) { OUTRIDER_QUARTERS(vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
-// A comparison and a choice: NEON's own maximum treats NaN and the two zeros otherwise than the other builds
-// do.
+// Comparison and selection, because NEON's maximum treats NaN and signed zeros differently from the others.
 inline V16 vmax(V16 a, V16 b) { OUTRIDER_QUARTERS(vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
 inline V16 vmin(V16 a, V16 b) { OUTRIDER_QUARTERS(vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i])); }
 inline V16 vabs(V16 a) { OUTRIDER_QUARTERS(vabsq_f32(a.v[i])); }
@@ -178,7 +177,7 @@ inline V16 vscale2(V16 a, V16 n) {
 }
 inline int32_t vstore_i8(int8_t* p, V16 a) {
     int16x4_t w[4];
-    for (int i = 0; i < 4; i++)  // NaN becomes the lowest value, as everywhere
+    for (int i = 0; i < 4; i++)  // NaN becomes the lowest value, as on x86
         w[i] =
             vqmovn_s32(vbslq_s32(vceqq_f32(a.v[i], a.v[i]), vcvtnq_s32_f32(a.v[i]), vdupq_n_s32(INT32_MIN)));
     const int8x16_t q =
@@ -227,7 +226,7 @@ inline V16 vscale2(const V16& a, const V16& n) {
 inline int32_t vstore_i8(int8_t* p, const V16& a) {
     int32_t sum = 0;
     for (int i = 0; i < 16; i++) {
-        const float x = a.v[i];  // saturates, and turns NaN into the lowest value as the hardware does
+        const float x = a.v[i];  // saturates, and NaN becomes the lowest value, as on x86
         p[i] = x >= 127.0f ? int8_t(127) : x > -128.0f ? int8_t(__builtin_rintf(x)) : int8_t(-128);
         sum += p[i];
     }
@@ -281,8 +280,9 @@ inline float reduce_max(V16 a) {
 }
 #endif
 
-// e^x, relative error under 2e-7: Cody-Waite reduction by ln 2 and a degree-6 polynomial, by Horner's
-// rule with fused steps only. Arguments are clamped to [-87, 88], so that nothing is subnormal.
+// e^x with a relative error below 2e-7: Cody-Waite reduction by ln 2 and a polynomial of degree 6, by
+// Horner's rule with fused multiplications only. Arguments are clamped to [-87, 88], so that no result is
+// subnormal.
 inline V16 vexp(V16 x) {
     x = vmin(vmax(x, vset(-87.0f)), vset(88.0f));
     const V16 n = vround(vmul(x, vset(1.44269504088896341f)));

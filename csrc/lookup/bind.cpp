@@ -1,4 +1,4 @@
-// The Python face of lookups in texts, a module of its own. Calls are short and keep the GIL.
+// The Python binding of lookups, the module _lookup. Calls are short and keep the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
@@ -36,7 +36,7 @@ struct Matches {
     }
 };
 
-// An index of a list that its owner appends to.
+// An index of a Python list, to which its owner appends.
 class ListIndex {
   public:
     explicit ListIndex(nb::list tokens) : tokens_(std::move(tokens)) {}
@@ -52,7 +52,7 @@ class ListIndex {
 
     Matches find(const nb::list& text, size_t most) const {
         const size_t size = nb::len(text);
-        // Of the indexed list itself the end is here already, and not all over the heap.
+        // The indexed list's tokens are stored here already, without following pointers to Python integers.
         if (text.is(tokens_) && size == index_.tokens().size())
             return {index_.find(index_.tokens().data() + size, size, most)};
         int32_t end[outrider::kMaxMatch];
@@ -63,13 +63,13 @@ class ListIndex {
 
     void forget(size_t count) {
         update();
-        index_.forget(count);
+        index_.drop_oldest(count);
         if (PyList_SetSlice(tokens_.ptr(), 0, Py_ssize_t(std::min(count, nb::len(tokens_))), nullptr))
             throw nb::python_error();
     }
 
     size_t nbytes() const {
-        constexpr size_t listed = sizeof(void*) + 28;  // a number in a list
+        constexpr size_t listed = sizeof(void*) + 28;  // an integer in a list
         return index_.nbytes() + listed * nb::len(tokens_);
     }
 
@@ -78,8 +78,8 @@ class ListIndex {
     outrider::GramIndex index_;
 };
 
-// Whether nothing follows a token; any container of ids will do.
-outrider::Ends ends_of(const nb::object& stop_ids) {
+// Whether generation ends with a token: `stop_ids` may be any container.
+outrider::IsStop is_stop_in(const nb::object& stop_ids) {
     return [&stop_ids](int32_t token) {
         const int found = PySequence_Contains(stop_ids.ptr(), nb::int_(token).ptr());
         if (found < 0) throw nb::python_error();
@@ -90,37 +90,36 @@ outrider::Ends ends_of(const nb::object& stop_ids) {
 nb::tuple grow(const outrider::SuffixTree& tree, const ListIndex& text, const Matches& matches,
                const ListIndex* others, const Matches* theirs, const nb::object& copy, size_t budget,
                size_t most, const nb::object& stop_ids) {
-    outrider::Places places;
+    outrider::Continuations continuations;
     std::vector<int32_t> path;
     int64_t copied = -1;
     if (!copy.is_none()) {
         copied = nb::cast<int64_t>(copy[0]);
         path = nb::cast<std::vector<int32_t>>(copy[1]);
-        places.add_copy(path, nb::cast<int>(copy[2]));
+        continuations.add_copy(path, nb::cast<int>(copy[2]));
     }
-    places.add_own(text.index(), matches.all, copied);
+    continuations.add_own(text.index(), matches.all, copied);
     if (others && theirs) {
-        places.add_shared(others->index(), theirs->all);
-        places.keep(most);
+        continuations.add_shared(others->index(), theirs->all);
+        continuations.keep(most);
     }
-    const outrider::Tree found = tree.grow(places, budget, ends_of(stop_ids));
+    const outrider::Tree found = tree.grow(continuations, budget, is_stop_in(stop_ids));
     return nb::make_tuple(found.tokens, found.parents, found.confidence, found.paths, found.length);
 }
 
 nb::tuple row(const outrider::SuffixTree& tree, const ListIndex& text, const Matches& matches,
               const ListIndex* others, const Matches* theirs, size_t most, const nb::object& stop_ids) {
-    outrider::Places places;
-    places.add_own(text.index(), matches.all, -1);
-    if (others && theirs) places.add_shared(others->index(), theirs->all);
-    const outrider::Tree found = tree.row(places, most, ends_of(stop_ids));
+    outrider::Continuations continuations;
+    continuations.add_own(text.index(), matches.all, -1);
+    if (others && theirs) continuations.add_shared(others->index(), theirs->all);
+    const outrider::Tree found = tree.row(continuations, most, is_stop_in(stop_ids));
     return nb::make_tuple(found.tokens, found.confidence);
 }
 
 }  // namespace
 
 NB_MODULE(_lookup, m) {
-    // A drafter may well be alive when the process ends, in a thread that is cut off: nothing to tell a user
-    // of.
+    // A drafter may be alive when the process ends, in a thread that is interrupted: not worth a warning.
     nb::set_leak_warnings(false);
     m.attr("SIZES") = nb::cast(std::vector<int>(outrider::kSizes.begin(), outrider::kSizes.end()));
     m.attr("MAX_MATCH") = outrider::kMaxMatch;

@@ -18,15 +18,15 @@ size_t GramIndex::keys_before(const int32_t* end, size_t size, Keys& keys) {
 void GramIndex::push(int32_t token) {
     Keys keys;
     const size_t known = keys_before(tokens_.data() + tokens_.size(), tokens_.size(), keys);
-    const int64_t place = base_ + int64_t(tokens_.size());
+    const int64_t position = base_ + int64_t(tokens_.size());
     for (size_t s = 0; s < kSizes.size(); s++) {
         uint32_t back = 0;
         if (s < known) {
-            const auto [entry, is_new] = latest_[s].try_emplace(keys[s], place);
+            const auto [entry, is_new] = latest_[s].try_emplace(keys[s], position);
             if (!is_new) {
-                const int64_t far = place - entry->second;
+                const int64_t far = position - entry->second;
                 if (entry->second >= base_ && far <= UINT32_MAX) back = uint32_t(far);
-                entry->second = place;
+                entry->second = position;
             }
         }
         before_[s].push_back(back);
@@ -38,7 +38,7 @@ std::vector<Match> GramIndex::find(const int32_t* end, size_t size, size_t most)
     std::vector<Match> found;
     Keys keys;
     const size_t known = keys_before(end, size, keys);
-    // From the shortest up to the first without a place: a longer n-gram has none either.
+    // From the shortest up to the first that never occurred: longer n-grams did not occur either.
     std::array<int64_t, kSizes.size()> starts;
     size_t count = 0;
     for (; count < known; count++) {
@@ -47,28 +47,29 @@ std::vector<Match> GramIndex::find(const int32_t* end, size_t size, size_t most)
         starts[count] = entry->second;
     }
     while (count-- > 0) {
-        int64_t place = starts[count];
-        for (int left = kChain; left > 0 && place >= base_; left--) {
-            const size_t at = size_t(place - base_);
-            if (std::none_of(found.begin(), found.end(), [&](const Match& m) { return m.start == place; })) {
+        int64_t position = starts[count];
+        for (int left = kChain; left > 0 && position >= base_; left--) {
+            const size_t at = size_t(position - base_);
+            if (std::none_of(found.begin(), found.end(),
+                             [&](const Match& m) { return m.start == position; })) {
                 const int limit = int(std::min({size_t(kMaxMatch), at, size}));
                 int length = 0;
                 while (length < limit && tokens_[at - size_t(length) - 1] == end[-length - 1]) length++;
-                if (length >= kSizes[count]) {  // (else two n-grams have one key)
+                if (length >= kSizes[count]) {  // (otherwise two n-grams have the same key)
                     if (found.size() == most) return found;
-                    found.push_back({place, length});
+                    found.push_back({position, length});
                 }
             }
             const uint32_t back = before_[count][at];
             if (back == 0) break;
-            place -= back;
+            position -= back;
         }
     }
     return found;
 }
 
-// Removes the places at tokens()[at] of n-grams that are longer than `above`.
-void GramIndex::drop(size_t at, size_t above) {
+// Removes position `at` (an index into tokens()) from the tables of n-grams longer than `above`.
+void GramIndex::erase(size_t at, size_t above) {
     Keys keys;
     const size_t known = keys_before(tokens_.data() + at, at, keys);
     for (size_t s = 0; s < known; s++) {
@@ -78,13 +79,13 @@ void GramIndex::drop(size_t at, size_t above) {
     }
 }
 
-void GramIndex::forget(size_t count) {
+void GramIndex::drop_oldest(size_t count) {
     count = std::min(count, tokens_.size());
-    for (size_t at = 0; at < count; at++) drop(at, 0);
-    // What now follows the cut keeps its places; n-grams that reach across it can no longer be removed by
-    // what they were, so their entries go now.
+    for (size_t at = 0; at < count; at++) erase(at, 0);
+    // N-grams that reach across the cut could not be found later, since their key needs the dropped tokens:
+    // remove their entries now.
     for (size_t at = count; at < std::min(count + size_t(kSizes.back()), tokens_.size()); at++)
-        drop(at, at - count);
+        erase(at, at - count);
     tokens_.erase(tokens_.begin(), tokens_.begin() + ptrdiff_t(count));
     for (auto& before : before_) before.erase(before.begin(), before.begin() + ptrdiff_t(count));
     base_ += int64_t(count);
@@ -97,7 +98,7 @@ size_t GramIndex::entries() const {
 }
 
 size_t GramIndex::nbytes() const {
-    constexpr size_t entry = 40;  // of a hash table: key, place, link and its bucket
+    constexpr size_t entry = 40;  // of a hash table: key, position, link and bucket
     return sizeof(*this) + entry * entries() + (kSizes.size() + 1) * sizeof(int32_t) * tokens_.size();
 }
 

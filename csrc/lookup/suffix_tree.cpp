@@ -9,110 +9,116 @@ namespace outrider {
 
 namespace {
 
-constexpr int kSharedLeast = 2;  // tokens of agreement that make a place in others' outputs
-constexpr int kStranger = 6;     // tokens of agreement that count for nothing there
-constexpr double kTrust = 1.5;   // tokens of agreement that make a lone place even odds to go on agreeing
+constexpr int kSharedMinMatch = 2;  // tokens that a match in others' outputs must have
+constexpr int kSharedDiscount = 6;  // tokens of such a match that do not count
+constexpr double kEvenOdds =
+    1.5;  // matched tokens after which a single continuation is right half of the time
 
-using Set = uint32_t;  // of places
+using Set = uint32_t;  // of continuations, one bit each
 
 struct Child {
     int32_t token;
-    double chance;
-    Set places;  // that go on with it
+    double confidence;
+    Set continuations;  // that have this token next
 };
 
-// What follows `depth` tokens on, in the order of the first place of each.
-std::vector<Child> children(const std::vector<Place>& places, Set alive, int depth, double factor) {
-    std::vector<Child> found;  // `chance` is the weight at first
+// The tokens that the continuations in `alive` have after `depth` tokens, in the order of the first that has
+// each.
+std::vector<Child> children(const std::vector<Continuation>& continuations, Set alive, int depth,
+                            double factor) {
+    std::vector<Child> found;  // `confidence` holds the weight at first
     double total = 0.0;
     for (Set rest = alive; rest; rest &= rest - 1) {
         const int which = std::countr_zero(rest);
-        const Place& place = places[size_t(which)];
-        if (depth >= place.length * factor) continue;
-        int64_t step = place.at + depth;
-        if (step >= place.end) {
-            if (!place.period) continue;
-            step = place.at + depth % place.period;
+        const Continuation& from = continuations[size_t(which)];
+        if (depth >= from.length * factor) continue;
+        int64_t step = from.at + depth;
+        if (step >= from.end) {
+            if (!from.period) continue;
+            step = from.at + depth % from.period;
         }
-        const int32_t token = place.tokens[step];
-        if (token < 0) continue;  // outputs are parted there
-        total += place.weight;
+        const int32_t token = from.tokens[step];
+        if (token < 0) continue;  // outputs are separated by negative ids
+        total += from.weight;
         const auto same =
             std::find_if(found.begin(), found.end(), [&](const Child& c) { return c.token == token; });
         if (same == found.end()) {
-            found.push_back({token, place.weight, Set(1) << which});
+            found.push_back({token, from.weight, Set(1) << which});
         } else {
-            same->chance += place.weight;
-            same->places |= Set(1) << which;
+            same->confidence += from.weight;
+            same->continuations |= Set(1) << which;
         }
     }
     for (Child& child : found) {
         int longest = 0;
-        for (Set rest = child.places; rest; rest &= rest - 1)
-            longest = std::max(longest, places[size_t(std::countr_zero(rest))].length);
-        const int agreed = std::min(longest + depth, kMaxMatch) * std::popcount(child.places);
-        child.chance = child.chance / total * agreed / (agreed + kTrust);
+        for (Set rest = child.continuations; rest; rest &= rest - 1)
+            longest = std::max(longest, continuations[size_t(std::countr_zero(rest))].length);
+        const int agreed = std::min(longest + depth, kMaxMatch) * std::popcount(child.continuations);
+        child.confidence = child.confidence / total * agreed / (agreed + kEvenOdds);
     }
     return found;
 }
 
-struct Open {
+struct OpenNode {
     double path;
     int order, parent, depth;
     int32_t token;
-    double chance;
-    Set places;
+    double confidence;
+    Set continuations;
     bool operator<(
-        const Open& other) const {  // of a heap with the likeliest on top, the first opened of equal ones
+        const OpenNode& other) const {  // for a heap: the most likely on top, of equal ones the first opened
         return std::tie(path, other.order) < std::tie(other.path, order);
     }
 };
 
-Set every(const std::vector<Place>& places) { return Set((uint64_t(1) << places.size()) - 1); }
+Set every(const std::vector<Continuation>& continuations) {
+    return Set((uint64_t(1) << continuations.size()) - 1);
+}
 
 }  // namespace
 
-void Places::add_copy(const std::vector<int32_t>& path, int sure) {
-    places_.push_back({path.data(), 0, int64_t(path.size()), 0, sure, double(sure) * sure});
+void Continuations::add_copy(const std::vector<int32_t>& path, int agreement) {
+    continuations_.push_back(
+        {path.data(), 0, int64_t(path.size()), 0, agreement, double(agreement) * agreement});
 }
 
-void Places::add_own(const GramIndex& text, const std::vector<Match>& matches, int64_t but) {
+void Continuations::add_own(const GramIndex& text, const std::vector<Match>& matches, int64_t excluded) {
     for (const Match& match : matches)
-        if (match.start != but) add(text, match, true);
+        if (match.start != excluded) add(text, match, true);
 }
 
-void Places::add_shared(const GramIndex& text, const std::vector<Match>& matches) {
+void Continuations::add_shared(const GramIndex& text, const std::vector<Match>& matches) {
     for (const Match& match : matches)
-        if (match.length >= kSharedLeast) add(text, match, false);
+        if (match.length >= kSharedMinMatch) add(text, match, false);
 }
 
-void Places::add(const GramIndex& text, const Match& match, bool own) {
+void Continuations::add(const GramIndex& text, const Match& match, bool own) {
     const int64_t at = match.start - text.base(), end = int64_t(text.tokens().size());
     if (at < 0 || at >= end) throw std::invalid_argument("the matches are not of this text");
-    if (places_.size() == kMostPlaces) throw std::invalid_argument("too many places");
-    const int length = own ? match.length : std::max(1, match.length - kStranger);
-    places_.push_back(
+    if (continuations_.size() == kMaxContinuations) throw std::invalid_argument("too many continuations");
+    const int length = own ? match.length : std::max(1, match.length - kSharedDiscount);
+    continuations_.push_back(
         {text.tokens().data(), at, end, own ? end - at : 0, length, double(match.length) * match.length});
 }
 
-void Places::keep(size_t most) {
-    std::stable_sort(places_.begin(), places_.end(),
-                     [](const Place& a, const Place& b) { return a.length > b.length; });
-    if (places_.size() > most) places_.resize(most);
+void Continuations::keep(size_t most) {
+    std::stable_sort(continuations_.begin(), continuations_.end(),
+                     [](const Continuation& a, const Continuation& b) { return a.length > b.length; });
+    if (continuations_.size() > most) continuations_.resize(most);
 }
 
-Tree SuffixTree::grow(const Places& places, size_t budget, const Ends& ends) const {
+Tree SuffixTree::grow(const Continuations& continuations, size_t budget, const IsStop& is_stop) const {
     Tree out;
-    for (const Place& place : places.all()) out.length = std::max(out.length, place.length);
-    std::vector<Open> open;
-    Open at{1.0, 0, -1, 0, -1, 1.0, every(places.all())};
+    for (const Continuation& from : continuations.all()) out.length = std::max(out.length, from.length);
+    std::vector<OpenNode> open;
+    OpenNode at{1.0, 0, -1, 0, -1, 1.0, every(continuations.all())};
     int parent = -1, order = 0;
     for (;;) {
-        if (at.depth < depth && out.tokens.size() < budget && (parent < 0 || !ends(at.token))) {
-            for (const Child& child : children(places.all(), at.places, at.depth, factor)) {
-                if (at.path * child.chance < least) continue;
-                open.push_back({at.path * child.chance, ++order, parent, at.depth + 1, child.token,
-                                child.chance, child.places});
+        if (at.depth < depth && out.tokens.size() < budget && (parent < 0 || !is_stop(at.token))) {
+            for (const Child& child : children(continuations.all(), at.continuations, at.depth, factor)) {
+                if (at.path * child.confidence < least) continue;
+                open.push_back({at.path * child.confidence, ++order, parent, at.depth + 1, child.token,
+                                child.confidence, child.continuations});
                 std::push_heap(open.begin(), open.end());
             }
         }
@@ -124,23 +130,23 @@ Tree SuffixTree::grow(const Places& places, size_t budget, const Ends& ends) con
         parent = int(out.tokens.size());
         out.tokens.push_back(at.token);
         out.parents.push_back(at.parent);
-        out.confidence.push_back(at.chance);
+        out.confidence.push_back(at.confidence);
         out.paths.push_back(at.path);
     }
 }
 
-Tree SuffixTree::row(const Places& places, size_t most, const Ends& ends) const {
+Tree SuffixTree::row(const Continuations& continuations, size_t most, const IsStop& is_stop) const {
     Tree out;
-    Set alive = every(places.all());
+    Set alive = every(continuations.all());
     while (alive && out.tokens.size() < most) {
-        const auto found = children(places.all(), alive, int(out.tokens.size()), factor);
+        const auto found = children(continuations.all(), alive, int(out.tokens.size()), factor);
         if (found.empty()) break;
-        const auto likelier = [](const Child& a, const Child& b) { return a.chance < b.chance; };
-        const Child& best = *std::max_element(found.begin(), found.end(), likelier);
+        const auto less_likely = [](const Child& a, const Child& b) { return a.confidence < b.confidence; };
+        const Child& best = *std::max_element(found.begin(), found.end(), less_likely);
         out.tokens.push_back(best.token);
-        out.confidence.push_back(best.chance);
-        alive = best.places;
-        if (ends(best.token)) break;
+        out.confidence.push_back(best.confidence);
+        alive = best.continuations;
+        if (is_stop(best.token)) break;
     }
     return out;
 }

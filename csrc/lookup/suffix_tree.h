@@ -1,7 +1,7 @@
-// What may follow a text, by the places where it stood like this before: a tree ranked by frequency, or its
-// likeliest row. The method of SuffixDecoding (Oliaro et al. 2024), with a `GramIndex` in the place of suffix
-// trees: children are weighted by how often and after how long a match they followed, the likeliest paths
-// first.
+// Predicts how a text continues from the places where its last tokens occurred before: as a tree ranked by
+// frequency, or as its most likely path. The method of SuffixDecoding (Oliaro et al. 2024), with a
+// `GramIndex` instead of suffix trees. Children are weighted by how often, and after how long a match, they
+// followed; the most likely paths come first.
 #pragma once
 
 #include <cstdint>
@@ -12,56 +12,60 @@
 
 namespace outrider {
 
-// A place to continue from: `tokens` go on at `at` up to `end`, from where the loop of `period` tokens goes
-// round (0: it ends there). `length` tokens before it agree, which count `weight`.
-struct Place {
+// Where a continuation is read from: tokens [at, end); after `end` the last `period` tokens repeat (0: they
+// do not). `length` tokens before `at` match the text; `weight` is how much the continuation counts.
+struct Continuation {
     const int32_t* tokens;
     int64_t at, end, period;
     int length;
     double weight;
 };
 
-// Where to continue from: what is copied goes first, then the text's own places, then those of others'
-// outputs. At most kMostPlaces.
-class Places {
+// The continuations to predict from: first that of the copy tracker, then those in the text itself, then
+// those in other requests' outputs. At most kMaxContinuations.
+class Continuations {
   public:
-    static constexpr size_t kMostPlaces = 32;  // a set of them is one number
+    static constexpr size_t kMaxContinuations = 32;  // so that a set of them fits one integer
 
-    // `path` should follow, as `sure` tokens of agreement say. (It must live as long as this.)
-    void add_copy(const std::vector<int32_t>& path, int sure);
-    // In its own text a place goes on into its own continuation, as a loop. Leaves out the place at `but`.
-    void add_own(const GramIndex& text, const std::vector<Match>& matches, int64_t but);
-    // Agreement counts less there: a text repeats itself rather than others.
+    // The tracked copy continues with `path` (which must outlive this), as after a match of `agreement`
+    // tokens.
+    void add_copy(const std::vector<int32_t>& path, int agreement);
+    // Continuations in the text itself repeat after its end. Leaves out the match that starts at `excluded`.
+    void add_own(const GramIndex& text, const std::vector<Match>& matches, int64_t excluded);
+    // A match counts less there: a text repeats itself more than it repeats others.
     void add_shared(const GramIndex& text, const std::vector<Match>& matches);
-    // Those that agree longest, up to so many.
+    // Keeps only the `most` with the longest matches.
     void keep(size_t most);
 
-    const std::vector<Place>& all() const { return places_; }
+    const std::vector<Continuation>& all() const { return continuations_; }
 
   private:
     void add(const GramIndex& text, const Match& match, bool own);
-    std::vector<Place> places_;
+    std::vector<Continuation> continuations_;
 };
 
-// As `Lookup` in outrider.decoding.plan.
+// The fields of a lookup's result: tokens, parents (-1: the text's end), confidence of each token given its
+// parent, probability of each path, and the length of the longest match.
 struct Tree {
     std::vector<int32_t> tokens, parents;
     std::vector<double> confidence, paths;
     int length = 0;
 };
 
-using Ends = std::function<bool(int32_t)>;  // whether nothing follows a token
+using IsStop = std::function<bool(int32_t)>;  // whether generation ends with a token
 
 struct SuffixTree {
     int depth;      // most tokens of a path
-    double factor;  // a path is at most so many times as long as its match
-    double least;   // paths less likely than this are left out
-    bool branches;  // else the likeliest child each time
+    double factor;  // a path is at most `factor` times as long as its match
+    double least;   // paths of a lower probability are left out
+    bool branches;  // otherwise only the most likely child is followed
 
-    // Best first: the likeliest open node joins the tree, and its children become open. Up to `budget` nodes.
-    Tree grow(const Places& places, size_t budget, const Ends& ends) const;
-    // The likeliest child each time, whatever its chance: tokens and confidence only, `most` at most.
-    Tree row(const Places& places, size_t most, const Ends& ends) const;
+    // Best first: the open node of the most likely path is added to the tree, and its children become open.
+    // Up to `budget` nodes.
+    Tree grow(const Continuations& continuations, size_t budget, const IsStop& is_stop) const;
+    // Follows the most likely child, whatever its confidence: up to `most` tokens, with their confidence
+    // only.
+    Tree row(const Continuations& continuations, size_t most, const IsStop& is_stop) const;
 };
 
 }  // namespace outrider

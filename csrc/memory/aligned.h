@@ -1,5 +1,5 @@
-// Vectors that begin with a line of memory. Those of the standard's allocator are aligned to 16 bytes, so
-// that every access by a register of 64 would touch two lines.
+// Vectors aligned to cache lines. The standard allocator aligns to 16 bytes, so that every access by a
+// 64-byte register would touch two lines.
 #pragma once
 #include <cstddef>
 #include <new>

@@ -1,17 +1,17 @@
-// Memory for the blocks of a model's caches.
+// Memory for the blocks of a model's key-value caches.
 #pragma once
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "kernels/layout.h"
+#include "memory/allocate.h"
 
 namespace outrider {
 
-// Gives out blocks of one size, many from one slab on huge pages: a pass over a long context reads each block
-// in pieces of a few kB, one for every layer and head, and on small pages looks up an address for each. A
-// slab is given back with its last block; the oldest slab with room is filled first, so that slabs never hold
-// more than the blocks did at their most, and one slab. Blocks may come and go on any thread.
+// Allocates cache blocks of one size, many from one slab of huge pages: a pass over a long context reads each
+// block in parts of a few kB, one for each layer and head, and small pages cost an address translation for
+// each. A slab is freed with its last block. The oldest slab with a free block is used first, so that slabs
+// never hold more than one slab beyond the largest number of blocks that were ever in use. Thread-safe.
 class BlockStore : public std::enable_shared_from_this<BlockStore> {
   public:
     explicit BlockStore(size_t block_bytes);

@@ -1,16 +1,16 @@
-// Memory for logits, kept from pass to pass: they are megabytes of another size each time, which would leave
-// the heap in pieces.
+// Memory for logits, reused from pass to pass: they are megabytes of a different size each time, which would
+// fragment the heap.
 #pragma once
 #include <memory>
 #include <mutex>
 
-#include "kernels/layout.h"
+#include "memory/allocate.h"
 
 namespace outrider {
 
 class Buffers : public std::enable_shared_from_this<Buffers> {
   public:
-    // Room for so many floats, not cleared. The largest that was let go of serves the next who asks.
+    // A buffer for so many floats, not cleared. The largest that was released is kept for a later call.
     std::shared_ptr<float> take(size_t floats) {
         Buffer found;
         {
@@ -18,9 +18,9 @@ class Buffers : public std::enable_shared_from_this<Buffers> {
             if (kept_.floats >= floats) std::swap(found, kept_);
         }
         if (!found.memory) found = {allocate(floats * sizeof(float)), floats};
-        float* room = reinterpret_cast<float*>(found.memory.get());
+        float* values = reinterpret_cast<float*>(found.memory.get());
         auto held = std::make_shared<Buffer>(std::move(found));
-        return {room, [home = shared_from_this(), held](float*) { home->give_back(std::move(*held)); }};
+        return {values, [home = shared_from_this(), held](float*) { home->give_back(std::move(*held)); }};
     }
 
   private:

@@ -1,5 +1,5 @@
-// A checksum that runs at the speed of memory: eight interleaved FNV-1a hashes over 64-bit words. It finds
-// damage, not malice.
+// A checksum that runs at the speed of memory: eight interleaved FNV-1a hashes over 64-bit words. It detects
+// damage, but is not cryptographic.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// IEEE binary16 and bfloat16 conversions without any instruction-set extension.
-// Rounds to nearest, ties to even, exactly as the hardware conversions do.
+// IEEE binary16 and bfloat16 conversions without instruction-set extensions.
+// Round to nearest, ties to even, exactly as hardware conversions do.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,17 +1,17 @@
-// Memory for the matrices of a model: on huge pages, where many lie one behind the other.
+// Memory for the matrices of a model: many in one slab of huge pages.
 #pragma once
 #include <memory>
 
-#include "kernels/layout.h"
+#include "memory/allocate.h"
 
 namespace outrider {
 
-// A pass reads all weights once, and on small pages looks up an address for every 4 kB. A matrix of its own
-// has huge pages only as far as it fills them, and one of less than 2 MiB none: with a 0.5B model's that was
-// a third of the weights.
+// A pass reads all weights once, and small pages cost an address translation for every 4 kB. A matrix that is
+// allocated alone gets huge pages only for the part that fills them, and none below 2 MiB: a third of the
+// weights of a 0.5B model.
 class Slabs {
   public:
-    // 64-byte aligned, not cleared. A slab is given back with the last that lies in it.
+    // 64-byte aligned, not cleared. A slab is freed with the last part of it.
     std::shared_ptr<uint8_t> take(size_t bytes) {
         constexpr size_t line = 64;
         if (bytes > kSlab / 2) return part(std::make_shared<Bytes>(allocate(bytes)), 0);
@@ -25,13 +25,13 @@ class Slabs {
     }
 
   private:
-    static constexpr size_t kSlab = size_t(64) << 20;  // of which what is never written takes no memory
+    static constexpr size_t kSlab = size_t(64) << 20;  // pages that are never written take no memory
 
     static std::shared_ptr<uint8_t> part(const std::shared_ptr<Bytes>& slab, size_t at) {
         return {slab, slab->get() + at};
     }
 
-    std::shared_ptr<Bytes> slab_;  // the one that is being filled
+    std::shared_ptr<Bytes> slab_;  // the one being filled
     size_t used_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The Python face of the sampler, a module of its own. Calls are short and keep the GIL.
+// The Python binding of the sampler, the module _sampler. Calls are short and keep the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -63,12 +63,12 @@ template <class T>
 std::tuple<Ids, NewVector<double>, double> distribution(Vector<T> row, double temperature, double min_p,
                                                         int64_t top_k, double top_p, int64_t width) {
     const auto params = checked(row, temperature, min_p, top_k, top_p, width);
-    outrider::Spread spread = outrider::token_distribution(row.data(), int64_t(row.shape(0)), params);
-    const size_t size = size_t(spread.size);
-    if (!spread.probs) return {Ids{}, new_vector<double>(0), spread.best};
+    outrider::Distribution found = outrider::token_distribution(row.data(), int64_t(row.shape(0)), params);
+    const size_t size = size_t(found.size);
+    if (!found.probs) return {Ids{}, new_vector<double>(0), found.best};
     Ids ids;
-    if (spread.ids) ids = owned(std::move(spread.ids), size);
-    return {std::move(ids), owned(std::move(spread.probs), size), spread.best};
+    if (found.ids) ids = owned(std::move(found.ids), size);
+    return {std::move(ids), owned(std::move(found.probs), size), found.best};
 }
 
 template <class T>

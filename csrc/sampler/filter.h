@@ -1,4 +1,4 @@
-// What top_k, top_p and min_p leave of a row, and the distribution of what they leave.
+// Which tokens of a row top_k, top_p and min_p keep, and the distribution over them.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,13 +17,15 @@ namespace {
 
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
-// Tokens below e^-50 times the best add less than half a rounding step to the total mass, and cannot win
-// either: noise lies between -3.14 and 28.5.
-constexpr double kMassReach = 50.0;
-// Tokens above e^-8 times the best are looked at first. A margin far above the rounding of sums.
-constexpr double kNear = 8.0, kSurely = 1.0 - 1e-9;
+// Tokens with less than e^-50 times the best token's probability change the total by less than half a
+// rounding step, and cannot win either: noise is between -3.14 and 28.5.
+constexpr double kNegligibleMass = 50.0;
+// Tokens with more than e^-8 times the best token's probability are examined first.
+constexpr double kLikelyReach = 8.0;
+// Far more than the rounding of sums.
+constexpr double kRoundingMargin = 1.0 - 1e-9;
 
-// What the filters leave: the tokens that rank no lower than this one, the earlier id first on ties.
+// The last token that the filters keep: they keep all that rank no lower. On ties the lower id ranks higher.
 struct Cut {
     double score = -kInfinity;
     int64_t id = kAll;
@@ -42,7 +44,7 @@ struct Tokens {
         token_masses(score.data(), int64_t(size()), mass.data());
     }
     template <class Test>
-    void retain(Test test) {
+    void keep_if(Test test) {
         size_t n = 0;
         for (size_t i = 0; i < size(); i++)
             if (test(i)) score[n] = score[i], id[n] = id[i], n++;
@@ -50,7 +52,7 @@ struct Tokens {
     }
 };
 
-double sum(const std::vector<double>& values) {  // by blocks, so that the error stays small for many
+double sum(const std::vector<double>& values) {  // 256 at a time, so that rounding errors stay small
     double total = 0.0;
     for (size_t at = 0; at < values.size(); at += 256) {
         double part = 0.0;
@@ -71,8 +73,8 @@ Cut top_k_cut(const Tokens& tokens, size_t k) {
     return order[k - 1];
 }
 
-// The last of the smallest set of the best whose mass reaches `wanted`. Where it must lie is narrowed down by
-// sorting scores into bins of equal width; only the last few tokens are put in order.
+// The last token of the smallest set of best tokens whose mass reaches `wanted`. Scores are sorted into bins
+// of equal width, repeatedly, until few tokens are left; only those are sorted.
 Cut top_p_cut(const Tokens& tokens, double wanted) {
     constexpr int bins = 512;
     std::vector<uint32_t> left(tokens.size());
@@ -102,7 +104,7 @@ Cut top_p_cut(const Tokens& tokens, double wanted) {
     return {tokens.score[left[i]], tokens.id[left[i]]};
 }
 
-// A row's scores, and what the filters leave of them.
+// A row's scores, and the tokens that the filters keep.
 template <class T>
 class Filter {
   public:
@@ -110,21 +112,21 @@ class Filter {
         : row_(row),
           params_(params),
           limit_(params.min_p > 0.0 ? -natural_log(std::max(params.min_p, 0x1p-1022)) : kInfinity),
-          reach_(std::min(limit_, kMassReach)) {}
+          reach_(std::min(limit_, kNegligibleMass)) {}
 
-    Spread distribution() const {
+    Distribution distribution() const {
         if (whole()) return everything();
         const Tokens tokens = kept();
         const double share = 1.0 / sum(tokens.mass);
         const size_t size = tokens.size();
-        Spread out{std::make_unique_for_overwrite<int64_t[]>(size),
-                   std::make_unique_for_overwrite<double[]>(size), int64_t(size), row_.best()};
+        Distribution out{std::make_unique_for_overwrite<int64_t[]>(size),
+                         std::make_unique_for_overwrite<double[]>(size), int64_t(size), row_.best()};
         std::copy(tokens.id.begin(), tokens.id.end(), out.ids.get());
         for (size_t i = 0; i < size; i++) out.probs[i] = tokens.mass[i] * share;
         return out;
     }
 
-    // One token's number in it.
+    // One token's probability in it.
     double probability(int64_t token) const {
         double found = 0.0, total;
         if (whole()) {
@@ -141,9 +143,9 @@ class Filter {
     }
 
   protected:
-    bool whole() const { return params_.top_k <= 0 && params_.top_p >= 1.0; }  // neither filter is on
+    bool whole() const { return params_.top_k <= 0 && params_.top_p >= 1.0; }  // both filters are off
 
-    // Ids and masses of the tokens that the filters leave.
+    // Ids and masses of the tokens that the filters keep.
     Tokens kept() const {
         Cut cut{-limit_, kAll};
         if (params_.top_k > 0)
@@ -151,19 +153,19 @@ class Filter {
         else if (params_.top_p < 1.0)
             cut = top_p();
         Tokens tokens = collect(std::min(reach_, -cut.score), -kInfinity);
-        tokens.retain([&](size_t i) { return cut.keeps(tokens.score[i], tokens.id[i]); });
+        tokens.keep_if([&](size_t i) { return cut.keeps(tokens.score[i], tokens.id[i]); });
         tokens.weigh();
         return tokens;
     }
 
-    // Every token's probability, as far as the reach goes.
-    Spread everything() const {
+    // The probability of every token within reach.
+    Distribution everything() const {
         const double least = least_within(reach_);
         int64_t room = kNoiseGroup, size = 0;
-        for (int64_t g = 0; g < row_.groups(); g++) room += row_.tops()[g] >= least ? row_.count(g) : 0;
-        Spread out{nullptr, std::make_unique_for_overwrite<double[]>(size_t(room)), 0, row_.best()};
+        for (int64_t g = 0; g < row_.groups(); g++) room += row_.maxima()[g] >= least ? row_.count(g) : 0;
+        Distribution out{nullptr, std::make_unique_for_overwrite<double[]>(size_t(room)), 0, row_.best()};
         double* const probs = out.probs.get();
-        const auto name = [&] {  // from here on ids must be named; those so far are all there are
+        const auto list_ids = [&] {  // ids must be listed from here on; so far none was left out
             out.ids = std::make_unique_for_overwrite<int64_t[]>(size_t(room));
             std::iota(out.ids.get(), out.ids.get() + size, 0);
         };
@@ -171,7 +173,7 @@ class Filter {
             const int64_t first = g * kNoiseGroup, count = row_.count(g);
             int64_t kept = 0;
             for (int64_t i = 0; i < kNoiseGroup; i++) kept += mass[i] > 0.0;
-            if (!out.ids && (kept < count || size < first)) name();
+            if (!out.ids && (kept < count || size < first)) list_ids();
             if (kept == count) {
                 if (out.ids) std::iota(out.ids.get() + size, out.ids.get() + size + count, first);
                 size += count;
@@ -182,8 +184,8 @@ class Filter {
                 size += mass[i] > 0.0;
             }
         };
-        const double total = row_.masses(params_.temperature, least, [&] { return probs + size; }, take);
-        if (!out.ids && size < row_.size()) name();
+        const double total = row_.weigh(params_.temperature, least, [&] { return probs + size; }, take);
+        if (!out.ids && size < row_.size()) list_ids();
         const double share = 1.0 / total;
         for (int64_t i = 0; i < size; i++) probs[i] *= share;
         out.size = size;
@@ -192,13 +194,13 @@ class Filter {
 
     double score(double value) const { return (value - row_.best()) / params_.temperature; }
 
-    // A value below which every score is less than `least` <= 0, with a margin for rounding.
+    // A logit below which every score is less than `least` <= 0, with a margin for rounding.
     double floor_of(double least) const {
         return std::nextafter(row_.best() + (least - 1e-3) * params_.temperature, -kInfinity);
     }
 
-    // The smallest value with a score of at least -reach, found by halving: doubles are ordered as their
-    // bits.
+    // The smallest logit with a score of at least -reach, by bisection over the bits of doubles, which have
+    // the same order.
     double least_within(double reach) const {
         const auto flipped = [](int64_t b) { return b < 0 ? std::numeric_limits<int64_t>::min() - b : b; };
         int64_t low = flipped(int64_t(double_bits(-kInfinity))),
@@ -210,13 +212,13 @@ class Filter {
         }
     }
 
-    // The tokens with a score of at least -reach and a value of at least `floor`.
+    // The tokens with a score of at least -reach and a logit of at least `floor`.
     Tokens collect(double reach, double floor) const {
         Tokens found;
         floor = std::max(floor, floor_of(-reach));
         double values[kNoiseGroup];
         for (int64_t g = 0; g < row_.groups(); g++) {
-            if (row_.tops()[g] < floor) continue;
+            if (row_.maxima()[g] < floor) continue;
             row_.load(g, values);
             for (int64_t i = 0; i < row_.count(g); i++) {
                 if (values[i] < floor) continue;
@@ -230,15 +232,16 @@ class Filter {
     // The last token that top_k and top_p keep, if both are on or top_k alone is; `cut` is min_p's.
     Cut top_k_top_p(Cut cut) const {
         double floor = -kInfinity;
-        if (params_.top_k < row_.groups()) {  // so many tokens are as great as that top
-            std::vector<double> tops = row_.tops();
-            std::nth_element(tops.begin(), tops.begin() + (params_.top_k - 1), tops.end(), std::greater<>());
-            floor = floor_of(score(tops[params_.top_k - 1]));  // (lesser values may have the same score)
+        if (params_.top_k < row_.groups()) {  // at least top_k tokens reach this maximum
+            std::vector<double> maxima = row_.maxima();
+            std::nth_element(maxima.begin(), maxima.begin() + (params_.top_k - 1), maxima.end(),
+                             std::greater<>());
+            floor = floor_of(score(maxima[params_.top_k - 1]));  // (smaller logits may have the same score)
         }
         Tokens tokens = collect(reach_, floor);
         if (uint64_t(params_.top_k) <= tokens.size()) {
             cut = top_k_cut(tokens, size_t(params_.top_k));
-            tokens.retain([&](size_t i) { return cut.keeps(tokens.score[i], tokens.id[i]); });
+            tokens.keep_if([&](size_t i) { return cut.keeps(tokens.score[i], tokens.id[i]); });
         }
         if (params_.top_p >= 1.0) return cut;
         tokens.weigh();
@@ -251,21 +254,21 @@ class Filter {
         return tokens;
     }
 
-    // The mass of all the tokens within reach; take(g, masses) is told each group's 256.
+    // The mass of all tokens within reach. Calls take(g, masses) with the 256 masses of each group.
     template <class Take>
     double mass(Take take) const {
         double scratch[kNoiseGroup];
-        return row_.masses(params_.temperature, least_within(reach_), [&] { return scratch; }, take);
+        return row_.weigh(params_.temperature, least_within(reach_), [&] { return scratch; }, take);
     }
     double mass() const {
         return mass([](int64_t, const double*) {});
     }
 
-    // The last token that top_p keeps, without top_k: mostly the likely ones settle it.
+    // The last token that top_p keeps, without top_k. Usually the likely tokens suffice to find it.
     Cut top_p() const {
         const double wanted = params_.top_p * mass();
-        const Tokens likely = weighed(std::min(kNear, reach_));
-        if (sum(likely.mass) * kSurely > wanted) return top_p_cut(likely, wanted);
+        const Tokens likely = weighed(std::min(kLikelyReach, reach_));
+        if (sum(likely.mass) * kRoundingMargin > wanted) return top_p_cut(likely, wanted);
         return top_p_cut(weighed(reach_), wanted);
     }
 

@@ -1,5 +1,6 @@
-// Philox4x32-10 and the noise drawn from it (rng.py says which word means what), with logarithm and
-// exponential of our own: libm's differ in the last place from one library, and one processor, to the next.
+// Philox4x32-10 and the Gumbel noise made from it (decoding/sampling/rng.py defines which word is used for
+// what), with a logarithm and an exponential of our own: libm's differ in the last place between libraries
+// and processors.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -7,8 +8,8 @@
 namespace outrider {
 namespace {
 
-constexpr int64_t kNoiseGroup = 256;  // ids that share a block with their earliest arrival
-enum Purpose : uint32_t { kFirst = 0, kRest = 1 };
+constexpr int64_t kNoiseGroup = 256;  // ids whose earliest arrival comes from one Philox block
+enum NoiseStream : uint32_t { kEarliest = 0, kPerId = 1 };
 
 inline uint64_t double_bits(double x) {
     uint64_t b;
@@ -38,7 +39,7 @@ inline double natural_log(double x) {
     return k * kLn2High + (f + (k * kLn2Low - s * (f - z * r)));
 }
 
-// One double, or a vector of them.
+// One double, or a vector of doubles.
 struct Single {
     typedef double Reals;
     typedef uint64_t Bits;
@@ -49,9 +50,9 @@ struct Packed {
     typedef int64_t Bits __attribute__((vector_size(bytes)));
 };
 
-// e^x for every x in [-700, 0], to about one unit in the last place: x = n ln 2 + r with |r| at most half of
-// ln 2, and e^r = 1 + r + r^2 p(r), p of degree 9 being off by less than 2^-55 (interpolated at Chebyshev's
-// nodes). Each number has the bits that it would have alone; several go step by step together, for speed.
+// e^x for x in [-700, 0], to about one unit in the last place: x = n ln 2 + r with |r| at most half of ln 2,
+// and e^r = 1 + r + r^2 p(r), where p has degree 9 and an error below 2^-55 (interpolated at Chebyshev
+// nodes). Several numbers are computed together for speed; each result has the bits that it would have alone.
 template <class Form, int N>
 [[gnu::always_inline]] inline void replace_by_exp(typename Form::Reals (&x)[N]) {
     constexpr double shift = 0x1.8p52;  // adding it rounds to an integer, which is then in the low bits
@@ -85,15 +86,15 @@ inline double natural_exp(double x) {
     return one[0];
 }
 
-// The exponential variable of a word: rate 1.
+// A random word as an exponential variable of rate 1.
 inline double exponential(uint32_t word) { return -natural_log((double(word) + 0.5) * 0x1p-32); }
 
 struct Noise {
     uint64_t seed, position;
 
-    // The first two words of the blocks `numbers`, all lanes in step.
+    // The Philox blocks with these numbers, one in each lane: four words each.
     template <int N>
-    void blocks(Purpose purpose, const uint32_t* numbers, uint32_t out[4][N]) const {
+    void blocks(NoiseStream purpose, const uint32_t* numbers, uint32_t out[4][N]) const {
         uint32_t a[N], b[N], c[N], d[N];
         for (int i = 0; i < N; i++) {
             a[i] = numbers[i], b[i] = purpose;
@@ -110,7 +111,7 @@ struct Noise {
     }
 };
 
-// The earliest arrival among a group's ids, from the first two words of its block.
+// The earliest arrival among a group's ids, from the first two words of its Philox block.
 struct Earliest {
     double time;
     int64_t holder;
@@ -120,14 +121,14 @@ struct Earliest {
     double noise() const { return -natural_log(time); }
 };
 
-// No less than Earliest(.., a, ..).noise(), without a logarithm: -log(u) >= 1 - u, and 1 - u = (2 (2^32 - a)
-// - 1) / 2^33 is at least the power of two in it. The margin covers every rounding.
+// An upper bound of Earliest(.., a, ..).noise() without a logarithm: -log(u) >= 1 - u, and
+// 1 - u = (2 (2^32 - a) - 1) / 2^33, rounded down to a power of two. The margin covers all rounding.
 inline double noise_bound(uint32_t a) {
     const uint64_t odd = 2 * (0x100000000 - uint64_t(a)) - 1;
     return double(41 - (63 - __builtin_clzll(odd))) * 0.6931471805599453 + 1e-6;
 }
 
-// Noise of single ids of one group, in ascending order: four ids share a block.
+// The noise of single ids of one group, in ascending order: four ids share a Philox block.
 class IdNoise {
   public:
     IdNoise(const Noise& noise, const Earliest& earliest) : noise_(noise), earliest_(earliest) {}
@@ -136,7 +137,7 @@ class IdNoise {
         if (id / 4 != quad_) {
             quad_ = id / 4;
             const uint32_t number = uint32_t(quad_);
-            noise_.blocks<1>(kRest, &number, words_);
+            noise_.blocks<1>(kPerId, &number, words_);
         }
         return -natural_log(earliest_.time + exponential(words_[id % 4][0]));
     }

@@ -1,4 +1,4 @@
-// A row of logits: its greatest values by group, and the masses of its tokens.
+// A row of logits: the maximum of each group of 256, and the masses of its tokens.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Bytes of a vector, no more than asked for and than the processor has.
+// Bytes of the widest vectors that the processor has, at most `width`.
 inline int usable_width([[maybe_unused]] int64_t width) {
 #if defined(__x86_64__)
     if (width >= 64 && __builtin_cpu_supports("avx512f")) return 64;
@@ -22,48 +22,48 @@ inline int usable_width([[maybe_unused]] int64_t width) {
     return 16;
 }
 
-// Greatest of a run of values; NaN if any is NaN. A maximum is the same in any order and on any hardware, so
-// this one may be wide where the processor is.
+// The maximum of `size` values; NaN if any is NaN. A maximum does not depend on the order, so any vector
+// width gives the same result.
 template <class T, int bytes>
-[[gnu::always_inline]] inline double greatest_by(const T* values, int64_t size) {
+[[gnu::always_inline]] inline double maximum_by(const T* values, int64_t size) {
     typedef T Lanes __attribute__((vector_size(bytes)));
     constexpr int lanes = bytes / int(sizeof(T)), unrolled = 4;
     Lanes most[unrolled];
-    decltype(most[0] != most[0]) odd = {};
+    decltype(most[0] != most[0]) nan_lanes = {};
     for (Lanes& m : most) m = Lanes{} - T(kInfinity);
     int64_t i = 0;
     for (; i + unrolled * lanes <= size; i += unrolled * lanes)
         for (int j = 0; j < unrolled; j++) {
             Lanes v;
             std::memcpy(&v, values + i + j * lanes, sizeof v);
-            odd |= v != v;
+            nan_lanes |= v != v;
             most[j] = v > most[j] ? v : most[j];
         }
     for (int j = 1; j < unrolled; j++) most[0] = most[j] > most[0] ? most[j] : most[0];
     double top = -kInfinity;
-    bool any = false;
-    for (int l = 0; l < lanes; l++) top = std::max(top, double(most[0][l])), any |= odd[l] != 0;
-    for (; i < size; i++) top = std::max(top, double(values[i])), any |= values[i] != values[i];
-    return any ? std::numeric_limits<double>::quiet_NaN() : top;
+    bool any_nan = false;
+    for (int l = 0; l < lanes; l++) top = std::max(top, double(most[0][l])), any_nan |= nan_lanes[l] != 0;
+    for (; i < size; i++) top = std::max(top, double(values[i])), any_nan |= values[i] != values[i];
+    return any_nan ? std::numeric_limits<double>::quiet_NaN() : top;
 }
 
 #if defined(__x86_64__)
 template <class T>
-[[gnu::target("avx2")]] double greatest_avx2(const T* values, int64_t size) {
-    return greatest_by<T, 32>(values, size);
+[[gnu::target("avx2")]] double maximum_avx2(const T* values, int64_t size) {
+    return maximum_by<T, 32>(values, size);
 }
 #endif
 
 template <class T>
-double greatest(const T* values, int64_t size, [[maybe_unused]] int width) {
+double maximum(const T* values, int64_t size, [[maybe_unused]] int width) {
 #if defined(__x86_64__)
-    if (width >= 32) return greatest_avx2(values, size);
+    if (width >= 32) return maximum_avx2(values, size);
 #endif
-    return greatest_by<T, 16>(values, size);
+    return maximum_by<T, 16>(values, size);
 }
 
-// The masses of the 256 values of a group, to `out`, and their sum: of a value v it is e^((v - best) *
-// sharpness), or 0 if v < least. The sum has eight lanes on every machine.
+// Writes the masses of a group's 256 values to `out` and returns their sum. The mass of v is
+// e^((v - best) * sharpness), or 0 if v < least. The sum has eight lanes for every vector width.
 template <class T, int bytes>
 [[gnu::always_inline]] inline double group_masses_by(const T* values, double best, double sharpness,
                                                      double least, double* out) {
@@ -80,7 +80,7 @@ template <class T, int bytes>
             std::memcpy(&mass[j], doubles + i + j * lanes, sizeof mass[j]);
             mass[j] = (mass[j] - best) * sharpness;
         }
-        replace_by_exp<Packed<bytes>>(mass);  // nonsense below `least`
+        replace_by_exp<Packed<bytes>>(mass);  // meaningless below `least`; set to 0 next
         for (int j = 0; j < together; j++) {
             Lanes v;
             std::memcpy(&v, doubles + i + j * lanes, sizeof v);
@@ -122,29 +122,30 @@ template <class T>
 class Row {
   public:
     Row(const T* values, int64_t size, int width) : values_(values), size_(size), width_(width) {
-        tops_.resize(size_t((size + kNoiseGroup - 1) / kNoiseGroup));
-        for (int64_t g = 0; g < groups(); g++) tops_[g] = greatest(values + g * kNoiseGroup, count(g), width);
-        best_ = greatest(tops_.data(), groups(), width);
+        maxima_.resize(size_t((size + kNoiseGroup - 1) / kNoiseGroup));
+        for (int64_t g = 0; g < groups(); g++)
+            maxima_[g] = maximum(values + g * kNoiseGroup, count(g), width);
+        best_ = maximum(maxima_.data(), groups(), width);
     }
 
     int64_t size() const { return size_; }
-    int64_t groups() const { return int64_t(tops_.size()); }
+    int64_t groups() const { return int64_t(maxima_.size()); }
     int64_t count(int64_t g) const { return std::min(kNoiseGroup, size_ - g * kNoiseGroup); }
-    const std::vector<double>& tops() const { return tops_; }
+    const std::vector<double>& maxima() const { return maxima_; }
     double best() const { return best_; }
     void load(int64_t g, double* out) const {
         const T* from = values_ + g * kNoiseGroup;
         std::copy(from, from + count(g), out);
     }
 
-    // The sum of the masses of the values of at least `least`. A group's 256, 0 for all other tokens, are
-    // written to place(), and then take(g, masses) is told, if it has any.
+    // The sum of the masses of all values of at least `least`. For each group that has such values, its 256
+    // masses (0 for the other values) are written to place(), then take(g, masses) is called.
     template <class Place, class Take>
-    double masses(double temperature, double least, Place place, Take take) const {
+    double weigh(double temperature, double least, Place place, Take take) const {
         const double sharpness = std::min(1.0 / temperature, std::numeric_limits<double>::max());
         double total = 0.0;
         for (int64_t g = 0; g < groups(); g++) {
-            if (tops_[g] < least) continue;
+            if (maxima_[g] < least) continue;
             const T* from = values_ + g * kNoiseGroup;
             T padded[kNoiseGroup];
             if (count(g) < kNoiseGroup) {
@@ -162,7 +163,7 @@ class Row {
     const T* values_;
     int64_t size_;
     int width_;
-    std::vector<double> tops_;  // the greatest value in each group
+    std::vector<double> maxima_;  // the largest value of each group
     double best_;
 };
 

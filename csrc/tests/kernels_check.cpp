@@ -1,9 +1,9 @@
-// Every kernel table that this processor can run, against the portable one, bit for bit.
+// Compares every kernel table that this processor can run with the portable one, bit for bit.
 //
 //   kernels_check             exits 0 and says what was compared, or 1 at the first difference
-//   kernels_check --flip OP   flips the last bit of one result of OP: must exit 1
+//   kernels_check --flip OP   flips the last bit of one result of OP, to test the comparison: must exit 1
 //
-// OP is matmul, rms_norm, quantize, quantize_fine, silu_mul, rope, store_kv, copy_kv or attention.
+// OP is matmul, rms_norm, quantize, quantize_residual, silu_mul, rope, store_kv, copy_kv or attention.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/activations.h"
+#include "kernels/activation_buffer.h"
 #include "kernels/kernels.h"
 #include "memory/half.h"
 #include "memory/slabs.h"
@@ -23,17 +23,17 @@ using namespace outrider;
 namespace {
 
 std::mt19937 g_random(20240607);
-std::string g_flip;  // the operation whose result is spoilt
+std::string g_flip;  // the operation of which one result is changed
 
 int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(g_random); }
 float normal() { return std::normal_distribution<float>()(g_random); }
 
-// Values as activations have them: mostly ordinary, some outliers, some zeros of either sign.
+// Like activations: mostly normally distributed, some outliers, some zeros of either sign.
 std::vector<float> floats(size_t n, float scale = 1.0f) {
     std::vector<float> v(n);
     for (float& x : v) {
-        const int kind = pick(0, 99);
-        x = kind == 0 ? 0.0f : kind == 1 ? -0.0f : (kind < 4 ? 60.0f : 1.0f) * scale * normal();
+        const int percent = pick(0, 99);
+        x = percent == 0 ? 0.0f : percent == 1 ? -0.0f : (percent < 4 ? 60.0f : 1.0f) * scale * normal();
     }
     return v;
 }
@@ -62,31 +62,31 @@ void same(const std::string& what, const std::vector<T>& wanted, std::vector<T> 
 }
 
 // A file's matrix of random integers, with scales that are small and finite.
-std::vector<uint8_t> random_file(Kind kind, int rows, int columns) {
-    std::vector<uint8_t> file(size_t(rows) * row_bytes(kind, columns));
+std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
+    std::vector<uint8_t> file(size_t(rows) * row_bytes(type, columns));
     for (uint8_t& b : file) b = uint8_t(pick(0, 255));
-    const KindInfo& k = info(kind);
+    const WeightTypeInfo& k = info(type);
     const auto put16 = [&](size_t at, uint16_t v) { std::memcpy(file.data() + at, &v, 2); };
     for (size_t at = 0; at < file.size(); at += size_t(k.block_bytes)) {
         if (k.is_float) {
             const float v = normal();
-            if (kind == Kind::F32)
+            if (type == WeightType::F32)
                 std::memcpy(file.data() + at, &v, 4);
             else
-                put16(at, kind == Kind::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
+                put16(at, type == WeightType::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
             continue;
         }
-        const size_t d = at + (kind == Kind::Q6_K ? 208 : 0);
+        const size_t d = at + (type == WeightType::Q6_K ? 208 : 0);
         put16(d, float_to_half(0.01f * normal()));
-        const bool two = kind == Kind::Q4_1 || kind == Kind::Q5_1 || kind == Kind::Q4_K || kind == Kind::Q5_K;
-        if (two) put16(d + 2, float_to_half(0.1f * normal()));
+        if (k.has_minimum) put16(d + 2, float_to_half(0.1f * normal()));
     }
     return file;
 }
 
 struct Buffer : ActivationBuffer {
-    Buffer(int tokens, int columns, Readers readers, const std::vector<float>& values) {
-        shape(tokens, columns, readers);
+    Buffer(int tokens, int columns, ActivationFormat format, const Kernels& kernels,
+           const std::vector<float>& values) {
+        shape(tokens, columns, format, kernels);
         std::copy_n(values.begin(), size_t(tokens) * columns, row(0));
     }
 };
@@ -104,23 +104,23 @@ void same(const std::string& what, const Activations& wanted, const Activations&
     both("integers", &Activations::q, cells * kGroup);
     both("scales", &Activations::scale, cells);
     both("sums", &Activations::sum, cells);
-    both("scaled sums", &Activations::scaled, cells);
-    if (!wanted.blocks) return;
-    both("superblocks' scales", &Activations::whole, cells / kParts);
+    both("scaled sums", &Activations::scaled_sum, cells);
+    if (!wanted.superblocks) return;
+    both("superblocks' scales", &Activations::superblock_scale, cells / kSuperblockGroups);
     both("shifts", &Activations::shifts, 2 * cells);
-    both("roundings", &Activations::round, cells);
-    both("centres", &Activations::centre, 2 * cells);
-    both("eighths", &Activations::eighths, cells);
+    both("roundings", &Activations::rounding, cells);
+    both("centred starts", &Activations::centred_start, 2 * cells);
+    both("sums for minimums", &Activations::min_sums_q3, cells);
 }
 
-void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int rows, int columns,
+void check_matmul(const Kernels& oracle, const Kernels& kernels, WeightType type, int rows, int columns,
                   int tokens) {
-    const KindInfo& k = info(kind);
+    const WeightTypeInfo& k = info(type);
     Slabs slabs;
-    Matrix m = make_matrix(kind, rows, columns, slabs);
-    const std::vector<uint8_t> file = random_file(kind, rows, columns);
+    Matrix m = make_matrix(type, rows, columns, slabs);
+    const std::vector<uint8_t> file = random_file(type, rows, columns);
     pack_panels(m, file.data(), 0, m.panels);
-    Buffer in(tokens, columns, readers({&m}), floats(size_t(tokens) * columns));
+    Buffer in(tokens, columns, activation_format({&m}), kernels, floats(size_t(tokens) * columns));
     Activations& a = in.view();
     if (!k.is_float)
         for (int t = 0; t < tokens; t++) oracle.quantize(a, t, 0, a.groups());
@@ -142,22 +142,22 @@ void check_matmul(const Kernels& oracle, const Kernels& kernels, Kind kind, int 
 }
 
 void check_matmuls(const Kernels& oracle, const Kernels& kernels) {
-    for (int i = 0; i <= int(Kind::Q3_0); i++) {
-        const Kind kind = Kind(i);
-        const int block = info(kind).block_columns;
+    for (const WeightTypeInfo& row : kWeightTypes) {
+        const WeightType type = row.type;
+        const int block = row.block_columns;
         for (int tokens = 1; tokens <= 20; tokens++)
             for (int rows : {1, 16, 23, 48}) {
                 const int blocks = block == 256 ? pick(1, 3) : block == 32 ? pick(1, 11) : pick(1, 99);
-                check_matmul(oracle, kernels, kind, rows, block * blocks, tokens);
+                check_matmul(oracle, kernels, type, rows, block * blocks, tokens);
             }
-        check_matmul(oracle, kernels, kind, 40, block == 1 ? 1000 : 2304, 5);
+        check_matmul(oracle, kernels, type, 40, block == 1 ? 1000 : 2304, 5);
     }
 }
 
 void check_vectors(const Kernels& oracle, const Kernels& kernels) {
     for (int n : {1, 15, 16, 17, 64, 100, 576, 1536}) {
         const std::vector<float> x = floats(size_t(n)), weight = floats(size_t(n));
-        const auto norm = [&](const Kernels& table, int half) {  // in two parts, the later one first
+        const auto norm = [&](const Kernels& table, int half) {  // in two parts, the second one first
             std::vector<float> y(x.size());
             table.rms_norm(x.data(), weight.data(), 1e-6f, n, half, n, y.data());
             table.rms_norm(x.data(), weight.data(), 1e-6f, n, 0, half, y.data());
@@ -186,37 +186,39 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
 }
 
 void check_quantize(const Kernels& oracle, const Kernels& kernels, int columns, float scale,
-                    Readers readers) {
+                    ActivationFormat format) {
     const int tokens = 3;
     std::vector<float> x = floats(size_t(2) * tokens * columns, scale);
     for (size_t at = 0; at < x.size();
-         at += kGroup)  // as far below one another as superblocks can tell, and further
+         at += kGroup)  // scales as far apart as shifts can express, and further
         for (int i = 0, down = pick(0, 16); i < kGroup; i++)
             x[at + size_t(i)] = std::ldexp(x[at + size_t(i)], -down);
-    std::fill(x.begin() + columns, x.begin() + columns + 32, 0.0f);  // a group of nothing
+    std::fill(x.begin() + columns, x.begin() + columns + 32, 0.0f);  // a group of zeros
     for (int i = 0; i < 32; i++) x[size_t(i)] = scale * (float(i) - 15.5f) * (127.0f / 15.5f);  // ties
-    const auto run = [&](const Kernels& table, bool fine) {
-        Buffer b(2 * tokens, columns, readers, x);
+    const auto run = [&](const Kernels& table, bool residual) {
+        Buffer b(2 * tokens, columns, format, kernels, x);
         Activations& a = b.view();
-        const int parts = a.blocks ? kParts : 1, half = a.groups() / parts / 2 * parts;
+        const int parts = a.superblocks ? kSuperblockGroups : 1, half = a.groups() / parts / 2 * parts;
         for (int t = 0; t < tokens; t++)
             for (const auto& [first, last] : {std::pair{half, a.groups()}, std::pair{0, half}})
-                fine ? table.quantize_fine(a, t, tokens + t, first, last) : table.quantize(a, t, first, last);
+                residual ? table.quantize_residual(a, t, tokens + t, first, last)
+                         : table.quantize(a, t, first, last);
         return b;
     };
     same("quantize", run(oracle, false).view(), run(kernels, false).view());
-    same("quantize_fine", run(oracle, true).view(), run(kernels, true).view());
+    same("quantize_residual", run(oracle, true).view(), run(kernels, true).view());
 }
 
 void check_quantize(const Kernels& oracle, const Kernels& kernels) {
     for (float scale : {1e-38f, 1e-20f, 1e-3f, 1.0f, 1e4f, 1e30f, 1e36f}) {
         for (int columns : {32, 64, 96, 256, 1536})
-            check_quantize(oracle, kernels, columns, scale, Readers::integers);
-        for (int columns : {256, 1536}) check_quantize(oracle, kernels, columns, scale, Readers::superblocks);
+            check_quantize(oracle, kernels, columns, scale, ActivationFormat::int8);
+        for (int columns : {256, 1536})
+            check_quantize(oracle, kernels, columns, scale, ActivationFormat::int8_superblocks);
     }
 }
 
-// A cache of one layer and head, filled by the table under test.
+// A cache of one layer and head.
 struct Head {
     std::vector<std::vector<uint16_t>> blocks;
     std::vector<void*> pointers;
@@ -254,7 +256,7 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
     }
     same("copy_kv " + shape, wanted, got);
 
-    // Some tokens, the last of which sees all positions: in order, or from `direct` on along a path.
+    // Some tokens, the last of which sees all positions: all in order, or from `direct` on through `tail`.
     const int tokens = pick(1, 5), spans = (positions + kSpan - 1) / kSpan;
     const std::vector<float> q = floats(size_t(tokens) * group * head_dim, 0.3f);
     const size_t row = partial_floats(head_dim), stride = row * size_t(group),
@@ -281,7 +283,7 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                 std::vector<std::vector<float>> found(size_t(spans),
                                                       std::vector<float>(stride * size_t(count)));
                 for (int s = 0; s < spans;
-                     s++) {  // (what is fetched for later must not matter; the last span has no next)
+                     s++) {  // (prefetching must not change results; the last span has no next one)
                     const NextKeys next{wanted.cache, s + 1, positions};
                     table.attend(wanted.cache, queries, s, next, scratch.data(), found[size_t(s)].data(),
                                  stride);
@@ -289,8 +291,8 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                 for (int r = 0; r < count * group; r++) {
                     float* all = found[0].data() + row * size_t(r);
                     for (int s = 1; s * kSpan < visible[size_t(first + r / group)].positions; s++)
-                        table.join_spans(all, found[size_t(s)].data() + row * size_t(r), head_dim);
-                    table.end_spans(all, head_dim, out.data() + size_t(r) * head_dim);
+                        table.merge_spans(all, found[size_t(s)].data() + row * size_t(r), head_dim);
+                    table.finish_spans(all, head_dim, out.data() + size_t(r) * head_dim);
                 }
                 return out;
             };

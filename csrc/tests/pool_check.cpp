@@ -1,6 +1,6 @@
-// Begins and ends pools as fast as it can: a helper that comes late to a pool's last phase meets its end.
-// Every chunk must be done once, and no thread may be left waiting: whoever runs this gives it some time and
-// no more.
+// Creates and destroys pools as fast as it can, so that helpers come late to a pool's last phase and meet its
+// end. Every chunk must be done once, and no thread may be left waiting (the caller of this program sets a
+// time limit).
 //   pool_check [POOLS]
 #include <array>
 #include <chrono>
@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
             std::array<std::atomic<int>, 5> done{};
             {
                 outrider::Pool pool(threads);
-                const auto turn = pool.turn();
+                const auto lock = pool.lock();
                 for (int phase = 0; phase < phases; phase++)
                     pool.phase(int(done.size()), [&](int chunk, int) { done[size_t(chunk)]++; });
             }
@@ -30,12 +30,11 @@ int main(int argc, char** argv) {
                     return 1;
                 }
         }
-    // More chunks than a share counts, and the first ones so slow that others have to be taken from their
-    // thread.
+    // More chunks than a share can count, and the first ones so slow that other threads must steal some.
     for (int threads = 2; threads <= 4; threads++) {
         std::vector<std::atomic<int>> done(200000);
         outrider::Pool pool(threads);
-        const auto turn = pool.turn();
+        const auto lock = pool.lock();
         pool.phase(int(done.size()), [&](int chunk, int) {
             if (chunk < 1000) std::this_thread::sleep_for(std::chrono::microseconds(1));
             done[size_t(chunk)]++;

@@ -9,7 +9,7 @@ namespace outrider {
 
 int thread_id() { return int(syscall(SYS_gettid)); }
 
-void keep_off(const std::vector<int>& ids) {
+void avoid_current_cpu(const std::vector<int>& ids) {
     cpu_set_t allowed;
     const int here = sched_getcpu();
     if (here < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
@@ -19,7 +19,7 @@ void keep_off(const std::vector<int>& ids) {
         if (id != 0) sched_setaffinity(id, sizeof allowed, &allowed);
 }
 
-void follow(int id) {
+void copy_affinity(int id) {
     cpu_set_t allowed;
     if (id != 0 && sched_getaffinity(id, sizeof allowed, &allowed) == 0)
         sched_setaffinity(0, sizeof allowed, &allowed);
@@ -29,7 +29,7 @@ void follow(int id) {
 #else
 namespace outrider {
 int thread_id() { return 0; }
-void keep_off(const std::vector<int>&) {}
-void follow(int) {}
+void avoid_current_cpu(const std::vector<int>&) {}
+void copy_affinity(int) {}
 }  // namespace outrider
 #endif

@@ -1,17 +1,18 @@
-// Which processor a thread wakes on. Linux only; elsewhere, and where it may not, this does nothing.
+// On which processor threads wake. Does nothing except on Linux, or where setting the affinity is not
+// permitted.
 #pragma once
 #include <vector>
 
 namespace outrider {
 
-// The calling thread's number for the system; 0 where there is none.
+// The system's id of the calling thread; 0 where there is none.
 int thread_id();
 
-// When these threads wake, they will not be on the processor that the calling thread is on now, if they may
-// be on any other.
-void keep_off(const std::vector<int>& ids);
+// Takes the calling thread's current processor out of the affinity of these threads, unless it is the only
+// one.
+void avoid_current_cpu(const std::vector<int>& ids);
 
-// The calling thread may be wherever thread `id` may be.
-void follow(int id);
+// Gives the calling thread the affinity of thread `id`.
+void copy_affinity(int id);
 
 }  // namespace outrider

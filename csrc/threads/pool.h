@@ -1,12 +1,12 @@
-// Threads that help the calling one through the phases of a forward pass.
+// Threads that compute the phases of a forward pass together with the calling thread.
 //
-// A phase is a number of chunks, and each thread has an equal share of them, next to one another. It takes
-// them one at a time from the front, then from the back of the others' shares, and the phase is over when
-// every chunk is done, whoever did it: a helper that the system keeps off its processor is not waited for
-// unless it holds a chunk. (A barrier that all threads must reach costs a scheduler's slice each time: with
-// one other busy process a pass of 150 phases took ten times as long. See benchmarks/contention.py.) So a
-// thread goes through memory from front to back, and what is fetched ahead of it is what it comes to next.
-// Which thread computes a chunk never changes a result.
+// A phase is a number of chunks. Each thread has an equal, contiguous share of them: it takes them one at a
+// time from the front of its own share, then steals from the back of the others'. The phase ends when every
+// chunk is done, whichever thread did it, so a helper that is descheduled delays it only while it holds a
+// chunk. (A barrier that all threads must reach costs a time slice of the scheduler whenever one is
+// descheduled: with one other busy process a pass of 150 phases took ten times as long. See
+// benchmarks/contention.py.) Contiguous shares let a thread read memory from front to back, so that
+// prefetching fetches what it needs next. Which thread computes a chunk never changes a result.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -30,14 +30,14 @@ class Pool {
 
     int size() const { return int(helpers_.size()) + 1; }
 
-    // The right to call phase(); hold it for a whole pass.
-    std::unique_lock<std::mutex> turn() { return std::unique_lock<std::mutex>(one_caller_); }
+    // Must be held to call phase(), for a whole pass.
+    std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(one_caller_); }
 
-    // What `thread` is likely to read first in the phase after the next one that is called: it asks for that
-    // while it waits for the others at the phase's end, when memory has little else to do.
-    void expect(int thread, const uint8_t* first, size_t bytes) {
-        expected_[size_t(thread)].first.store(first, std::memory_order_relaxed);
-        expected_[size_t(thread)].bytes.store(bytes, std::memory_order_relaxed);
+    // What `thread` is likely to read first in the phase after the next one: it prefetches that while it
+    // waits for the others at the end of the next phase, when memory is mostly idle.
+    void prefetch_next(int thread, const uint8_t* first, size_t bytes) {
+        next_reads_[size_t(thread)].first.store(first, std::memory_order_relaxed);
+        next_reads_[size_t(thread)].bytes.store(bytes, std::memory_order_relaxed);
     }
 
     // The first chunk of a thread's share.
@@ -46,9 +46,9 @@ class Pool {
     // Calls work(chunk, thread) once for each chunk in [0, chunks), thread in [0, size()).
     template <class Work>
     void phase(int chunks, const Work& work) {
-        const int each = std::max(1, (chunks + kMost - 1) / kMost);
-        if (each == 1) return one_by_one(chunks, work);
-        one_by_one((chunks + each - 1) / each, [&](int i, int thread) {
+        const int each = std::max(1, (chunks + kMaxChunks - 1) / kMaxChunks);
+        if (each == 1) return run_chunks(chunks, work);
+        run_chunks((chunks + each - 1) / each, [&](int i, int thread) {
             for (int chunk = i * each, end = std::min(chunks, chunk + each); chunk < end; chunk++)
                 work(chunk, thread);
         });
@@ -56,10 +56,10 @@ class Pool {
 
   private:
     using Call = void (*)(const void*, int, int);
-    static constexpr int kMost = 0xffff;  // chunks that a share can count
+    static constexpr int kMaxChunks = 0xffff;  // that a share can count
 
     template <class Work>
-    void one_by_one(int chunks, const Work& work) {
+    void run_chunks(int chunks, const Work& work) {
         if (helpers_.empty() || chunks <= 1) {
             for (int i = 0; i < chunks; i++) work(i, 0);
             return;
@@ -70,23 +70,22 @@ class Pool {
         finish(chunks);
     }
 
-    // Fields are atomic because a late helper may read them while they change; it then fails to take a chunk.
+    // Atomic, because a late helper may read the fields while they change; it then fails to take a chunk.
     struct Job {
         std::atomic<const void*> work{nullptr};
         std::atomic<Call> call{nullptr};
     };
 
-    // What a thread's share still has of a phase: its number, then the first chunk and the end of the rest.
+    // The chunks of a thread's share that nobody has taken yet: number of the phase, first chunk, end.
     struct alignas(64) Share {
-        std::atomic<uint64_t> rest{0};
+        std::atomic<uint64_t> remaining{0};
     };
 
-    struct Expected {
+    struct NextRead {
         std::atomic<const uint8_t*> first{nullptr};
         std::atomic<size_t> bytes{0};
     };
 
-    // A thread beside the caller.
     struct Helper {
         std::thread thread;
         std::atomic<int> id{0};
@@ -97,18 +96,18 @@ class Pool {
     void wake();
     void help(int thread);
     void take(Share& share, bool own, int thread);
-    template <class Come>
-    void look_ahead(int thread, const Come& come) const;
+    template <class Condition>
+    void prefetch_until(int thread, const Condition& done) const;
     void finish(int chunks);
     void helper(int thread);
 
     std::mutex one_caller_;
     std::vector<std::unique_ptr<Helper>> helpers_;
-    std::vector<Expected> expected_;  // of each thread
-    std::atomic<int> caller_{0};      // of the phase under way
-    std::vector<int> asleep_;         // helpers that it wakes
+    std::vector<NextRead> next_reads_;  // of each thread
+    std::atomic<int> caller_{0};        // thread id, for the current phase
+    std::vector<int> asleep_;           // helpers to wake for it
     std::atomic<bool> stop_{false};
-    Job jobs_[2];                                 // of the phase under way, and of the one before
+    Job jobs_[2];                                 // of the current phase and of the previous one
     std::vector<Share> shares_;                   // of each thread
     alignas(64) std::atomic<int> done_{0};        // chunks finished in this phase
     alignas(64) std::atomic<uint32_t> phase_{0};  // what idle helpers sleep on

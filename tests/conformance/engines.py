@@ -6,6 +6,7 @@ context of at least 96 positions: a target, and a draft that agrees with it part
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,12 +36,14 @@ def toy_models() -> Models:
     return Models(target, ToyModel(48, 128, seed=2, sharpness=2.5, memory=0.4, like=target, similarity=0.95))
 
 
-def native_models() -> Models:
+def native_models(arch: str = "llama") -> Models:
     """The same random weights twice, the draft rounded to 4 bits: it agrees most of the time."""
     with tempfile.TemporaryDirectory() as folder:
         target, draft = (
             NativeModel.load(
-                open_model(tiny_gguf(Path(folder) / f"{kind}.gguf", types=kind, tied=False, seed=3)),
+                open_model(
+                    tiny_gguf(Path(folder) / f"{kind}.gguf", arch=arch, types=kind, tied=False, seed=3)
+                ),
                 threads=2,
             )
             for kind in ("Q8_0", "Q4_0")
@@ -48,4 +51,8 @@ def native_models() -> Models:
     return Models(target, draft)
 
 
-ENGINES: dict[str, Callable[[], Models]] = {"toy": toy_models, "native": native_models}
+ENGINES: dict[str, Callable[[], Models]] = {
+    "toy": toy_models,
+    "native": native_models,
+    "native qwen3": functools.partial(native_models, "qwen3"),
+}

@@ -11,27 +11,24 @@ from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeCache, NativeModel, _core
 from outrider.models.source import ModelSource
+from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 
 
 def core(threads: int = 1, isa: str = "portable") -> _core.Model:
     """The smallest core there is, without weights. Raises ValueError for kernels that cannot run here."""
-    return _core.Model(
-        layers=1,
-        hidden=16,
-        heads=1,
-        kv_heads=1,
+    spec = ModelSpec(
+        name="llama",
+        hidden_size=16,
+        n_heads=1,
+        n_kv_heads=1,
         head_dim=16,
-        ffn=16,
-        vocab=1,
-        rope_dim=2,
+        vocab_size=1,
+        max_positions=16,
         rms_eps=1e-5,
-        rope_scale=1.0,
-        rope_interleaved=False,
-        half_cache=True,
-        inv_freq=np.ones(1, np.float32),
-        threads=threads,
-        isa=isa,
+        ropes=(RopeSpec(2, np.ones(1, np.float32)),),
+        layers=(LayerSpec(FeedForwardSpec(16), attention_scale=0.25),),
     )
+    return _core.Model(spec=spec, half_cache=True, threads=threads, isa=isa)
 
 
 def usable_isas() -> list[str]:

@@ -18,9 +18,10 @@ from tests.support.models import Dims, tiny_gguf
 from tests.support.toy_model import ToyCache
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
-    return load(open_model(tiny_gguf(tmp_path_factory.mktemp("cache") / "m.gguf", types="Q8_0")))
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> NativeModel:
+    path = tmp_path_factory.mktemp("cache") / "m.gguf"
+    return load(open_model(tiny_gguf(path, arch=request.param, types="Q8_0")))
 
 
 @settings(max_examples=50)

@@ -115,3 +115,9 @@ def test_what_was_measured_beside_other_load_is_not_kept(
     monkeypatch.setattr(calibrate, "measure", lambda model, seconds=1.0, **_: {1: 1e-3 if seconds else again})
     assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(1e-3)
     assert bool(list(tmp_path.glob("*.json"))) == kept
+
+
+def test_widths_follow_the_kernels_token_tiles(model: NativeModel) -> None:
+    assert calibrate.pass_widths(10, 8) == (1, 2, 3, 4, 6, 8, 10, 11, 12, 16, 17, 20)
+    assert calibrate.pass_widths(4, 4) == (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
+    assert _core.token_tiles(model.isa) == (model.token_tile, model.usual_token_tile)

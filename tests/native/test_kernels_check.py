@@ -15,7 +15,7 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "csrc" / "tests"
 OPERATIONS = (
-    *("matmul", "rms_norm", "quantize", "quantize_fine", "silu_mul", "rope"),
+    *("matmul", "rms_norm", "quantize", "quantize_residual", "silu_mul", "rope"),
     *("store_kv", "copy_kv", "attention"),
 )
 

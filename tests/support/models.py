@@ -52,6 +52,12 @@ class Dims:
         return self.head_dim or self.hidden // self.heads
 
 
+def family_dims(arch: str) -> Dims:
+    """Sizes of the models that tests/scripts/record_family_reference.py recorded. Heads are larger than
+    hidden // heads, except for qwen2, whose q is square in llama.cpp."""
+    return Dims(layers=3, hidden=128, ffn=256, head_dim=0 if arch == "qwen2" else 64, theta=1e6, eps=1e-6)
+
+
 @functools.cache
 def tiny_tokenizer() -> Tokenizer:
     """A byte-level BPE tokenizer of VOCAB_SIZE pieces: 3 special, 256 bytes, 61 merges. GGUF pre: gpt-2."""
@@ -79,8 +85,8 @@ def tiny_weights(
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Floats:
         return np.asarray(rng.standard_normal((rows, columns)) * scale / np.sqrt(columns), np.float32)
 
-    def norm() -> Floats:
-        return np.asarray(1 + 0.1 * rng.standard_normal(dims.hidden), np.float32)
+    def norm(columns: int = dims.hidden) -> Floats:
+        return np.asarray(1 + 0.1 * rng.standard_normal(columns), np.float32)
 
     q, kv = dims.heads * dims.head, dims.kv_heads * dims.head
     weights = {"token_embd.weight": matrix(VOCAB_SIZE, dims.hidden, 4.0), "output_norm.weight": norm()}
@@ -100,6 +106,9 @@ def tiny_weights(
         if arch == "qwen2":
             for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
                 weights[f"{part}{name}.bias"] = (0.3 * rng.standard_normal(rows)).astype(np.float32)
+        if arch == "qwen3":
+            weights[part + "attn_q_norm.weight"] = norm(dims.head)
+            weights[part + "attn_k_norm.weight"] = norm(dims.head)
     return weights
 
 
@@ -169,7 +178,7 @@ def tiny_hf(
 ) -> Path:
     """Write a tiny model as a Hugging Face folder and return it.
 
-    arch: llama, qwen2 or mistral. dtype: F32, F16 or BF16. config: overrides for config.json; the value
+    arch: llama, mistral, qwen2 or qwen3. dtype: F32, F16 or BF16. config: overrides for config.json; a value
     None there is JSON's null.
     """
     dims = dims or Dims()
@@ -223,6 +232,8 @@ def hf_name(name: str) -> str:
         "output": "lm_head",
         "attn_norm": "input_layernorm",
         "attn_q": "self_attn.q_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
         "attn_k": "self_attn.k_proj",
         "attn_v": "self_attn.v_proj",
         "attn_output": "self_attn.o_proj",
@@ -248,8 +259,11 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
         f"{arch}.attention.head_count_kv": dims.kv_heads,
         f"{arch}.attention.layer_norm_rms_epsilon": dims.eps,
         f"{arch}.rope.freq_base": dims.theta,
-        **({f"{arch}.attention.key_length": dims.head_dim} if dims.head_dim else {}),
-        **({f"{arch}.attention.value_length": dims.head_dim} if dims.head_dim else {}),
+        **(
+            {f"{arch}.attention.key_length": dims.head, f"{arch}.attention.value_length": dims.head}
+            if dims.head_dim or arch == "qwen3"
+            else {}
+        ),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [piece for piece, _ in vocab],
@@ -264,7 +278,7 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
 
 def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
     return {
-        "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral"}[arch] + "ForCausalLM"],
+        "architectures": [f"{arch.capitalize()}ForCausalLM"],
         "model_type": arch,
         "hidden_act": "silu",
         "num_hidden_layers": dims.layers,
@@ -273,7 +287,7 @@ def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
         "intermediate_size": dims.ffn,
         "num_attention_heads": dims.heads,
         "num_key_value_heads": dims.kv_heads,
-        **({"head_dim": dims.head_dim} if dims.head_dim else {}),
+        **({"head_dim": dims.head} if dims.head_dim or arch == "qwen3" else {}),
         "rms_norm_eps": dims.eps,
         "rope_theta": dims.theta,
         "vocab_size": VOCAB_SIZE,

@@ -1,4 +1,4 @@
-"""The Llama-family forward pass in plain NumPy float64, one token at a time and without a cache.
+"""The forward pass of the known families in plain NumPy float64, one token at a time and without a cache.
 
 An oracle for the native engine: short, slow, and sharing no code with it but the file readers.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.models.source import ModelSource
+from outrider.models.spec import RopeSpec
 from tests.support.superblocks import superblocks
 from tests.support.three_bits import values
 
@@ -20,13 +21,14 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 class Reference:
     """`logits(ids, parents)` is float64[n, vocab]: row i follows token i, which sees its ancestors.
+    `hidden(ids, parents)` is float64[n, layers + 1, hidden]: each layer's input, and the last one's output.
 
     rounded: round what enters an integer matrix as the native engine does (8 bits and one scale for 32
     columns; for values 8 bits more; K-quants as in superblocks.py), so that the two can be compared closely.
     """
 
     def __init__(self, source: ModelSource, *, rounded: bool = False) -> None:
-        self.arch = source.architecture
+        self.spec = source.architecture
         tensors = {"output.weight": source.tensors["token_embd.weight"], **source.tensors}
         floats = ("F32", "F16", "BF16")
         self.integer = {name for name, t in tensors.items() if rounded and t.type not in floats}
@@ -36,6 +38,11 @@ class Reference:
         self.weights = {name: values(t).astype(np.float64) for name, t in tensors.items()}
 
     def logits(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:
+        last = self.hidden(ids, parents)[:, -1]
+        norm = self.weights["output_norm.weight"]
+        return np.stack([self._linear(self._norm(x, norm), "output") for x in last])
+
+    def hidden(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:
         parents = range(-1, len(ids) - 1) if parents is None else parents
         keys: dict[tuple[int, int], Any] = {}
         rows = []
@@ -47,29 +54,37 @@ class Reference:
         return np.stack(rows)
 
     def _token(self, token: int, node: int, lineage: list[int], keys: dict[tuple[int, int], Any]) -> Array:
-        a, w = self.arch, self.weights
-        x = w["token_embd.weight"][token]
-        for layer in range(a.n_layers):
-            at = f"blk.{layer}."
+        spec, w = self.spec, self.weights
+        x = w["token_embd.weight"][token] * spec.embedding_scale
+        states = [x]
+        for i, layer in enumerate(spec.layers):
+            at = f"blk.{i}."
             h = self._norm(x, w[at + "attn_norm.weight"])
             q, k, v = (
-                self._linear(h, at + name).reshape(-1, a.head_dim) for name in ("attn_q", "attn_k", "attn_v")
+                self._linear(h, at + name).reshape(-1, spec.head_dim)
+                for name in ("attn_q", "attn_k", "attn_v")
             )
-            position = len(lineage) - 1
-            keys[layer, node] = self._rotate(k, position), v
-            seen_k = np.stack([keys[layer, n][0] for n in lineage])  # [positions, kv_heads, head_dim]
-            seen_v = np.stack([keys[layer, n][1] for n in lineage])
+            if layer.norms.q:
+                q = np.stack([self._norm(head, w[at + "attn_q_norm.weight"]) for head in q])
+            if layer.norms.k:
+                k = np.stack([self._norm(head, w[at + "attn_k_norm.weight"]) for head in k])
+            if layer.rope is not None:
+                q, k = (self._rotate(part, len(lineage) - 1, spec.ropes[layer.rope]) for part in (q, k))
+            keys[i, node] = k, v
+            seen_k = np.stack([keys[i, n][0] for n in lineage])  # [positions, kv_heads, head_dim]
+            seen_v = np.stack([keys[i, n][1] for n in lineage])
             heads = []
-            for head, query in enumerate(self._rotate(q, position)):
-                group = head // (a.n_heads // a.n_kv_heads)
-                scores = seen_k[:, group] @ query / np.sqrt(a.head_dim)
+            for head, query in enumerate(q):
+                group = head // (spec.n_heads // spec.n_kv_heads)
+                scores = seen_k[:, group] @ query * layer.attention_scale
                 weights = np.exp(scores - scores.max())
                 heads.append(weights @ seen_v[:, group] / weights.sum())
             x = x + self._linear(np.concatenate(heads), at + "attn_output")
             h = self._norm(x, w[at + "ffn_norm.weight"])
             gate = self._linear(h, at + "ffn_gate")
             x = x + self._linear(gate / (1 + np.exp(-gate)) * self._linear(h, at + "ffn_up"), at + "ffn_down")
-        return self._linear(self._norm(x, w["output_norm.weight"]), "output")
+            states.append(x)
+        return np.stack(states)
 
     def _linear(self, x: Array, name: str) -> Array:
         fine = name.endswith("attn_v")
@@ -80,18 +95,18 @@ class Reference:
         return np.asarray(self.weights[f"{name}.weight"] @ x + self.weights.get(f"{name}.bias", 0.0))
 
     def _norm(self, x: Array, weight: Array) -> Array:
-        return np.asarray(x / np.sqrt(np.mean(x * x) + self.arch.rms_eps) * weight)
+        return np.asarray(x / np.sqrt(np.mean(x * x) + self.spec.rms_eps) * weight)
 
-    def _rotate(self, heads: Array, position: int) -> Array:
-        a = self.arch
-        half = a.rope_dim // 2
-        angle = position * a.inv_freq.astype(np.float64)
-        cos, sin = np.cos(angle) * a.rope_scale, np.sin(angle) * a.rope_scale
+    @staticmethod
+    def _rotate(heads: Array, position: int, rope: RopeSpec) -> Array:
+        half = rope.dim // 2
+        angle = position * rope.inv_freq.astype(np.float64)
+        cos, sin = np.cos(angle) * rope.scale, np.sin(angle) * rope.scale
         out = heads.copy()
-        if a.rope_style == "half":
-            first, second = slice(0, half), slice(half, a.rope_dim)
+        if rope.interleaved:
+            first, second = slice(0, rope.dim, 2), slice(1, rope.dim, 2)
         else:
-            first, second = slice(0, a.rope_dim, 2), slice(1, a.rope_dim, 2)
+            first, second = slice(0, half), slice(half, rope.dim)
         x, y = heads[:, first], heads[:, second]
         out[:, first], out[:, second] = x * cos - y * sin, x * sin + y * cos
         return out

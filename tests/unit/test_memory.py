@@ -14,22 +14,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from outrider import memory
 from outrider.errors import InsufficientMemoryError
 from outrider.memory import Budget, ModelMemory
-from outrider.models.source import Architecture, ModelSource, Tensor, TokenizerData
+from outrider.models.source import ModelSource, Tensor, TokenizerData
+from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 
-QWEN = Architecture(
+LAYER = LayerSpec(FeedForwardSpec(8960), attention_scale=128**-0.5)
+QWEN = ModelSpec(
     name="qwen2",
-    n_layers=28,
     hidden_size=1536,
     n_heads=12,
     n_kv_heads=2,
     head_dim=128,
-    ffn_size=8960,
     vocab_size=151936,
     max_positions=32768,
     rms_eps=1e-6,
-    rope_dim=128,
-    rope_style="half",
-    inv_freq=np.ones(64, np.float32),
+    ropes=(RopeSpec(128, np.ones(64, np.float32)),),
+    layers=(LAYER,) * 28,
 )
 
 
@@ -108,13 +107,13 @@ def test_sizes_for_a_reader(n: int, text: str) -> None:
     assert memory.size(n) == text
 
 
-def model(name: str = "T", tensor_bytes: int = 1000, arch: Architecture = QWEN) -> ModelSource:
+def model(name: str = "T", tensor_bytes: int = 1000, arch: ModelSpec = QWEN) -> ModelSource:
     tensor = Tensor("w", "F32", (tensor_bytes // 4,), np.zeros(tensor_bytes, np.uint8))
     path = Path(f"{name}.gguf")
     return ModelSource(path, "gguf", name, arch, {"w": tensor}, TokenizerData("bpe"), chat_template=None)
 
 
-SMALL = dataclasses.replace(QWEN, n_layers=7)
+SMALL = dataclasses.replace(QWEN, layers=(LAYER,) * 7)
 
 
 @given(

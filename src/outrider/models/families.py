@@ -1,23 +1,24 @@
-"""What a model of a known architecture must look like, whatever format it came in.
+"""The families of models that can be read, whatever format a file has: one entry of `FAMILIES` each.
 
-`check_architecture` bounds the numbers, `check_tensors` holds the tensors against them. To add an
-architecture, add a line to `FAMILIES` (and its rotation style to the reader of each format).
+A reader of a format gets `Dimensions` from a file. `check_dimensions` bounds them, `make_spec` turns them
+into the `ModelSpec` that engines compute, and `check_tensors` holds the file's tensors against it. What a
+family needs beyond that is said in its entry. The steps to add one are in docs/architecture.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.source import Architecture, RopeStyle, Tensor
-
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-VECTOR_TYPES = ("F32", "F16", "BF16")
+from outrider.models.source import Tensor
+from outrider.models.spec import PRE_NORMS, FeedForwardSpec, LayerSpec, ModelSpec, NormsSpec, RopeSpec
+from outrider.models.weight_types import FLOAT_TYPES, SUPPORTED_TYPES
 
 # Ids of these pieces end a turn when the vocabulary has them as special tokens.
 END_OF_TURN = frozenset(
@@ -26,17 +27,88 @@ END_OF_TURN = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What sets one architecture apart: its rotation in GGUF files, and which biases it has."""
+class HuggingFaceClass:
+    """A model class of transformers, and where the defaults of its configuration differ from Llama's.
 
-    gguf_rope: RopeStyle
+    n_kv_heads:         None: as many as heads.
+    head_dim:           None: hidden_size divided by the heads.
+    window_is_optional: the window counts only where use_sliding_window is true.
+    """
+
+    name: str
+    n_kv_heads: int | None = None
+    head_dim: int | None = None
+    window: int | None = None
+    window_is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets one family apart from a Llama with weights alone.
+
+    name:             general.architecture of its GGUF files.
+    classes:          its model classes in Hugging Face folders.
+    gguf_interleaved: whether its GGUF files want the pairs (2i, 2i + 1) rotated.
+    norms:            of every layer.
+    layer_tensors:    Hugging Face's names of tensors of a layer that LAYER_TENSORS lacks, to GGUF's.
+    required_bias, optional_bias: of a layer, by GGUF's names.
+    """
+
+    name: str
+    classes: tuple[HuggingFaceClass, ...]
+    gguf_interleaved: bool = False
+    norms: NormsSpec = PRE_NORMS
+    layer_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     required_bias: tuple[str, ...] = ()
     optional_bias: tuple[str, ...] = ()
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("interleaved", optional_bias=("attn_q", "attn_k", "attn_v", "attn_output")),
-    "qwen2": Family("half", required_bias=("attn_q", "attn_k", "attn_v")),
+    family.name: family
+    for family in (
+        Family(
+            "llama",
+            (
+                HuggingFaceClass("LlamaForCausalLM"),
+                HuggingFaceClass("MistralForCausalLM", n_kv_heads=8, window=4096),
+            ),
+            gguf_interleaved=True,
+            optional_bias=("attn_q", "attn_k", "attn_v", "attn_output"),
+        ),
+        Family(
+            "qwen2",
+            (HuggingFaceClass("Qwen2ForCausalLM", n_kv_heads=32, window=4096, window_is_optional=True),),
+            required_bias=("attn_q", "attn_k", "attn_v"),
+        ),
+        Family(
+            "qwen3",
+            (
+                HuggingFaceClass(
+                    "Qwen3ForCausalLM", n_kv_heads=32, head_dim=128, window=4096, window_is_optional=True
+                ),
+            ),
+            norms=NormsSpec(q=True, k=True),
+            layer_tensors={"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
+        ),
+    )
+}
+
+# Hugging Face's names of tensors to GGUF's, which are those of `ModelSource`.
+TOP_TENSORS: Mapping[str, str] = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+LAYER_TENSORS: Mapping[str, str] = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
 
 # Far above any model that exists; they keep every later product inside 64 bits.
@@ -53,31 +125,82 @@ LIMITS: Mapping[str, int] = {
 }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Dimensions:
+    """The numbers of a model that every format gives, under one set of names."""
+
+    n_layers: int
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    max_positions: int
+    rms_eps: float
+    rope: RopeSpec
+
+    @property
+    def rope_dim(self) -> int:
+        return self.rope.dim
+
+
+def make_spec(family: Family, d: Dimensions) -> ModelSpec:
+    """What a model of `family` with these dimensions computes: all layers alike."""
+    layer = LayerSpec(
+        FeedForwardSpec(d.ffn_size),
+        attention_scale=default_attention_scale(d.head_dim),
+        norms=family.norms,
+    )
+    return ModelSpec(
+        name=family.name,
+        hidden_size=d.hidden_size,
+        n_heads=d.n_heads,
+        n_kv_heads=d.n_kv_heads,
+        head_dim=d.head_dim,
+        vocab_size=d.vocab_size,
+        max_positions=d.max_positions,
+        rms_eps=d.rms_eps,
+        ropes=(d.rope,),
+        layers=(layer,) * d.n_layers,
+    )
+
+
+def default_attention_scale(head_dim: int) -> float:
+    """1 / sqrt(head_dim), rounded to float32 at each step: the factor that engines multiply queries with."""
+    return float(np.float32(1) / np.sqrt(np.float32(head_dim)))
+
+
 def shown(text: str) -> str:
     """A name from a file, fit for one line of an error: quoted, escaped, at most 80 characters."""
     short = text if len(text) <= 80 else text[:77] + "..."
     return ascii(short)
 
 
-def check_architecture(path: Path, arch: Architecture) -> None:
+def check_dimensions(path: Path, d: Dimensions) -> None:
     """Raise ModelFileError, naming the number, unless every one is positive, bounded and consistent."""
     for name, most in LIMITS.items():
-        value = getattr(arch, name)
+        value = getattr(d, name)
         if not 1 <= value <= most:
             raise ModelFileError(f"{path}: {name} is {value}, not between 1 and {most}")
-    if arch.n_heads % arch.n_kv_heads:
-        raise ModelFileError(f"{path}: {arch.n_heads} heads do not divide among {arch.n_kv_heads} key heads")
-    if arch.rope_dim % 2 or arch.rope_dim > arch.head_dim:
-        raise ModelFileError(f"{path}: rope_dim {arch.rope_dim} is odd or above head_dim {arch.head_dim}")
-    if arch.head_dim % 2:
-        raise ModelFileError(f"{path}: head_dim {arch.head_dim} is odd")
-    if not (math.isfinite(arch.rms_eps) and 0 < arch.rms_eps < 1):
-        raise ModelFileError(f"{path}: rms_eps is {arch.rms_eps}, not between 0 and 1")
-    if not (math.isfinite(arch.rope_scale) and arch.rope_scale > 0):
-        raise ModelFileError(f"{path}: the rotary scale is {arch.rope_scale}, not a positive number")
-    inv_freq = arch.inv_freq
-    if inv_freq.shape != (arch.rope_dim // 2,) or not np.isfinite(inv_freq).all() or (inv_freq <= 0).any():
-        raise ModelFileError(f"{path}: the rotary frequencies are not {arch.rope_dim // 2} positive numbers")
+    if d.n_heads % d.n_kv_heads:
+        raise ModelFileError(f"{path}: {d.n_heads} heads do not divide among {d.n_kv_heads} key heads")
+    if d.rope_dim % 2 or d.rope_dim > d.head_dim:
+        raise ModelFileError(f"{path}: rope_dim {d.rope_dim} is odd or above head_dim {d.head_dim}")
+    if d.head_dim % 2:
+        raise ModelFileError(f"{path}: head_dim {d.head_dim} is odd")
+    if not (math.isfinite(d.rms_eps) and 0 < d.rms_eps < 1):
+        raise ModelFileError(f"{path}: rms_eps is {d.rms_eps}, not between 0 and 1")
+    rope = d.rope
+    if not (math.isfinite(rope.scale) and rope.scale > 0):
+        raise ModelFileError(f"{path}: the rotary scale is {rope.scale}, not a positive number")
+    frequencies = rope.inv_freq
+    if (
+        frequencies.shape != (rope.dim // 2,)
+        or not np.isfinite(frequencies).all()
+        or (frequencies <= 0).any()
+    ):
+        raise ModelFileError(f"{path}: the rotary frequencies are not {rope.dim // 2} positive numbers")
 
 
 def check_theta(path: Path, theta: float) -> float:
@@ -89,67 +212,81 @@ def check_theta(path: Path, theta: float) -> float:
 
 def check_tensors(
     path: Path,
-    arch: Architecture,
+    spec: ModelSpec,
     tensors: Mapping[str, Tensor],
-    called: Callable[[str], str] = lambda name: name,
+    file_name: Callable[[str], str] = lambda name: name,
 ) -> None:
-    """Raise unless `tensors` are exactly those of `arch`, each with the right shape and a known type.
+    """Raise unless `tensors` are exactly those of `spec`, each with the right shape and a known type.
 
-    `called` turns a tensor's name into the one that its file uses. Raises ModelFileError for a missing
-    or misshaped tensor, UnsupportedModelError for one that `arch` has no use for.
+    `file_name` turns a tensor's name into the one that its file uses. Raises ModelFileError for a missing
+    or misshaped tensor, UnsupportedModelError for one that `spec` has no use for.
     """
     known = set()
-    for name, shape, required in _expected(arch):
+    for name, shape, required in expected_tensors(spec):
         known.add(name)
         tensor = tensors.get(name)
         if tensor is None:
             if required:
-                raise ModelFileError(f"{path}: the tensor {called(name)} is missing")
+                raise ModelFileError(f"{path}: the tensor {file_name(name)} is missing")
             continue
         if tensor.shape != shape:
             raise ModelFileError(
-                f"{path}: the tensor {called(name)} is {_by(tensor.shape)}, not {_by(shape)}"
+                f"{path}: the tensor {file_name(name)} is {_by(tensor.shape)}, not {_by(shape)}"
             )
-        allowed = VECTOR_TYPES if len(shape) == 1 else SUPPORTED_TYPES
+        allowed = FLOAT_TYPES if len(shape) == 1 else SUPPORTED_TYPES
         if tensor.type not in allowed:
             raise UnsupportedModelError(
-                f"{path}: the tensor {called(name)} has type {tensor.type}; supported: {', '.join(allowed)}"
+                f"{path}: the tensor {file_name(name)} has type {tensor.type}; supported: "
+                f"{', '.join(allowed)}"
             )
     for name in tensors:
         if name not in known:
-            # Leaving out a weight that somebody trained would change the text without a word.
+            # Leaving out a weight that somebody trained would change the text without a warning.
             raise UnsupportedModelError(
-                f"{path}: the tensor {shown(called(name))} is not part of a {arch.name} model "
-                f"of {arch.n_layers} layers as it is known here"
+                f"{path}: the tensor {shown(file_name(name))} is not part of a {spec.name} model "
+                f"of {spec.n_layers} layers as it is known here"
             )
 
 
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
-
-
-def _expected(arch: Architecture) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    hidden, ffn = arch.hidden_size, arch.ffn_size
-    q_rows, kv_rows = arch.n_heads * arch.head_dim, arch.n_kv_heads * arch.head_dim
-    family = FAMILIES[arch.name]
-    yield "token_embd.weight", (arch.vocab_size, hidden), True
+def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """(name, shape, whether it must be there) of every tensor of a model. Shapes are (rows, columns)."""
+    hidden = spec.hidden_size
+    yield "token_embd.weight", (spec.vocab_size, hidden), True
     yield "output_norm.weight", (hidden,), True
-    yield "output.weight", (arch.vocab_size, hidden), False
-    weights: dict[str, tuple[int, ...]] = {
-        "attn_norm": (hidden,),
+    yield "output.weight", (spec.vocab_size, hidden), False
+    family = FAMILIES[spec.name]
+    for i, layer in enumerate(spec.layers):
+        weights = _layer_weights(spec, layer)
+        for part, shape in weights.items():
+            yield f"blk.{i}.{part}.weight", shape, True
+        for part in family.required_bias:
+            yield f"blk.{i}.{part}.bias", weights[part][:1], True
+        for part in family.optional_bias:
+            yield f"blk.{i}.{part}.bias", weights[part][:1], False
+
+
+def _layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    hidden, ffn = spec.hidden_size, layer.feed_forward.size
+    q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    norms: dict[str, tuple[int, bool]] = {  # name: columns, whether the layer has it
+        "attn_norm": (hidden, layer.norms.attention),
+        "attn_q_norm": (spec.head_dim, layer.norms.q),
+        "attn_k_norm": (spec.head_dim, layer.norms.k),
+        "post_attention_norm": (hidden, layer.norms.post_attention),
+        "ffn_norm": (hidden, layer.norms.ffn),
+        "post_ffw_norm": (hidden, layer.norms.post_ffn),
+    }
+    return {
+        **{name: (columns,) for name, (columns, present) in norms.items() if present},
         "attn_q": (q_rows, hidden),
         "attn_k": (kv_rows, hidden),
         "attn_v": (kv_rows, hidden),
         "attn_output": (hidden, q_rows),
-        "ffn_norm": (hidden,),
         "ffn_gate": (ffn, hidden),
         "ffn_up": (ffn, hidden),
         "ffn_down": (hidden, ffn),
     }
-    for layer in range(arch.n_layers):
-        for part, shape in weights.items():
-            yield f"blk.{layer}.{part}.weight", shape, True
-        for part in family.required_bias:
-            yield f"blk.{layer}.{part}.bias", weights[part][:1], True
-        for part in family.optional_bias:
-            yield f"blk.{layer}.{part}.bias", weights[part][:1], False
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -20,19 +20,16 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from outrider.config import quantization
 from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
+from outrider.models.weight_types import BLOCKS, FLOAT_TYPES
 
-FLOATS = ("F32", "F16", "BF16")
 LARGE = 12  # times a draft's bytes: of such a target's step, drafting takes too little to save at
 SAVES = 1.15  # times as large a matrix must be in the file, or it stays as it is under q3 and q4
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 FEED_FORWARD = ".ffn_"
-OURS = {"Q3_0": (32, 14)}  # (values, bytes) of a block; the other types are ggml's
 
 
 def for_draft(name: str | None, draft: ModelSource, target: ModelSource) -> str | None:
@@ -56,7 +53,7 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
             return source
         return replace(chosen, display_name=f"{source.display_name} ({name} at load)")
     quantization.check_quantization(name)
-    stored = Counter(t.type for t in source.tensors.values() if t.type not in FLOATS)
+    stored = Counter(t.type for t in source.tensors.values() if t.type not in FLOAT_TYPES)
     if stored:
         kinds = ", ".join(kind for kind, _ in stored.most_common())
         raise ConfigError(
@@ -91,7 +88,7 @@ def loaded_type(source: ModelSource, tensor: Tensor) -> str:
     if source.quantization == "q4_k":
         wanted.insert(0, "Q6_K" if tensor.name in (EMBEDDING, OUTPUT) else "Q4_K")
     columns = tensor.shape[1]
-    return next((kind for kind in wanted if columns % _sizes(kind)[0] == 0), tensor.type)
+    return next((kind for kind in wanted if columns % BLOCKS[kind][0] == 0), tensor.type)
 
 
 def _light_type(source: ModelSource, tensor: Tensor) -> str:
@@ -100,7 +97,7 @@ def _light_type(source: ModelSource, tensor: Tensor) -> str:
         kind = "Q8_0"
     else:
         kind = "Q3_0" if source.quantization == "q3" and FEED_FORWARD in tensor.name else "Q4_0"
-    fits = tensor.shape[1] % _sizes(kind)[0] == 0
+    fits = tensor.shape[1] % BLOCKS[kind][0] == 0
     if fits and SAVES * type_bytes(kind, tensor.shape) <= type_bytes(tensor.type, tensor.shape):
         return kind
     return tensor.type
@@ -108,15 +105,10 @@ def _light_type(source: ModelSource, tensor: Tensor) -> str:
 
 def type_bytes(kind: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor in the file's encoding of a type."""
-    block, size = _sizes(kind)
+    block, size = BLOCKS[kind]
     return math.prod(shape) // block * size
 
 
 def loaded_bytes(source: ModelSource) -> int:
     """Bytes of all tensors in the types that the engine holds them in."""
     return sum(type_bytes(loaded_type(source, t), t.shape) for t in source.tensors.values())
-
-
-def _sizes(kind: str) -> tuple[int, int]:
-    block, size = OURS.get(kind) or GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    return int(block), int(size)

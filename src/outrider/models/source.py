@@ -1,4 +1,4 @@
-"""What every model format is turned into: one description that engines and tokenizers read.
+"""What a file of any format is turned into: one description that engines and tokenizers read.
 
 Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …) whatever the file called them.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-RopeStyle: TypeAlias = Literal["half", "interleaved"]
+from outrider.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,36 +34,6 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Architecture:
-    """The numbers of a decoder-only transformer of the Llama family. All checked to be sane.
-
-    inv_freq:   float32[rope_dim // 2], rotary frequencies with every scaling already applied
-                (linear, llama3, or GGUF's rope_freqs factors).
-    rope_scale: factor on cos and sin (1.0 unless a scaling variant asks for another).
-    rope_dim:   how many of the first columns of a head are rotated; even, at most head_dim.
-    max_positions: the trained context, or the sliding window where that is shorter (inside the
-                window, windowed and full attention are the same thing).
-    rope_style: "half" rotates (i, i + d/2) pairs (Hugging Face, GGUF qwen2), "interleaved" rotates
-                (2i, 2i + 1) (GGUF llama, whose q and k rows are permuted for it).
-    """
-
-    name: str  # "llama" or "qwen2"
-    n_layers: int
-    hidden_size: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    vocab_size: int
-    max_positions: int
-    rms_eps: float
-    rope_dim: int
-    rope_style: RopeStyle
-    inv_freq: npt.NDArray[np.float32]
-    rope_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,12 +69,12 @@ class TokenizerData:
 class ModelSource:
     """A model that was opened and checked, with nothing computed or copied yet.
 
-    tensors: exactly those that the architecture calls for, each with the right shape: token_embd.weight
-             [vocab, hidden], output_norm.weight, blk.N.{attn_norm, attn_q, attn_k, attn_v,
-             attn_output, ffn_norm, ffn_gate, ffn_up, ffn_down}.weight; qwen2 also has
-             blk.N.attn_{q,k,v}.bias, llama may have those and attn_output.bias. Without
-             output.weight [vocab, hidden] the output is tied to token_embd.weight. Vectors are
-             F32, F16 or BF16. rope_freqs.weight is not here: inv_freq has it.
+    architecture: what an engine has to compute.
+    tensors: exactly those that the architecture calls for, each with the right shape
+             (`families.expected_tensors`): token_embd.weight [vocab, hidden], output_norm.weight, and of
+             each layer blk.N.{attn_norm, attn_q, …}.weight, some with a bias. Without output.weight
+             [vocab, hidden] the output is tied to token_embd.weight. Vectors are F32, F16 or BF16.
+             rope_freqs.weight is not here: the rotary frequencies have it.
     quantization: how an engine is to quantize the matrices when it loads them, see models/quantization.py;
              None for as stored.
     """
@@ -112,7 +82,7 @@ class ModelSource:
     path: Path
     format: Literal["gguf", "safetensors"]
     display_name: str
-    architecture: Architecture
+    architecture: ModelSpec
     tensors: Mapping[str, Tensor]
     tokenizer: TokenizerData
     chat_template: str | None

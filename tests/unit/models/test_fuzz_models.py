@@ -82,7 +82,7 @@ def survives(path: Path, read: Callable[[Path], object] = open_model) -> None:
     arch = model.architecture
     assert model.tensors["token_embd.weight"].shape == (arch.vocab_size, arch.hidden_size)
     assert arch.n_heads % arch.n_kv_heads == 0
-    assert (arch.inv_freq > 0).all()
+    assert (arch.ropes[0].inv_freq > 0).all()
     assert all(0 <= i < arch.vocab_size for i in model.tokenizer.eos_ids)
     for text in (*model.tokenizer.tokens, *model.tokenizer.merges, model.display_name):
         text.encode()

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
-from outrider.models.families import SUPPORTED_TYPES
 from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.rope import base_frequencies
 from outrider.models.open import open_model
+from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec
+from outrider.models.weight_types import SUPPORTED_TYPES
 from tests.support.models import CHAT_TEMPLATE, SPECIAL, Dims, interleaved, tiny_gguf, tiny_weights
 
 SPM = {
@@ -33,20 +34,40 @@ def test_llama(tmp_path: Path) -> None:
     arch = model.architecture
     assert (model.format, model.display_name, model.chat_template) == ("gguf", "Tiny", CHAT_TEMPLATE)
     assert (arch.name, arch.n_layers, arch.hidden_size, arch.ffn_size) == ("llama", 2, 64, 96)
-    assert (arch.n_heads, arch.n_kv_heads, arch.head_dim, arch.rope_dim) == (4, 2, 16, 16)
-    assert (arch.vocab_size, arch.max_positions, arch.rope_style) == (320, 256, "interleaved")
+    assert (arch.n_heads, arch.n_kv_heads, arch.head_dim, arch.ropes[0].dim) == (4, 2, 16, 16)
+    assert (arch.vocab_size, arch.max_positions, arch.ropes[0].interleaved) == (320, 256, True)
     assert arch.rms_eps == pytest.approx(1e-5)
-    assert arch.inv_freq.dtype == np.float32
-    np.testing.assert_array_equal(arch.inv_freq, base_frequencies(16, 10000.0).astype(np.float32))
+    assert arch.ropes[0].inv_freq.dtype == np.float32
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, base_frequencies(16, 10000.0).astype(np.float32))
     assert "output.weight" not in model.tensors
     assert model.weights_bytes == sum(4 * w.size for w in tiny_weights().values())
 
 
 def test_qwen2(tmp_path: Path) -> None:
     model = open_model(tiny_gguf(tmp_path / "a.gguf", arch="qwen2", tied=False))
-    assert (model.architecture.name, model.architecture.rope_style) == ("qwen2", "half")
+    assert (model.architecture.name, model.architecture.ropes[0].interleaved) == ("qwen2", False)
     assert model.tensors["blk.1.attn_k.bias"].shape == (32,)
     assert model.tensors["output.weight"].shape == (320, 64)
+
+
+def test_qwen3(tmp_path: Path) -> None:
+    dims = Dims(head_dim=32)  # heads times head_dim is not the hidden size
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", arch="qwen3", dims=dims))
+    arch = model.architecture
+    assert (arch.name, arch.n_layers, arch.head_dim, arch.ropes[0].interleaved) == ("qwen3", 2, 32, False)
+    assert model.tensors["blk.1.attn_q.weight"].shape == (128, 64)
+    assert model.tensors["blk.1.attn_k_norm.weight"].shape == (32,)
+    assert all(layer.norms == NormsSpec(q=True, k=True) for layer in arch.layers)
+    path = tiny_gguf(tmp_path / "b.gguf", arch="qwen3", tensors={"blk.1.attn_q_norm.weight": None})
+    with pytest.raises(ModelFileError, match=r"blk\.1\.attn_q_norm\.weight is missing"):
+        open_model(path)
+
+
+def test_layers_of_a_llama(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf")).architecture
+    layer = LayerSpec(FeedForwardSpec(96), attention_scale=0.25, norms=NormsSpec(), rope=0)
+    assert arch.layers == (layer, layer)
+    assert (arch.embedding_scale, arch.logit_softcap, len(arch.ropes)) == (1.0, None, 1)
 
 
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)
@@ -75,7 +96,7 @@ def test_mixed_types(tmp_path: Path) -> None:
 
 def test_head_dim_from_key_length(tmp_path: Path) -> None:
     arch = open_model(tiny_gguf(tmp_path / "a.gguf", dims=Dims(head_dim=32))).architecture
-    assert (arch.head_dim, arch.rope_dim, arch.inv_freq.shape) == (32, 32, (16,))
+    assert (arch.head_dim, arch.ropes[0].dim, arch.ropes[0].inv_freq.shape) == (32, 32, (16,))
 
 
 def test_absent_keys_take_llama_cpp_defaults(tmp_path: Path) -> None:
@@ -83,7 +104,7 @@ def test_absent_keys_take_llama_cpp_defaults(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "my model.gguf", dims=Dims(kv_heads=4), keys=keys)
     model = open_model(path)
     assert model.architecture.n_kv_heads == 4
-    assert model.architecture.inv_freq[1] == pytest.approx(10000 ** (-2 / 16))
+    assert model.architecture.ropes[0].inv_freq[1] == pytest.approx(10000 ** (-2 / 16))
     assert model.display_name == "my model"
 
 
@@ -99,7 +120,8 @@ def test_absent_keys_take_llama_cpp_defaults(tmp_path: Path) -> None:
 )
 def test_rope_scaling(tmp_path: Path, keys: dict[str, Any], divisor: float) -> None:
     arch = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).architecture
-    np.testing.assert_array_equal(arch.inv_freq, (base_frequencies(16, 10000.0) / divisor).astype(np.float32))
+    expected = (base_frequencies(16, 10000.0) / divisor).astype(np.float32)
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, expected)
 
 
 def test_rope_freqs_divide_and_disappear(tmp_path: Path) -> None:
@@ -107,7 +129,7 @@ def test_rope_freqs_divide_and_disappear(tmp_path: Path) -> None:
     model = open_model(tiny_gguf(tmp_path / "a.gguf", tensors={"rope_freqs.weight": factors}))
     assert "rope_freqs.weight" not in model.tensors
     expected = (base_frequencies(16, 10000.0) / factors).astype(np.float32)
-    np.testing.assert_array_equal(model.architecture.inv_freq, expected)
+    np.testing.assert_array_equal(model.architecture.ropes[0].inv_freq, expected)
 
 
 def test_optional_llama_biases(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_qwen_pair(name: str, layers: int, hidden: int, heads: int) -> None:
     arch, tokenizer = model.architecture, model.tokenizer
     assert (arch.name, arch.n_layers, arch.hidden_size, arch.n_heads) == ("qwen2", layers, hidden, heads)
     assert (arch.n_kv_heads, arch.vocab_size, arch.max_positions) == (2, 151936, 32768)
-    assert arch.inv_freq[1] == pytest.approx(1e6 ** (-2 / arch.rope_dim))
+    assert arch.ropes[0].inv_freq[1] == pytest.approx(1e6 ** (-2 / arch.ropes[0].dim))
     assert (tokenizer.kind, tokenizer.pre, len(tokenizer.tokens)) == ("bpe", "qwen2", 151936)
     assert [tokenizer.tokens[i] for i in tokenizer.eos_ids] == ["<|im_end|>", "<|endoftext|>"]
     assert tokenizer.merges[0] == "Ġ Ġ"

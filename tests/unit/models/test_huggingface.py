@@ -43,8 +43,8 @@ def test_llama(folder: Path) -> None:
     arch = model.architecture
     assert (model.format, model.display_name, model.chat_template) == ("safetensors", "tiny", CHAT_TEMPLATE)
     assert (arch.name, arch.n_layers, arch.hidden_size, arch.ffn_size) == ("llama", 2, 64, 96)
-    assert (arch.n_heads, arch.n_kv_heads, arch.head_dim, arch.rope_dim) == (4, 2, 16, 16)
-    assert (arch.vocab_size, arch.max_positions, arch.rope_style) == (320, 256, "half")
+    assert (arch.n_heads, arch.n_kv_heads, arch.head_dim, arch.ropes[0].dim) == (4, 2, 16, 16)
+    assert (arch.vocab_size, arch.max_positions, arch.ropes[0].interleaved) == (320, 256, False)
     assert arch.rms_eps == 1e-5
     assert "output.weight" not in model.tensors
     assert model.tokenizer.kind == "json"
@@ -52,7 +52,7 @@ def test_llama(folder: Path) -> None:
     assert (model.tokenizer.bos_id, model.tokenizer.eos_ids) == (1, (2, 0))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_same_tensors_as_the_gguf_of_the_same_model(tmp_path: Path, arch: str) -> None:
     ours = open_model(tiny_hf(tmp_path / "hf", arch=arch, tied=False))
     theirs = open_model(tiny_gguf(tmp_path / "a.gguf", arch=arch, tied=False))
@@ -60,7 +60,7 @@ def test_same_tensors_as_the_gguf_of_the_same_model(tmp_path: Path, arch: str) -
     for name, tensor in ours.tensors.items():
         assert tensor.name == name
         assert tensor.shape == theirs.tensors[name].shape
-        if arch == "qwen2" or ("attn_q" not in name and "attn_k" not in name):  # permuted in llama's GGUF
+        if arch != "llama" or ("attn_q" not in name and "attn_k" not in name):  # permuted in llama's GGUF
             assert tensor.data.tobytes() == theirs.tensors[name].data.tobytes()
 
 
@@ -77,6 +77,17 @@ def test_dtypes_and_shards(tmp_path: Path, dtype: str, error: float, shards: int
 
 def test_head_dim_of_its_own(tmp_path: Path) -> None:
     assert open_model(tiny_hf(tmp_path / "hf", dims=Dims(head_dim=32))).architecture.head_dim == 32
+
+
+def test_qwen3_has_a_head_size_of_its_own(tmp_path: Path) -> None:
+    dims = Dims(head_dim=128)
+    folder = tiny_hf(tmp_path / "hf", arch="qwen3", dims=dims, config={"head_dim": None})
+    arch = open_model(folder).architecture  # the default of Qwen3Config
+    assert (arch.name, arch.head_dim, arch.hidden_size) == ("qwen3", 128, 64)
+    tiny_hf(tmp_path / "missing", arch="qwen3")
+    edit_json(tmp_path / "missing" / "config.json", num_hidden_layers=3)
+    with pytest.raises(ModelFileError, match=r"model\.layers\.2\.input_layernorm\.weight is missing"):
+        open_model(tmp_path / "missing")
 
 
 def test_a_tied_model_drops_its_lm_head(tmp_path: Path) -> None:
@@ -127,7 +138,7 @@ BASE = base_frequencies(16, 10000.0)
     ],
 )
 def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, Any], expected: Any) -> None:
-    inv_freq = open_model(tiny_hf(tmp_path / "hf", config=config)).architecture.inv_freq
+    inv_freq = open_model(tiny_hf(tmp_path / "hf", config=config)).architecture.ropes[0].inv_freq
     expected = base_frequencies(16, expected) if isinstance(expected, float) else expected
     np.testing.assert_array_equal(inv_freq, expected.astype(np.float32))
 

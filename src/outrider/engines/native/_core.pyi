@@ -1,8 +1,15 @@
 import numpy as np
 import numpy.typing as npt
 
+from outrider.models.spec import ModelSpec
+
 LAYOUT_VERSION: int
 
+Work = list[tuple[Cache, npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]]
+
+def unsupported(spec: ModelSpec) -> str: ...
+def weight_types() -> dict[str, tuple[int, int]]: ...
+def token_tiles(isa: str) -> tuple[int, int]: ...
 def packed_bytes(type: str, rows: int, columns: int) -> int: ...
 def checksum(data: npt.NDArray[np.uint8]) -> int: ...
 
@@ -28,19 +35,8 @@ class Model:
     def __init__(
         self,
         *,
-        layers: int,
-        hidden: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        ffn: int,
-        vocab: int,
-        rope_dim: int,
-        rms_eps: float,
-        rope_scale: float,
-        rope_interleaved: bool,
+        spec: ModelSpec,
         half_cache: bool,
-        inv_freq: npt.NDArray[np.float32],
         threads: int,
         isa: str,
     ) -> None: ...
@@ -60,13 +56,18 @@ class Model:
     def new_cache(self, capacity: int) -> Cache: ...
     def keep(self, cache: Cache, base: int, slots: list[int]) -> None: ...
     def forward(
-        self,
-        items: list[tuple[Cache, npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]],
-        blocks: npt.NDArray[np.int32] | None = None,
+        self, items: Work, panels: npt.NDArray[np.int32] | None = None
     ) -> npt.NDArray[np.float32]: ...
+    def forward_hidden(
+        self, items: Work, taps: list[int]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]: ...
     def read_gb_per_s(self) -> float: ...
     @property
     def isa(self) -> str: ...
+    @property
+    def token_tile(self) -> int: ...
+    @property
+    def usual_token_tile(self) -> int: ...
     @property
     def threads(self) -> int: ...
     @property

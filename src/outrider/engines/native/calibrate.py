@@ -1,9 +1,9 @@
-"""What a pass over n tokens costs on this machine: measured in about a second, then kept on disk.
+"""T(n), the time of a pass over n tokens on this machine: measured in about a second, then kept on disk.
 
 A record is found by all that its numbers depend on: the model's file (path, size, time of change), its
-quantization, the processor, kernels and threads, the engine's version and build. The file that keeps them is
-written by us but believed by nobody: what is not a small table of plausible numbers is measured again. The
-controller corrects a curve with every step anyway, so a bad one costs a few steps.
+quantization, the processor, kernels and threads, the engine's version and build. The file is
+not trusted: what is not a small table of plausible numbers is measured again. The controller corrects a
+curve with every step, so a bad one costs a few steps.
 """
 
 from __future__ import annotations
@@ -30,13 +30,23 @@ from outrider.version import __version__
 
 logger = logging.getLogger("outrider")
 
-# A pass costs much more for one token more where kernels need another tile (up to 10 tokens each).
-WIDTHS = (1, 2, 3, 4, 6, 8, 10, 11, 12, 16, 17, 20)
-DRAWN = 8  # tokens of a pass that a draft model wants the logits of, at most; wider ones read what it missed
-CONTEXT = 32  # tokens before those that are measured
-ROUNDS = 12  # at most; the least time of a width counts
+
+def pass_widths(token_tile: int, usual_token_tile: int) -> tuple[int, ...]:
+    """The widths of passes, in tokens, that are measured for kernels with these token tiles (csrc/kernels).
+
+    Where a pass needs one token tile more, one token more costs much more: the last width before and the
+    first one after such a step are among them.
+    """
+    steps = (token_tile, token_tile + 1, 2 * usual_token_tile + 1, 2 * token_tile)
+    return tuple(sorted({1, 2, 3, 4, 6, 8, 12, 16, *steps}))
+
+
+WIDTHS = pass_widths(*_core.token_tiles("auto"))  # for models that do not say what their kernels' tiles are
+DRAWN = 8  # most tokens of a draft pass whose logits are wanted; wider passes are draft prefill
+CONTEXT = 32  # tokens in the cache before those that are measured
+ROUNDS = 12  # most rounds; the least time of a width counts
 SECONDS = 1.0  # for one model, about
-UNSTEADY = 1.4  # times as long as the best pass over one token took; the next one took more
+UNSTEADY = 1.4  # a second measurement of one token may take this many times the first one's time
 PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
 FOLDER = "cost-curves"
 
@@ -49,11 +59,14 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     """
     name = hashlib.sha256(json.dumps(_facts(model, blocks)).encode()).hexdigest()[:32]
     path = (folder or cache_root() / FOLDER) / f"{name}.json"
-    curve = _recorded(path)
+    curve = _recorded(path, _widths(model))
     if curve is None:
         watched, drawn = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAWN)
-        curve, again = measure(watched, drawn=drawn), measure(watched, 0.0, widths=(1,))
-        if again[1] <= UNSTEADY * curve[1]:  # else other load is about: good enough for now, not to be kept
+        curve = measure(watched, widths=_widths(model), drawn=drawn)
+        again = measure(watched, 0.0, widths=(1,))
+        if (
+            again[1] <= UNSTEADY * curve[1]
+        ):  # else something else runs too: good enough for now, not to be kept
             _keep(path, curve)
     return CostModel(curve, CONTEXT)
 
@@ -116,12 +129,16 @@ def _item(cache: Cache, count: int, vocab_size: int, *, rows: int) -> ForwardIte
     return ForwardItem(cache, tokens, np.arange(-1, count - 1, dtype=np.int32), wanted)
 
 
+def _widths(model: NativeModel) -> tuple[int, ...]:
+    return pass_widths(model.token_tile, model.usual_token_tile)
+
+
 def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
     """Everything that the curve depends on."""
     build = Path(_core.__file__).stat()  # kernels change within a version
     return [
         *model.source.file_facts(),
-        *(cpu_name(), model.isa, model.threads, __version__, WIDTHS, CONTEXT),
+        *(cpu_name(), model.isa, model.threads, __version__, _widths(model), CONTEXT),
         *(build.st_size, build.st_mtime_ns),
         None if blocks is None else [len(blocks), DRAWN],
     ]
@@ -135,17 +152,17 @@ def _keep(path: Path, curve: Mapping[int, float]) -> None:
         logger.debug("what passes cost could not be kept in %s: %s", path, error)
 
 
-def _recorded(path: Path) -> dict[int, float] | None:
+def _recorded(path: Path, widths: Sequence[int]) -> dict[int, float] | None:
     try:
-        return _checked(read_json(path)["seconds"])
+        return _checked(read_json(path)["seconds"], widths)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
 
 
-def _checked(found: Any) -> dict[int, float]:
+def _checked(found: Any, widths: Sequence[int]) -> dict[int, float]:
     """The seconds by width. Raises ValueError, TypeError or AttributeError for anything but such a table."""
     curve = {int(width): float(seconds) for width, seconds in found.items()}
     least, most = PLAUSIBLE
-    if 1 not in curve or not set(curve) <= set(WIDTHS) or not all(least <= s <= most for s in curve.values()):
+    if 1 not in curve or not set(curve) <= set(widths) or not all(least <= s <= most for s in curve.values()):
         raise ValueError("its numbers are implausible")
     return curve

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ from outrider.engines.native.store import packed_weights_cache
 from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.source import ModelSource
 
-PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/layout.h)
+PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/types.h)
 
 
 class NativeCache:
@@ -52,20 +53,18 @@ class NativeCache:
     def adopt(self, blocks: CacheBlocks) -> None:
         if not isinstance(blocks, _core.SharedBlocks):
             raise TypeError("the native engine takes blocks of its own caches only")
-        try:
+        with _length_errors_as_value_errors():
             self.core.adopt(blocks)
-        except IndexError as error:  # as in forward
-            raise ValueError(str(error)) from None
 
     def close(self) -> None:
         self.core.close()
 
 
 class NativeModel:
-    """A Llama-family transformer on the CPU. Logits are bit for bit the same however tokens are grouped
+    """A decoder-only transformer on the CPU. Logits are bit for bit the same however tokens are grouped
     into passes, on every thread count and instruction set (docs/kernels.md)."""
 
-    caps = EngineCaps(tree_attention=True, exact_bits=True)
+    caps = EngineCaps(tree_attention=True, exact_bits=True, hidden_states=True)
     share_unit = 16  # positions of a block of the caches
 
     def __init__(self, core: _core.Model, source: ModelSource) -> None:
@@ -97,27 +96,12 @@ class NativeModel:
             raise ConfigError(f"kv_dtype {kv_dtype!r} is unknown; use 'f16' or 'f32'")
         if threads is not None and not 1 <= threads <= 1024:
             raise ConfigError(f"threads must be between 1 and 1024, not {threads}")
-        a = source.architecture
-        if a.head_dim % 16:
-            raise UnsupportedModelError(
-                f"{source.path}: a head size of {a.head_dim} is not supported: the native engine needs "
-                "a multiple of 16"
-            )
+        if missing := _core.unsupported(source.architecture):
+            raise UnsupportedModelError(f"{source.path}: {missing}")
         try:
             core = _core.Model(
-                layers=a.n_layers,
-                hidden=a.hidden_size,
-                heads=a.n_heads,
-                kv_heads=a.n_kv_heads,
-                head_dim=a.head_dim,
-                ffn=a.ffn_size,
-                vocab=a.vocab_size,
-                rope_dim=a.rope_dim,
-                rms_eps=a.rms_eps,
-                rope_scale=a.rope_scale,
-                rope_interleaved=a.rope_style == "interleaved",
+                spec=source.architecture,
                 half_cache=kv_dtype == "f16",
-                inv_freq=np.ascontiguousarray(a.inv_freq, np.float32),
                 threads=threads or available_processors(),
                 isa=isa or os.environ.get("OUTRIDER_ISA", "auto"),
             )
@@ -144,6 +128,16 @@ class NativeModel:
         return self._core.threads
 
     @property
+    def token_tile(self) -> int:
+        """Tokens that the kernels compute together, of passes of at most twice as many."""
+        return self._core.token_tile
+
+    @property
+    def usual_token_tile(self) -> int:
+        """The same of wider passes."""
+        return self._core.usual_token_tile
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes of packed matrices: what one pass over few tokens reads, embedding rows aside."""
         return self._core.weights_bytes
@@ -164,6 +158,14 @@ class NativeModel:
         return NativeCache(self._core, capacity)
 
     @property
+    def num_layers(self) -> int:
+        return self.source.architecture.n_layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.source.architecture.hidden_size
+
+    @property
     def vocab_block_size(self) -> int:
         return PANEL
 
@@ -175,17 +177,21 @@ class NativeModel:
         """See `VocabSubsetModel.forward_subset`."""
         return self._forward(items, _ids(blocks))
 
-    def _forward(self, items: Sequence[ForwardItem], blocks: IntArray | None) -> list[FloatArray]:
-        work = [
-            (_core_cache(item.cache), _ids(item.tokens), _ids(item.parents), _ids(item.rows))
-            for item in items
-        ]
-        try:
-            logits = self._core.forward(work, blocks)
-        except IndexError as error:  # nanobind's spelling of std::length_error may differ by version
-            raise ValueError(str(error)) from None
-        ends = list(accumulate((len(item.rows) for item in items), initial=0))
-        return [logits[start:end] for start, end in pairwise(ends)]
+    def forward_hidden(
+        self, items: Sequence[ForwardItem], taps: Sequence[int]
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """See `HiddenStateModel.forward_hidden`."""
+        with _length_errors_as_value_errors():
+            logits, hidden = self._core.forward_hidden(_work(items), list(taps))
+        return (
+            _split(logits, [len(item.rows) for item in items]),
+            _split(hidden, [len(item.tokens) for item in items]),
+        )
+
+    def _forward(self, items: Sequence[ForwardItem], panels: IntArray | None) -> list[FloatArray]:
+        with _length_errors_as_value_errors():
+            logits = self._core.forward(_work(items), panels)
+        return _split(logits, [len(item.rows) for item in items])
 
 
 def available_processors() -> int:
@@ -197,6 +203,27 @@ def _core_cache(cache: Cache) -> _core.Cache:
     if not isinstance(cache, NativeCache):
         raise TypeError("the native engine needs a cache made by its own new_cache()")
     return cache.core
+
+
+def _work(items: Sequence[ForwardItem]) -> _core.Work:
+    return [
+        (_core_cache(item.cache), _ids(item.tokens), _ids(item.parents), _ids(item.rows)) for item in items
+    ]
+
+
+def _split(rows: FloatArray, sizes: Sequence[int]) -> list[FloatArray]:
+    """Views of so many rows each, one after the other."""
+    ends = list(accumulate(sizes, initial=0))
+    return [rows[start:end] for start, end in pairwise(ends)]
+
+
+@contextmanager
+def _length_errors_as_value_errors() -> Iterator[None]:
+    """nanobind's name for std::length_error may differ by version."""
+    try:
+        yield
+    except IndexError as error:
+        raise ValueError(str(error)) from None
 
 
 def _ids(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -1,8 +1,8 @@
-"""GGUF files of the Llama family, as llama.cpp's converters write them, into a `ModelSource`.
+"""GGUF files of the known families, as llama.cpp's converters write them, into a `ModelSource`.
 
 `gguf_file` parses and checks the container (and says why it is our own); here its keys and tensors get
-their meaning. Defaults for absent keys are llama.cpp's. An option that would change the numbers and
-that no engine here runs is refused by name, never ignored.
+their meaning. Defaults for absent keys are llama.cpp's. An option that would change the logits and
+that no family here has is refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,28 @@ from pathlib import Path
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.families import FAMILIES, LIMITS, check_architecture, check_tensors, check_theta, shown
+from outrider.models.families import (
+    FAMILIES,
+    LIMITS,
+    Dimensions,
+    Family,
+    check_dimensions,
+    check_tensors,
+    check_theta,
+    make_spec,
+    shown,
+)
 from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.gguf_file import read_gguf
 from outrider.models.formats.gguf_metadata import Metadata
 from outrider.models.formats.gguf_tokenizer import read_tokenizer
 from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear
-from outrider.models.source import Architecture, ModelSource, Tensor
+from outrider.models.source import ModelSource, Tensor
+from outrider.models.spec import RopeSpec
 
 _ROPE_FACTORS = "rope_freqs.weight"
 
-# Options of other members of the family: key after the architecture's name, and the values that mean "off".
+# Options of other families: key after the architecture's name, and the values that mean "off".
 _OFF: Mapping[str, tuple[float, ...]] = {
     "expert_count": (0,),
     "logit_scale": (0, 1),
@@ -46,14 +57,15 @@ def open_gguf(path: Path) -> ModelSource:
     """
     file = read_gguf(path)
     metadata = file.metadata
-    name = _architecture_name(metadata)
+    family = _family(metadata)
     tensors = file.tensors()
     factors = tensors.pop(_ROPE_FACTORS, None)
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(f"{path}: the tensor token_embd.weight is missing")
-    architecture = _architecture(metadata, name, embedding.shape[0], factors)
-    check_architecture(path, architecture)
+    dimensions = _dimensions(metadata, family, embedding.shape[0], factors)
+    check_dimensions(path, dimensions)
+    architecture = make_spec(family, dimensions)
     check_tensors(path, architecture, tensors)
     return ModelSource(
         path=path,
@@ -66,7 +78,7 @@ def open_gguf(path: Path) -> ModelSource:
     )
 
 
-def _architecture_name(metadata: Metadata) -> str:
+def _family(metadata: Metadata) -> Family:
     path = metadata.path
     parts = metadata.integer("split.count", 0, 1 << 16, default=0)
     if parts > 1:
@@ -86,11 +98,11 @@ def _architecture_name(metadata: Metadata) -> str:
         value = metadata.pairs.get(f"{name}.{option}")
         if value is not None and not (isinstance(value, int | float) and value in off):
             raise UnsupportedModelError(f"{path}: sets {name}.{option}, which is not supported")
-    return name
+    return FAMILIES[name]
 
 
-def _architecture(metadata: Metadata, name: str, vocab_size: int, factors: Tensor | None) -> Architecture:
-    path = metadata.path
+def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Tensor | None) -> Dimensions:
+    path, name = metadata.path, family.name
 
     def size(key: str, limit: str, default: int | None = None) -> int:
         if default is not None and f"{name}.{key}" not in metadata:
@@ -109,8 +121,7 @@ def _architecture(metadata: Metadata, name: str, vocab_size: int, factors: Tenso
     window = metadata.integer(f"{name}.attention.sliding_window", 0, 1 << 32, default=0)
     theta = check_theta(path, metadata.number(f"{name}.rope.freq_base", 10000.0))
     inv_freq = _scaled(metadata, name, base_frequencies(rope_dim, theta), factors)
-    return Architecture(
-        name=name,
+    return Dimensions(
         n_layers=size("block_count", "n_layers"),
         hidden_size=hidden_size,
         n_heads=n_heads,
@@ -120,10 +131,12 @@ def _architecture(metadata: Metadata, name: str, vocab_size: int, factors: Tenso
         vocab_size=vocab_size,
         max_positions=min(max_positions, window or max_positions),
         rms_eps=metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        rope_dim=rope_dim,
-        rope_style=FAMILIES[name].gguf_rope,
-        inv_freq=inv_freq.astype(np.float32),
-        rope_scale=metadata.number(f"{name}.rope.scaling.attn_factor", 1.0),
+        rope=RopeSpec(
+            rope_dim,
+            inv_freq.astype(np.float32),
+            scale=metadata.number(f"{name}.rope.scaling.attn_factor", 1.0),
+            interleaved=family.gguf_interleaved,
+        ),
     )
 
 

@@ -25,10 +25,11 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.families import SUPPORTED_TYPES, shown
+from outrider.models.families import shown
 from outrider.models.formats.gguf_metadata import Metadata, Value
 from outrider.models.formats.mapped import map_file
 from outrider.models.source import Tensor
+from outrider.models.weight_types import SUPPORTED_TYPES
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

@@ -2,7 +2,7 @@
 
 Defaults for absent keys are those of transformers' configuration classes; `rope_scaling` and
 `rope_parameters` (transformers 5) are both read. Where attention has a sliding window, max_positions is
-capped to it: inside the window, windowed and full attention are the same. What would change the numbers
+capped to it: inside the window, windowed and full attention are the same. What would change the logits
 and is not supported is refused by name.
 """
 
@@ -10,53 +10,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.families import LIMITS, check_architecture, check_tensors, check_theta, shown
+from outrider.models.families import (
+    FAMILIES,
+    LAYER_TENSORS,
+    LIMITS,
+    TOP_TENSORS,
+    Dimensions,
+    Family,
+    HuggingFaceClass,
+    check_dimensions,
+    check_tensors,
+    check_theta,
+    make_spec,
+    shown,
+)
 from outrider.models.formats.hf_json import Section, read_section
 from outrider.models.formats.hf_tokenizer import read_tokenizer
 from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear, scale_llama3
 from outrider.models.formats.safetensors import read_weights
-from outrider.models.source import Architecture, ModelSource, Tensor
+from outrider.models.source import ModelSource, Tensor
+from outrider.models.spec import RopeSpec
 
 CONFIG_LIMIT = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Class:
-    """A model class: the architecture it is here, and the defaults of its configuration."""
-
-    name: str
-    n_kv_heads: int | None = None  # None: as many as heads
-    window: int | None = None
-    window_is_optional: bool = False  # the window counts only where use_sliding_window is true
-
-
-_CLASSES: Mapping[str, _Class] = {
-    "LlamaForCausalLM": _Class("llama"),
-    "MistralForCausalLM": _Class("llama", n_kv_heads=8, window=4096),
-    "Qwen2ForCausalLM": _Class("qwen2", n_kv_heads=32, window=4096, window_is_optional=True),
-}
-
-_TOP_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+_CLASSES: Mapping[str, tuple[Family, HuggingFaceClass]] = {
+    kind.name: (family, kind) for family in FAMILIES.values() for kind in family.classes
 }
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(.+)\.(weight|bias)", re.ASCII)
 _FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints keep this table; it follows from the configuration
@@ -70,16 +55,21 @@ def open_huggingface(folder: Path) -> ModelSource:
     """
     path = folder / "config.json"
     config = read_section(path, CONFIG_LIMIT)
-    architecture = _architecture(config, _model_class(config))
-    check_architecture(path, architecture)
-    tensors, names = _renamed(folder, read_weights(folder))
+    family, kind = _model_class(config)
+    dimensions = _dimensions(config, kind)
+    check_dimensions(path, dimensions)
+    architecture = make_spec(family, dimensions)
+    layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
+    tensors, names = _renamed(folder, read_weights(folder), layer_tensors)
     if config.flag("tie_word_embeddings", False):
         tensors.pop("output.weight", None)  # transformers ties them whatever the file holds
     elif "output.weight" not in tensors:
         raise ModelFileError(
             f"{folder}: the tensor lm_head.weight is missing, and the embeddings are not tied"
         )
-    check_tensors(folder, architecture, tensors, lambda name: names.get(name, _file_name(name)))
+    check_tensors(
+        folder, architecture, tensors, lambda name: names.get(name) or _file_name(name, layer_tensors)
+    )
     tokenizer, template = read_tokenizer(folder, config, architecture.vocab_size)
     return ModelSource(
         path=folder,
@@ -92,7 +82,7 @@ def open_huggingface(folder: Path) -> ModelSource:
     )
 
 
-def _model_class(config: Section) -> _Class:
+def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
     named = config.values.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if not isinstance(name, str):
@@ -113,22 +103,21 @@ def _model_class(config: Section) -> _Class:
     return _CLASSES[name]
 
 
-def _architecture(config: Section, kind: _Class) -> Architecture:
+def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
     def size(key: str, limit: str, default: int | None = None) -> int:
         return config.integer(key, 1, LIMITS[limit], default)
 
     hidden_size = size("hidden_size", "hidden_size")
     n_heads = size("num_attention_heads", "n_heads")
     kv_default = n_heads if "num_key_value_heads" in config.values else kind.n_kv_heads or n_heads
-    head_dim = size("head_dim", "head_dim", hidden_size // n_heads or 1)
-    if head_dim * n_heads != hidden_size and config.values.get("head_dim") is None:
+    head_dim = size("head_dim", "head_dim", kind.head_dim or hidden_size // n_heads or 1)
+    if kind.head_dim is None and head_dim * n_heads != hidden_size and config.values.get("head_dim") is None:
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
     rope = _rope_section(config)
     theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", 10000.0)))
     inv_freq = _scaled(rope, base_frequencies(head_dim, theta), max_positions)
-    return Architecture(
-        name=kind.name,
+    return Dimensions(
         n_layers=size("num_hidden_layers", "n_layers"),
         hidden_size=hidden_size,
         n_heads=n_heads,
@@ -138,13 +127,11 @@ def _architecture(config: Section, kind: _Class) -> Architecture:
         vocab_size=size("vocab_size", "vocab_size"),
         max_positions=min(max_positions, _window(config, kind, max_positions)),
         rms_eps=config.number("rms_norm_eps", 1e-6),
-        rope_dim=head_dim,
-        rope_style="half",
-        inv_freq=inv_freq.astype(np.float32),
+        rope=RopeSpec(head_dim, inv_freq.astype(np.float32)),
     )
 
 
-def _window(config: Section, kind: _Class, max_positions: int) -> int:
+def _window(config: Section, kind: HuggingFaceClass, max_positions: int) -> int:
     layers = config.values.get("layer_types")
     if layers is not None and not (
         isinstance(layers, list) and all(x in ("full_attention", "sliding_attention") for x in layers)
@@ -191,7 +178,9 @@ def _scaled(rope: Section, base: Frequencies, max_positions: int) -> Frequencies
     return scale_llama3(base, factor, low, high, original)
 
 
-def _renamed(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _renamed(
+    folder: Path, tensors: Mapping[str, Tensor], layer_tensors: Mapping[str, str]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors under GGUF's names, and the file's name of each."""
     found: dict[str, Tensor] = {}
     names: dict[str, str] = {}
@@ -199,19 +188,19 @@ def _renamed(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Ten
         if name.endswith(_FREQUENCIES):
             continue
         match = _LAYER.fullmatch(name)
-        part = _LAYER_NAMES.get(match[2]) if match else None
-        new = f"blk.{match[1]}.{part}.{match[3]}" if match and part else _TOP_NAMES.get(name)
+        part = layer_tensors.get(match[2]) if match else None
+        new = f"blk.{match[1]}.{part}.{match[3]}" if match and part else TOP_TENSORS.get(name)
         if new is None:
             raise UnsupportedModelError(f"{folder}: the tensor {shown(name)} is not one that is known here")
         found[new], names[new] = replace(tensor, name=new), name
     return found, names
 
 
-def _file_name(name: str) -> str:
+def _file_name(name: str, layer_tensors: Mapping[str, str]) -> str:
     """The Hugging Face name of a tensor that the file does not have."""
-    for theirs, ours in _TOP_NAMES.items():
+    for theirs, ours in TOP_TENSORS.items():
         if ours == name:
             return theirs
     _, layer, part, kind = name.split(".")
-    theirs = next(key for key, value in _LAYER_NAMES.items() if value == part)
+    theirs = next(key for key, value in layer_tensors.items() if value == part)
     return f"model.layers.{layer}.{theirs}.{kind}"

@@ -1,4 +1,4 @@
-"""Specification of the C++ Acceptance (acceptance.h): the chance that a drafted token is accepted. Slow.
+"""Specification of the C++ AcceptanceRates (acceptance_rates.h): whether drafts are accepted. Slow.
 
 A drafter's confidence is calibrated by a histogram (Zadrozny and Elkan 2001): the share of accepted tokens in
 each bin of confidence, over all requests, shrunk towards the bin's centre, and in each bin by depth, shrunk
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)  # of confidence, between bins
 CENTRES = (0.01, 0.035, 0.075, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.925, 0.965, 0.985)
 STAGES = 5  # groups of depths: 1, 2, 3 to 4, 5 to 8, further
-MAX_CHANCE = 0.995
+MAX_PROBABILITY = 0.995
 
 # Weights of what an estimate is shrunk towards, in tokens.
 BIN_WEIGHT = 4.0  # a bin's centre
@@ -25,11 +25,9 @@ CELL_WEIGHT = 8.0  # a bin, for each group of depths in it; the mean, for each g
 REQUEST_WEIGHT = 8.0  # "as in other requests", of each outcome
 
 SHARED_DECAY = 0.99  # of counts over all requests, for each token
-NEW_TEXT_DECAY = 0.9  # of counts without a confidence, for each new text
+NEW_REQUEST_DECAY = 0.9  # of counts by depth, for each new request
 CONFIDENCE_PENALTY_RATE = 3.0  # how fast confidence loses its weight by its excess error
 TOLERANCE = 0.3  # excess error that costs no weight
-
-Prior = Callable[[str], float]
 
 
 def stage_of(depth: int) -> int:
@@ -44,11 +42,11 @@ def check_tree(parents: Sequence[int]) -> None:
         raise ValueError("a parent comes before its children")
 
 
-def scale_odds(chance: float, odds: float | None) -> float:
-    """The chance whose odds are `odds` times those of `chance`; None leaves it as it is."""
+def scale_odds(p: float, odds: float | None) -> float:
+    """The probability whose odds are `odds` times those of `p`; None leaves it as it is."""
     if odds is None:
-        return chance
-    return min(MAX_CHANCE, chance * odds / (1.0 - chance + chance * odds))
+        return p
+    return min(MAX_PROBABILITY, p * odds / (1.0 - p + p * odds))
 
 
 @dataclass
@@ -63,89 +61,103 @@ class Count:
         self.tried = SHARED_DECAY * self.tried + 1.0
 
     def decay(self) -> None:
-        self.accepted *= NEW_TEXT_DECAY
-        self.tried *= NEW_TEXT_DECAY
+        self.accepted *= NEW_REQUEST_DECAY
+        self.tried *= NEW_REQUEST_DECAY
 
     def shrunk(self, towards: float, weight: float) -> float:
         """The share of accepted tokens, where `towards` counts for `weight` tokens."""
         return (self.accepted + weight * towards) / (self.tried + weight)
 
 
-@dataclass
 class RequestOdds:
-    """By request: the odds of its tokens, as a multiple of what was expected of them."""
+    """The odds of one request's tokens, as a multiple of what was expected of them."""
 
-    decay: float
-    sums: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # accepted, expected, tried
+    def __init__(self) -> None:
+        self.accepted = self.expected = self.tried = 0.0  # decayed
 
-    def learn(self, request_id: str, expected: float, accepted: float) -> None:
-        got, hoped, tried = self.sums.get(request_id, (0.0, 0.0, 0.0))
-        self.sums[request_id] = (
-            self.decay * got + accepted,
-            self.decay * hoped + expected,
-            self.decay * tried + 1.0,
-        )
+    def observe(self, expected: float, accepted: float, decay: float) -> None:
+        self.accepted = decay * self.accepted + accepted
+        self.expected = decay * self.expected + expected
+        self.tried = decay * self.tried + 1.0
 
-    def odds(self, request_id: str) -> float | None:
-        """None for a request of which nothing is known."""
-        if request_id not in self.sums:
+    @property
+    def odds(self) -> float | None:
+        """None before the first observation."""
+        if self.tried == 0.0:
             return None
-        got, hoped, tried = self.sums[request_id]
         k = REQUEST_WEIGHT
-        return (got + k) * (tried - hoped + k) / ((tried - got + k) * (hoped + k))
+        rejected = self.tried - self.accepted
+        not_expected = self.tried - self.expected
+        return (self.accepted + k) * (not_expected + k) / ((rejected + k) * (self.expected + k))
 
-    def forget(self, request_id: str) -> None:
-        self.sums.pop(request_id, None)
+
+class RequestRates:
+    """What is known of one request with one drafter."""
+
+    def __init__(self) -> None:
+        self.by_confidence, self.by_depth = RequestOdds(), RequestOdds()
+
+    def reset(self) -> None:
+        """The request's text has changed character."""
+        self.by_confidence, self.by_depth = RequestOdds(), RequestOdds()
 
 
-class Acceptance:
-    """Chances that nodes of one drafter are accepted, given that their parents are.
+class AcceptanceRates:
+    """Probabilities that nodes of one drafter are accepted, given that their parents are.
 
-    start:  the chance before anything is known; counts for `weight` tokens.
-    prior:  by request: the odds expected there, as a multiple of the others'. For chances by depth only: a
-            drafter's confidence takes such knowledge into account itself.
-    memory: what a request's counts keep for each token more.
+    start:  the probability before anything is known; counts for `weight` tokens.
+    decay:  factor on a request's counts for each further token.
+    prior_odds, in most calls: the odds expected in the request, as a multiple of the others'. It counts for
+            probabilities by depth only: a drafter's confidence takes such knowledge into account itself.
     """
 
-    def __init__(
-        self, start: float = 0.7, weight: float = 2.0, prior: Prior | None = None, memory: float = 0.95
-    ) -> None:
-        self.start, self.weight, self.prior = start, weight, prior
+    def __init__(self, start: float = 0.7, weight: float = 2.0, decay: float = 0.95) -> None:
+        self.start, self.weight, self.decay = start, weight, decay
         self.bins = [Count() for _ in CENTRES]
         self.cells = [[Count() for _ in range(STAGES)] for _ in CENTRES]  # by bin and group of depths
         self.stages = [Count() for _ in range(STAGES)]
         self.all = Count()
         self.verified = Count()  # those with a confidence
         self.excess_error = 0.0  # decayed sum of squared errors: confidence less the mean
-        self.by_confidence, self.by_depth = RequestOdds(memory), RequestOdds(memory)
 
-    def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
+    def probability(
+        self,
+        request: RequestRates,
+        depth: int,
+        confidence: float | None = None,
+        prior_odds: float | None = None,
+    ) -> float:
         """Of a node at `depth`. None: the drafter states no confidence, or has not drafted yet."""
         stage = stage_of(depth)
         if confidence is not None:
-            return scale_odds(
-                self._calibrated(bin_of(confidence), stage), self.by_confidence.odds(request_id)
-            )
-        return scale_odds(self._expected(request_id, stage), self.by_depth.odds(request_id))
+            return scale_odds(self._calibrated(bin_of(confidence), stage), request.by_confidence.odds)
+        return scale_odds(self._expected(stage, prior_odds), request.by_depth.odds)
 
-    def chances(
-        self, request_id: str, parents: Sequence[int], confidence: Sequence[float], most: int
+    def tree_probabilities(
+        self, request: RequestRates, parents: Sequence[int], confidence: Sequence[float], max_nodes: int
     ) -> tuple[list[float], list[float]]:
-        """(chance of each node, probability of its path), of a tree's first `most` nodes."""
-        parents, confidence = parents[: max(most, 0)], confidence[: max(most, 0)]
+        """(probability of each node, of its path), of a tree's first `max_nodes` nodes."""
+        parents, confidence = parents[: max(max_nodes, 0)], confidence[: max(max_nodes, 0)]
         if len(confidence) != len(parents):
             raise ValueError("each node has a parent and a confidence")
         check_tree(parents)
-        chances: list[float] = []
+        found: list[float] = []
         paths: list[float] = []
         depths: list[int] = []
         for parent, stated in zip(parents, confidence, strict=True):
             depths.append(depths[parent] + 1 if parent >= 0 else 1)
-            chances.append(self.chance(request_id, depths[-1], stated))
-            paths.append((paths[parent] if parent >= 0 else 1.0) * chances[-1])
-        return chances, paths
+            found.append(self.probability(request, depths[-1], stated))
+            paths.append((paths[parent] if parent >= 0 else 1.0) * found[-1])
+        return found, paths
 
-    def learn(self, request_id: str, depth: int, confidence: float | None, accepted: float) -> None:
+    def observe(
+        self,
+        request: RequestRates,
+        depth: int,
+        confidence: float | None,
+        accepted: float,
+        prior_odds: float | None = None,
+    ) -> None:
         """A node whose parent was accepted was accepted, or was not."""
         stage = stage_of(depth)
         accepted = float(accepted)
@@ -156,22 +168,23 @@ class Acceptance:
             for count in (self.verified, self.bins[which], self.cells[which][stage]):
                 count.add(accepted)
             # By the calibration with this token counted: a first request sets the standard.
-            self.by_confidence.learn(request_id, self._calibrated(which, stage), accepted)
-        self.suppose(request_id, depth, accepted)
+            request.by_confidence.observe(self._calibrated(which, stage), accepted, self.decay)
+        self.observe_pruned(request, depth, accepted, prior_odds)
 
-    def learn_tree(
+    def observe_tree(
         self,
-        request_id: str,
+        request: RequestRates,
         tokens: Sequence[int],
         parents: Sequence[int],
         confidence: Sequence[float],
         *,
-        most: int,
+        max_nodes: int,
         emitted: Sequence[int],
+        prior_odds: float | None = None,
     ) -> None:
-        """The first `most` nodes of a tree were proposed, and the text went on with `emitted`: this decides
-        every node whose parent is the anchor or in the text, whether it was verified or not."""
-        most = max(most, 0)
+        """The first `max_nodes` nodes of a tree were proposed, and the text went on with `emitted`: this
+        decides every node whose parent is the anchor or in the text, whether it was verified or not."""
+        most = max(max_nodes, 0)
         tokens, parents, confidence = tokens[:most], parents[:most], confidence[:most]
         if not len(tokens) == len(parents) == len(confidence):
             raise ValueError("each node has a token, a parent and a confidence")
@@ -184,43 +197,40 @@ class Acceptance:
             right = token == emitted[depth - 1]
             if right:
                 depths[node] = depth
-            self.learn(request_id, depth, confidence[node], right)
+            self.observe(request, depth, confidence[node], right, prior_odds)
 
-    def suppose(self, request_id: str, depth: int, chance: float) -> None:
-        """A node was drafted but not verified, and would have been accepted with this chance."""
+    def observe_pruned(
+        self, request: RequestRates, depth: int, probability: float, prior_odds: float | None = None
+    ) -> None:
+        """A node was drafted but not verified, and would have been accepted with this probability."""
         stage = stage_of(depth)
-        self.all.add(chance)
-        self.stages[stage].add(chance)
-        self.by_depth.learn(request_id, self._expected(request_id, stage), chance)
+        self.all.add(probability)
+        self.stages[stage].add(probability)
+        request.by_depth.observe(self._expected(stage, prior_odds), probability, self.decay)
 
-    def begin(self) -> None:
-        """A new text begins, which may be unlike those before."""
+    def begin_request(self) -> None:
+        """A new request begins, whose text may be unlike those before."""
         for count in (self.all, *self.stages):
             count.decay()
 
-    def forget(self, request_id: str) -> None:
-        """The request has ended, or its text has changed character."""
-        self.by_confidence.forget(request_id)
-        self.by_depth.forget(request_id)
-
     @property
     def mean(self) -> float:
-        """The chance of a node over all that was tried lately."""
+        """The acceptance rate over all that was observed lately."""
         return self.all.shrunk(self.start, self.weight)
 
     @property
     def evidence(self) -> float:
-        """Decayed number of tokens tried."""
+        """Decayed number of tokens observed."""
         return self.all.tried
 
     @property
     def verified_mean(self) -> float:
         return self.verified.shrunk(self.start, self.weight)
 
-    def _expected(self, request_id: str, stage: int) -> float:
-        """By depth: of a request of which only the prior is known."""
-        shared = min(MAX_CHANCE, self.stages[stage].shrunk(self.mean, CELL_WEIGHT))
-        return scale_odds(shared, None if self.prior is None else self.prior(request_id))
+    def _expected(self, stage: int, prior_odds: float | None) -> float:
+        """By depth: in a request of which only the prior is known."""
+        shared = min(MAX_PROBABILITY, self.stages[stage].shrunk(self.mean, CELL_WEIGHT))
+        return scale_odds(shared, prior_odds)
 
     def _calibrated(self, which: int, stage: int) -> float:
         """By confidence, over all requests."""
@@ -228,7 +238,7 @@ class Acceptance:
         trust = 1.0 / (1.0 + math.exp(min(50.0, excess)))
         centre = trust * CENTRES[which] + (1.0 - trust) * self.verified_mean
         in_bin = self.bins[which].shrunk(centre, BIN_WEIGHT)
-        return min(MAX_CHANCE, self.cells[which][stage].shrunk(in_bin, CELL_WEIGHT))
+        return min(MAX_PROBABILITY, self.cells[which][stage].shrunk(in_bin, CELL_WEIGHT))
 
 
 def bin_of(confidence: float) -> int:

@@ -1,0 +1,67 @@
+// The weight types: one row of facts for each. Packing, kernels (at compile time) and Python
+// (`_core.weight_types()`) read this table and have no lists of their own.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace outrider {
+
+constexpr int kPanel = 16;        // rows of a matrix that are packed together
+constexpr int kGroup = 32;        // columns whose activations share a scale
+constexpr int kSuperblock = 256;  // columns of a K-quant's superblock
+constexpr int kSuperblockGroups = kSuperblock / kGroup;
+
+// ggml's types, and Q3_0, which no file holds: like Q4_0 with three bits, for draft models (quantize.h).
+// The order is the table's below.
+enum class WeightType : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0 };
+
+// A weight is scale * (q - offset), or with has_minimum scale * q + minimum (of K-quants scale * q -
+// minimum), where q is an unsigned integer. Floats are their own values.
+struct WeightTypeInfo {
+    WeightType type;
+    const char* name;
+    int block_columns;  // columns that one block of the file's format holds
+    int block_bytes;    // its bytes in the file
+    int bits;           // of a packed weight
+    int scale_columns;  // columns that share a scale; 0 of floats
+    int scale_bytes;    // what is packed for the scales of a panel's 16 rows and one block
+    int offset;
+    int extra_shift;  // K-quants: right shift, beyond 1, that makes a group's sum fit 16 bits
+    bool is_float, is_superblock, has_minimum;
+
+    constexpr size_t group_bytes() const { return size_t(kPanel) * kGroup * size_t(bits) / 8; }  // packed
+};
+
+// clang-format off
+static constexpr WeightTypeInfo kWeightTypes[] = {
+    // type               name   block: columns, bytes  bits  scale: columns, bytes  offset  shift  float  super  min
+    {WeightType::F32,  "F32",      1,   4,  32,   0,       0,    0, 0,  true, false, false},
+    {WeightType::F16,  "F16",      1,   2,  16,   0,       0,    0, 0,  true, false, false},
+    {WeightType::BF16, "BF16",     1,   2,  16,   0,       0,    0, 0,  true, false, false},
+    {WeightType::Q4_0, "Q4_0",    32,  18,   4,  32,      32,    8, 0, false, false, false},
+    {WeightType::Q4_1, "Q4_1",    32,  20,   4,  32, 32 + 32,    0, 0, false, false,  true},
+    {WeightType::Q5_0, "Q5_0",    32,  22,   5,  32,      32,   16, 0, false, false, false},
+    {WeightType::Q5_1, "Q5_1",    32,  24,   5,  32, 32 + 32,    0, 0, false, false,  true},
+    {WeightType::Q8_0, "Q8_0",    32,  34,   8,  32,      32,  128, 0, false, false, false},
+    {WeightType::Q4_K, "Q4_K",   256, 144,   4,  32, 64 + 256,   0, 0, false,  true,  true},
+    {WeightType::Q5_K, "Q5_K",   256, 176,   5,  32, 64 + 256,   0, 1, false,  true,  true},
+    {WeightType::Q6_K, "Q6_K",   256, 210,   6,  16, 32 + 256,  32, 0, false,  true, false},
+    {WeightType::Q3_0, "Q3_0",    32,  14,   3,  32,      32,    4, 0, false, false, false},
+};
+// clang-format on
+
+static constexpr const WeightTypeInfo& info(WeightType type) { return kWeightTypes[int(type)]; }
+
+static constexpr bool in_order_of_types() {
+    int i = 0;
+    for (const WeightTypeInfo& row : kWeightTypes)
+        if (int(row.type) != i++) return false;
+    return true;
+}
+static_assert(in_order_of_types());
+
+// Throws std::invalid_argument for a name that is not in the table.
+WeightType weight_type_by_name(const std::string& name);
+
+}  // namespace outrider

@@ -1,0 +1,166 @@
+// The transformer: what a pass computes, layer by layer.
+#include <algorithm>
+#include <limits>
+
+#include "model/model.h"
+
+namespace outrider {
+
+void Model::run_layers(const Taps* taps) {
+    const int end = last_layer() + 1;
+    const bool keep_all = taps && taps->layers.back() == end;
+    embed();
+    for (int i = 0; i < end; i++) {
+        if (taps) copy_tap(i, *taps);
+        attention_block(i, keep_all);
+        if (batch_.size() == 0) return;  // a prompt's part, of which nobody wants logits
+        ffn_block(i);
+    }
+    if (keep_all) copy_tap(end, *taps);
+}
+
+// x += Wo · attention(norm(x))
+void Model::attention_block(int i, bool keep_all) {
+    const LayerWeights& w = weights_.layer(i);
+    norm_for_attention(w);
+    phases_.prefetch_next({w.o}, w.o->panel_bytes());
+    project_to_heads(w);
+    phases_.for_tokens(attention_tokens_, spec_.kv_heads,
+                       [&](int t, int first, int last) { rotate_and_store(i, t, first, last); });
+    if (i == last_layer() && !keep_all) keep_wanted();
+    if (batch_.size() == 0) return;
+    attention_.run(i, batch_, q_.data(), attended_);
+    phases_.prefetch_next({w.gate}, 2 * w.gate->panel_bytes(), kGroupPanels);
+    phases_.compute({{w.o, &attended_.view(), {x_.data(), size_t(spec_.hidden), w.o_bias, true}}});
+}
+
+// x += Wdown · (silu(Wgate · norm(x)) * (Wup · norm(x)))
+void Model::ffn_block(int i) {
+    const LayerWeights& w = weights_.layer(i);
+    Activations& in = ffn_in_.view();
+    phases_.for_columns(in, [&](int t, Columns columns) {
+        normalize(t, w.ffn_norm, ffn_in_, t, columns);
+        quantize(in, t, columns);
+    });
+    phases_.prefetch_next({w.down}, w.down->panel_bytes());
+    gate_and_up(w);
+    prefetch_after(i);
+    phases_.compute({{w.down, &gated_.view(), {x_.data(), size_t(spec_.hidden), nullptr, true}}});
+}
+
+void Model::embed() {
+    const int hidden = spec_.hidden;
+    const float scale = spec_.embedding_scale;
+    pool().phase(batch_.size(), [&](int t, int) {
+        float* x = x_.data() + size_t(t) * hidden;
+        weights_.embed(batch_.tokens[size_t(t)].id, hidden, x);
+        for (int i = 0; scale != 1.0f && i < hidden; i++) x[i] *= scale;
+    });
+}
+
+void Model::copy_tap(int layer, const Taps& taps) {
+    const auto found = std::find(taps.layers.begin(), taps.layers.end(), layer);
+    if (found == taps.layers.end()) return;
+    const size_t hidden = size_t(spec_.hidden), width = taps.layers.size() * hidden,
+                 column = size_t(found - taps.layers.begin()) * hidden;
+    pool().phase(batch_.size(), [&](int t, int) {
+        std::copy_n(x_.data() + size_t(t) * hidden, hidden, taps.out + size_t(t) * width + column);
+    });
+}
+
+void Model::normalize(int x, const float* weight, ActivationBuffer& to, int t, Columns columns) {
+    const int n = spec_.hidden;
+    kernels_.rms_norm(x_.data() + size_t(x) * n, weight, spec_.rms_eps, n, columns.first, columns.last,
+                      to.row(t));
+}
+
+// What the products of a layer's attention read. Values decide the most about the logits for the fewest
+// weights: for them, activations keep 15 bits.
+void Model::norm_for_attention(const LayerWeights& w) {
+    Activations& in = attention_in_.view();
+    const int n = attention_tokens_.tokens;
+    phases_.for_columns(attention_tokens_, [&](int t, Columns columns) {
+        normalize(t, w.attention_norm, attention_in_, t, columns);
+        if (in.q) kernels_.quantize_residual(in, t, n + t, columns.first / kGroup, columns.last / kGroup);
+    });
+}
+
+void Model::project_to_heads(const LayerWeights& w) {
+    const size_t q_width = size_t(spec_.q_width()), kv_width = size_t(spec_.kv_width());
+    const Activations* for_v = info(w.v->type).is_float ? &attention_tokens_ : &attention_in_.view();
+    phases_.compute({{w.q, &attention_tokens_, {q_.data(), q_width, nullptr, false}},
+                     {w.k, &attention_tokens_, {k_.data(), kv_width, nullptr, false}},
+                     {w.v, for_v, {v_.data(), kv_width, nullptr, false}}});
+}
+
+// Adds what may be there: the products of the residuals, a bias.
+static void add(float* row, const float* addend, size_t first, size_t n) {
+    for (size_t i = 0; addend && i < n; i++) row[i] = row[i] + addend[first + i];
+}
+
+// Of a token, the key-value heads [first, last) and the query heads that read them.
+void Model::rotate_and_store(int i, int t, int first, int last) {
+    const LayerSpec& layer = spec_.layers[size_t(i)];
+    const LayerWeights& w = weights_.layer(i);
+    const Token& token = batch_.tokens[size_t(t)];
+    const size_t dim = size_t(spec_.head_dim), kv_width = size_t(spec_.kv_width()),
+                 q_dim = size_t(spec_.heads / spec_.kv_heads) * dim;  // of the heads that share a key head
+    const float* const residuals =
+        info(w.v->type).is_float ? nullptr : v_.data() + batch_.tokens.size() * kv_width;
+    const auto norm_and_rotate = [&](float* head, const float* norm) {
+        if (norm) kernels_.rms_norm(head, norm, spec_.rms_eps, int(dim), 0, int(dim), head);
+        if (layer.rope < 0) return;
+        const RopeSpec& rope = spec_.ropes[size_t(layer.rope)];
+        const Rotation& rotation = batch_.rotations[size_t(layer.rope)];
+        const size_t at = size_t(t) * size_t(rope.dim) / 2;
+        kernels_.rope(head, rotation.cos.data() + at, rotation.sin.data() + at, rope.dim, rope.interleaved);
+    };
+    for (size_t h = size_t(first); h < size_t(last); h++) {
+        const size_t at = h * dim, kv_at = size_t(t) * kv_width + at, q_at = h * q_dim;
+        float *q = q_.data() + size_t(t) * size_t(spec_.q_width()) + q_at, *k = k_.data() + kv_at,
+              *v = v_.data() + kv_at;
+        add(q, w.q_bias, q_at, q_dim);
+        for (size_t head = 0; head < q_dim; head += dim) norm_and_rotate(q + head, w.q_norm);
+        for (size_t j = 0; j < q_dim; j++) q[j] *= layer.attention_scale;
+        add(k, w.k_bias, at, dim);
+        norm_and_rotate(k, w.k_norm);
+        add(v, residuals, kv_at, dim);
+        add(v, w.v_bias, at, dim);
+        kernels_.store_kv(token.cache->head(i, int(h)), token.slot, spec_.head_dim, k, v);
+    }
+}
+
+// What comes after layer i: the next layer's queries, keys and values, or the output.
+void Model::prefetch_after(int i) {
+    if (i == last_layer())
+        return phases_.prefetch_next({&weights_.output()}, weights_.output().panel_bytes());
+    const LayerWeights& next = weights_.layer(i + 1);
+    phases_.prefetch_next({next.q, next.k, next.v}, next.q->panel_bytes());
+}
+
+void Model::run_output(float* logits, const std::vector<int>* panels) {
+    const int rows = int(batch_.wanted.size());
+    if (rows == 0) return;
+    const size_t vocab = size_t(spec_.vocab);
+    const Matrix& output = weights_.output();
+    Activations& last = last_.view();
+    if (panels)
+        pool().phase(rows, [&](int r, int) {
+            std::fill_n(logits + size_t(r) * vocab, vocab, -std::numeric_limits<float>::infinity());
+        });
+    phases_.for_columns(last, [&](int r, Columns columns) {
+        normalize(batch_.wanted[size_t(r)], weights_.output_norm(), last_, r, columns);
+        quantize(last, r, columns);
+    });
+    const int count = panels ? int(panels->size()) : output.panels;
+    pool().phase(phases_.partition(count, output.panel_bytes()), [&](int i, int) {
+        const int end = phases_.begin(i + 1);
+        for (int at = phases_.begin(i); at < end;) {  // runs of panels that lie next to each other
+            const int first = panels ? (*panels)[size_t(at)] : at, start = at++;
+            while (at < end && (!panels || (*panels)[size_t(at)] == first + at - start)) at++;
+            kernels_.matmul(output, last, first, first + at - start, {logits, vocab, nullptr, false});
+        }
+    });
+}
+
+}  // namespace outrider

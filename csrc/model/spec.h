@@ -1,0 +1,52 @@
+// What a model computes: its dimensions, and for each layer which parts it has. Read once from the object of
+// models/spec.py, which says what every field means.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace outrider {
+
+struct RopeSpec {
+    int dim;
+    float scale;
+    bool interleaved;
+    std::vector<float> inv_freq;  // [dim / 2]
+};
+
+struct NormsSpec {
+    bool attention, q, k, post_attention, ffn, post_ffn;
+};
+
+struct FeedForwardSpec {
+    int size;
+    std::string activation;
+    int experts, experts_used;
+};
+
+struct LayerSpec {
+    FeedForwardSpec feed_forward;
+    NormsSpec norms;
+    int rope;                                  // index into ModelSpec::ropes; -1 for none
+    int window;                                // positions; 0 for all
+    float attention_scale, attention_softcap;  // a softcap of 0 is none
+    bool sinks;
+};
+
+struct ModelSpec {
+    int hidden, heads, kv_heads, head_dim, vocab;
+    float rms_eps, embedding_scale, logit_softcap;  // a softcap of 0 is none
+    std::vector<RopeSpec> ropes;
+    std::vector<LayerSpec> layers;
+
+    int q_width() const { return heads * head_dim; }
+    int kv_width() const { return kv_heads * head_dim; }
+    int ffn() const { return layers[0].feed_forward.size; }  // of every layer (see unsupported())
+};
+
+// A sentence about the first part of `spec` that this engine does not compute; empty when it computes all.
+std::string unsupported(const ModelSpec& spec);
+
+// Throws std::invalid_argument for numbers that contradict each other, and for what is unsupported.
+void check_spec(const ModelSpec& spec);
+
+}  // namespace outrider

@@ -1,0 +1,120 @@
+#include "model/weights.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace outrider {
+
+void Weights::add_matrix(const std::string& name, WeightType type, int rows, int columns,
+                         const uint8_t* file) {
+    Matrix m = make_matrix(type, rows, columns, slabs_);
+    const int chunk = 16, chunks = (m.panels + chunk - 1) / chunk;
+    const auto lock = pool_->lock();
+    pool_->phase(chunks,
+                 [&](int i, int) { pack_panels(m, file, i * chunk, std::min(m.panels, (i + 1) * chunk)); });
+    matrices_[name] = std::move(m);
+}
+
+void Weights::add_packed(const std::string& name, WeightType type, int rows, int columns,
+                         const uint8_t* packed, size_t bytes) {
+    matrices_[name] = view_matrix(type, rows, columns, packed, bytes);
+}
+
+void Weights::add_vector(const std::string& name, std::vector<float> values) {
+    vectors_[name] = std::move(values);
+}
+
+void Weights::set_embedding(WeightType type, const uint8_t* file) {
+    embedding_type_ = type;
+    embedding_ = file;
+}
+
+const Matrix& Weights::packed(const std::string& name) const {
+    const auto found = matrices_.find(name);
+    if (found == matrices_.end()) throw std::invalid_argument("missing tensor " + name);
+    return found->second;
+}
+
+size_t Weights::bytes() const {
+    size_t total = 0;
+    for (const auto& [name, m] : matrices_) total += m.bytes();
+    return total;
+}
+
+const Matrix& Weights::matrix(const std::string& name, int rows, int columns) const {
+    const Matrix& found = packed(name);
+    if (found.rows != rows || found.columns != columns)
+        throw std::invalid_argument("tensor " + name + " has the wrong shape");
+    return found;
+}
+
+const float* Weights::vector(const std::string& name, int size) const {
+    const float* found = vector_if_there(name, size);
+    if (!found) throw std::invalid_argument("missing tensor " + name);
+    return found;
+}
+
+const float* Weights::vector_if_there(const std::string& name, int size) const {
+    const auto found = vectors_.find(name);
+    if (found == vectors_.end()) return nullptr;
+    if (int(found->second.size()) != size)
+        throw std::invalid_argument("tensor " + name + " has the wrong size");
+    return found->second.data();
+}
+
+LayerWeights Weights::resolve_layer(const ModelSpec& spec, int i) const {
+    const LayerSpec& layer = spec.layers[size_t(i)];
+    const std::string prefix = "blk." + std::to_string(i) + ".";
+    const int hidden = spec.hidden, q = spec.q_width(), kv = spec.kv_width(), ffn = layer.feed_forward.size;
+    const auto weight = [&](const char* part, int rows, int columns) {
+        return &matrix(prefix + part + ".weight", rows, columns);
+    };
+    const auto norm = [&](bool has, const char* part, int size) {
+        return has ? vector(prefix + part + ".weight", size) : nullptr;
+    };
+    const auto bias = [&](const char* part, int size) {
+        return vector_if_there(prefix + part + ".bias", size);
+    };
+    LayerWeights w{};
+    w.q = weight("attn_q", q, hidden);
+    w.k = weight("attn_k", kv, hidden);
+    w.v = weight("attn_v", kv, hidden);
+    w.o = weight("attn_output", hidden, q);
+    w.gate = weight("ffn_gate", ffn, hidden);
+    w.up = weight("ffn_up", ffn, hidden);
+    w.down = weight("ffn_down", hidden, ffn);
+    w.attention_norm = norm(layer.norms.attention, "attn_norm", hidden);
+    w.q_norm = norm(layer.norms.q, "attn_q_norm", spec.head_dim);
+    w.k_norm = norm(layer.norms.k, "attn_k_norm", spec.head_dim);
+    w.ffn_norm = norm(layer.norms.ffn, "ffn_norm", hidden);
+    w.q_bias = bias("attn_q", q);
+    w.k_bias = bias("attn_k", kv);
+    w.v_bias = bias("attn_v", kv);
+    w.o_bias = bias("attn_output", hidden);
+    return w;
+}
+
+void Weights::resolve(const ModelSpec& spec) {
+    layers_.clear();
+    std::vector<LayerWeights> found;
+    for (int i = 0; i < int(spec.layers.size()); i++) found.push_back(resolve_layer(spec, i));
+    output_norm_ = vector("output_norm.weight", spec.hidden);
+    output_ = &matrix("output.weight", spec.vocab, spec.hidden);
+    if (!embedding_) throw std::invalid_argument("missing tensor token_embd.weight");
+    InputFormats& formats = input_formats_ = {};
+    for (const LayerWeights& w : found) {
+        formats.attention = std::max(formats.attention, activation_format({w.q, w.k, w.v}));
+        formats.o = std::max(formats.o, activation_format({w.o}));
+        formats.ffn = std::max(formats.ffn, activation_format({w.gate, w.up}));
+        formats.down = std::max(formats.down, activation_format({w.down}));
+    }
+    formats.output = activation_format({output_});
+    layers_.swap(found);
+}
+
+void Weights::embed(int id, int hidden, float* out) const {
+    dequantize_row(embedding_type_, embedding_ + size_t(id) * row_bytes(embedding_type_, hidden), hidden,
+                   out);
+}
+
+}  // namespace outrider

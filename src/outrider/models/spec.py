@@ -1,0 +1,120 @@
+"""What an engine has to compute for a model: its dimensions, and for each layer which parts it has.
+
+A `ModelSpec` is built once, by `models/families.py`, from the numbers that a file of either format gives
+(`Dimensions`). Engines read nothing else, and refuse by name a part that they do not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Activation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeSpec:
+    """Rotary position embedding (Su et al. 2021, RoFormer) of the first `dim` columns of each head.
+
+    dim:         even, at most head_dim.
+    inv_freq:    float32[dim // 2], frequencies in radians per position, with every scaling applied (linear,
+                 llama3, or GGUF's rope_freqs factors).
+    scale:       factor on cos and sin; 1 unless a scaling variant asks for another.
+    interleaved: rotates the pairs (2i, 2i + 1) (GGUF llama, whose q and k rows are permuted for it); else
+                 (i, i + dim // 2) (Hugging Face, GGUF qwen2 and qwen3).
+    """
+
+    dim: int
+    inv_freq: npt.NDArray[np.float32]
+    scale: float = 1.0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NormsSpec:
+    """Which RMS norms (Zhang and Sennrich 2019) a layer has, each with a weight.
+
+    attention, ffn:            of the residual stream, before attention and before the feed-forward part.
+    q, k:                      of each head of queries and keys, before the rotation (Henry et al. 2020).
+    post_attention, post_ffn:  of what attention and feed-forward give, before it is added to the stream.
+    """
+
+    attention: bool = True
+    q: bool = False
+    k: bool = False
+    post_attention: bool = False
+    ffn: bool = True
+    post_ffn: bool = False
+
+
+PRE_NORMS = NormsSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardSpec:
+    """down(activation(gate(x)) * up(x)) with `size` hidden columns; or `experts` of these, of which a router
+    picks `experts_used` for each token. Dense when `experts` is 0."""
+
+    size: int
+    activation: Activation = "silu"
+    experts: int = 0
+    experts_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer.
+
+    feed_forward:      see `FeedForwardSpec`.
+    attention_scale:   factor on the products of queries and keys.
+    norms:             see `NormsSpec`.
+    rope:              index into ModelSpec.ropes, or None for no rotation.
+    window:            positions that attention sees, the token's own among them; None for all.
+    attention_softcap: c for c * tanh(score / c), or None.
+    sinks:             whether each head has one more logit in its softmax that has no value.
+    """
+
+    feed_forward: FeedForwardSpec
+    attention_scale: float
+    norms: NormsSpec = PRE_NORMS
+    rope: int | None = 0
+    window: int | None = None
+    attention_softcap: float | None = None
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec:
+    """A decoder-only transformer. All numbers are checked to be sane.
+
+    name:            the family's name, see models/families.py.
+    max_positions:   the trained context, or the sliding window where that is shorter and no layer has a
+                     window of its own (inside the window, windowed and full attention are the same).
+    embedding_scale: factor on the rows of the embedding.
+    logit_softcap:   c for c * tanh(logit / c), or None.
+    """
+
+    name: str
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    rms_eps: float
+    ropes: tuple[RopeSpec, ...]
+    layers: tuple[LayerSpec, ...] = field(repr=False)
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def ffn_size(self) -> int:
+        """Hidden columns of the widest feed-forward part."""
+        return max(layer.feed_forward.size for layer in self.layers)

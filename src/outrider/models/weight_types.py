@@ -1,0 +1,26 @@
+"""The types of weights that the native engine computes with: how large a block of each is in a file.
+
+The C++ table (csrc/kernels/types.h) has the same facts; this one lets models be read and checked without the
+compiled engine. tests/native/test_weight_types.py compares the two.
+"""
+
+from __future__ import annotations
+
+# Values and bytes of one block. All but Q3_0 are ggml's types.
+BLOCKS = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "Q3_0": (32, 14),
+}
+LOADED_ONLY = frozenset({"Q3_0"})  # types that no file has: made when a model is quantized at load
+SUPPORTED_TYPES = tuple(name for name in BLOCKS if name not in LOADED_ONLY)  # of matrices in files
+FLOAT_TYPES = ("F32", "F16", "BF16")

@@ -1,0 +1,212 @@
+"""Every family against transformers and llama.cpp, as tests/scripts/record_family_reference.py recorded them,
+and against float64; what a family does not have yet is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from outrider.engines.native import NativeModel
+from outrider.errors import UnsupportedModelError
+from outrider.models.families import FAMILIES
+from outrider.models.open import open_model
+from outrider.models.source import ModelSource
+from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec
+from tests.native.support import item, load, run, same_bits, usable_isas
+from tests.support.models import VOCAB_SIZE, family_dims, hf_name, tiny_gguf, tiny_hf, tiny_weights
+from tests.support.reference import Reference
+
+RECORD = Path(__file__).parent.parent / "data/reference/families.npz"
+LAYERS, HIDDEN = 3, 128
+Floats = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def record() -> Iterator[dict[str, Any]]:
+    with np.load(RECORD) as found:
+        yield dict(found)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def source(folder: Path, family: str, form: str, kind: str = "F32") -> ModelSource:
+    dims = family_dims(family)
+    if form == "folder":
+        return open_model(tiny_hf(folder / "model", arch=family, dims=dims, tied=False))
+    return open_model(tiny_gguf(folder / "model.gguf", arch=family, dims=dims, types=kind, tied=False))
+
+
+def relative_error(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
+    wanted = wanted.astype(np.float64)
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+def log_probs(logits: Floats) -> npt.NDArray[np.float64]:
+    exact = logits.astype(np.float64)
+    highest = exact.max(axis=1, keepdims=True)
+    return np.asarray(exact - highest - np.log(np.exp(exact - highest).sum(axis=1, keepdims=True)))
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_float_weights_agree_with_transformers(
+    tmp_path: Path, record: dict[str, Any], family: str, form: str
+) -> None:
+    model = load(source(tmp_path, family, form), kv_dtype="f32")
+    tokens = record["tokens"].tolist()
+    logits = run(model, model.new_cache(len(tokens)), tokens)
+    assert relative_error(logits[:, record["columns"]], record[f"{family}.logits"]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_the_same_file_agrees_with_llama_cpp(
+    tmp_path: Path, record: dict[str, Any], family: str, kind: str
+) -> None:
+    name, most = {"F32": ("llama_cpp", 1e-4), "Q8_0": ("llama_cpp_q8", 0.02)}[kind]
+    model = load(source(tmp_path, family, "gguf", kind), kv_dtype="f32")
+    tokens = record["tokens"].tolist()
+    found = log_probs(run(model, model.new_cache(len(tokens)), tokens))
+    assert relative_error(found[:, record["columns"]], record[f"{family}.{name}"]) < most
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
+def test_quantized_weights_agree_with_the_dequantized_ones(tmp_path: Path, family: str, kind: str) -> None:
+    dims = replace(family_dims(family), hidden=256, head_dim=64, layers=2)
+    path = tiny_gguf(tmp_path / "a.gguf", arch=family, dims=dims, types=kind)
+    model = load(open_model(path))
+    tokens = [int(i) for i in np.random.default_rng(5).integers(3, VOCAB_SIZE, 40)]
+    wanted = Reference(open_model(path)).logits(tokens)
+    assert relative_error(run(model, model.new_cache(40), tokens), wanted) < 0.02
+
+
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, record: dict[str, Any], family: str) -> None:
+    model = load(source(tmp_path, family, "folder"), kv_dtype="f32")
+    assert (model.num_layers, model.hidden_size) == (LAYERS, HIDDEN)
+    work = item(model.new_cache(64), record["tokens"].tolist())
+    _, (hidden,) = model.forward_hidden([work], range(LAYERS + 1))
+    assert hidden.dtype == np.float32
+    states = hidden.reshape(-1, LAYERS + 1, HIDDEN)[:, :, record["hidden_columns"]]
+    for i in range(LAYERS + 1):
+        assert relative_error(states[:, i], record[f"{family}.hidden"][:, i]) < 1e-5
+
+
+def test_hidden_states_agree_with_float64(tmp_path: Path, family: str) -> None:
+    model = load(source(tmp_path, family, "gguf"), kv_dtype="f32")
+    reference = Reference(source(tmp_path, family, "gguf"))
+    tokens, parents = [5, 9, 7, 11, 3], [-1, 0, 0, 1, 3]
+    _, (hidden,) = model.forward_hidden([item(model.new_cache(8), tokens, parents)], [0, 2, LAYERS])
+    wanted = reference.hidden(tokens, parents)[:, [0, 2, LAYERS]].reshape(5, 3 * HIDDEN)
+    assert relative_error(hidden, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_hidden_states_of_all_tokens_whatever_logits_are_wanted(tmp_path: Path, kind: str) -> None:
+    """Logits are those of a pass without taps, and neither rows, widths, trees, threads nor instruction sets
+    change a bit of the hidden states."""
+    opened = source(tmp_path, "qwen3", "gguf", kind)
+    tokens = [int(i) for i in np.random.default_rng(5).integers(3, VOCAB_SIZE, 24)]
+    taps = [0, 1, LAYERS]
+    for isa in usable_isas():
+        model = load(opened, isa, threads=2)
+        plain = model.forward([item(model.new_cache(32), tokens)])[0]
+        (logits,), (every,) = model.forward_hidden([item(model.new_cache(32), tokens)], taps)
+        assert same_bits(logits, plain)
+        assert every.shape == (24, len(taps) * HIDDEN)
+        for rows in ([], [23], [4, 2]):
+            for wanted in (taps, [0, LAYERS - 1]):
+                work = item(model.new_cache(32), tokens, rows=rows)
+                (logits,), (hidden,) = model.forward_hidden([work], wanted)
+                assert same_bits(logits, plain[rows])
+                columns = np.concatenate([every[:, j * HIDDEN : (j + 1) * HIDDEN] for j in (0, 1)], axis=1)
+                if wanted == taps:
+                    assert same_bits(hidden, every)
+                else:
+                    assert same_bits(hidden[:, :HIDDEN], columns[:, :HIDDEN])
+        cache = model.new_cache(32)
+        parts = [
+            model.forward_hidden([item(cache, tokens[i : i + 5], rows=[])], taps)[1][0]
+            for i in range(0, 24, 5)
+        ]
+        assert same_bits(np.concatenate(parts), every)
+    first = load(opened, "portable").forward_hidden([item(model.new_cache(32), [], rows=[])], taps)
+    assert first[1][0].shape == (0, len(taps) * HIDDEN)
+
+
+def test_hidden_states_of_several_sequences(tmp_path: Path) -> None:
+    model = load(source(tmp_path, "llama", "gguf"))
+    texts = [[4, 5, 6], [9], [7, 8, 9, 10]]
+    alone = [model.forward_hidden([item(model.new_cache(8), text)], [1])[1][0] for text in texts]
+    work = [item(model.new_cache(8), text, rows=[0]) for text in texts]
+    for a, b in zip(alone, model.forward_hidden(work, [1])[1], strict=True):
+        assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("taps", [[], [1, 1], [2, 1], [-1], [LAYERS + 1]])
+def test_taps_out_of_order_or_range(tmp_path: Path, taps: list[int]) -> None:
+    model = load(source(tmp_path, "llama", "gguf"))
+    cache = model.new_cache(8)
+    with pytest.raises(ValueError, match="taps must be ascending"):
+        model.forward_hidden([item(cache, [4, 5])], taps)
+    assert cache.length == 0
+
+
+def test_scales_of_embedding_and_attention(tmp_path: Path) -> None:
+    """No family has these yet, and a layer without a rotation: float64 says what they do."""
+    opened = source(tmp_path, "qwen3", "gguf")
+    spec = opened.architecture
+    layers = (
+        replace(spec.layers[0], rope=None),
+        *spec.layers[1:-1],
+        replace(spec.layers[-1], attention_scale=0.3),
+    )
+    scaled = replace(opened, architecture=replace(spec, embedding_scale=3.5, layers=layers))
+    tokens = [4, 8, 15, 16, 23, 42]
+    model = load(scaled, kv_dtype="f32")
+    found = run(model, model.new_cache(8), tokens)
+    assert relative_error(found, Reference(scaled).logits(tokens)) < 1e-5
+    assert relative_error(found, Reference(opened).logits(tokens)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"window": 100}, "a sliding window of 100 positions"),
+        ({"attention_softcap": 50.0}, "a softcap on attention"),
+        ({"sinks": True}, "attention sinks"),
+        ({"norms": NormsSpec(attention=False)}, "attention without a norm"),
+        ({"norms": NormsSpec(post_attention=True)}, "a norm after attention"),
+        ({"norms": NormsSpec(ffn=False)}, "a feed-forward part without a norm"),
+        ({"norms": NormsSpec(post_ffn=True)}, "a norm after the feed-forward part"),
+        ({"feed_forward": FeedForwardSpec(256, experts=8, experts_used=2)}, "a mixture of 8 experts"),
+        ({"feed_forward": FeedForwardSpec(256, activation="gelu_tanh")}, "the activation gelu_tanh"),
+        ({"feed_forward": FeedForwardSpec(512)}, "a feed-forward part of another size"),
+    ],
+)
+def test_what_a_layer_cannot_have_yet(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    opened = source(tmp_path, "llama", "gguf")
+    spec = opened.architecture
+    layers: tuple[LayerSpec, ...] = (*spec.layers[:-1], replace(spec.layers[-1], **change))
+    refused = replace(opened, architecture=replace(spec, layers=layers))
+    with pytest.raises(UnsupportedModelError, match=rf"layer 2 has {words}.* does not support yet") as caught:
+        NativeModel.load(refused)
+    assert str(opened.path) in str(caught.value)
+    softcap = replace(opened, architecture=replace(spec, logit_softcap=30.0))
+    with pytest.raises(UnsupportedModelError, match="softcap on the logits is not supported yet"):
+        NativeModel.load(softcap)
+
+
+def test_tensor_names_are_those_of_the_gguf_package(family: str) -> None:
+    names = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
+    mapped = gguf.get_tensor_name_map(names[family], LAYERS)
+    for name in tiny_weights(family, family_dims(family), tied=False):
+        stem, kind = hf_name(name).rsplit(".", 1)
+        assert f"{mapped.get_name(stem)}.{kind}" == name

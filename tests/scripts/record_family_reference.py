@@ -1,0 +1,101 @@
+"""Record what transformers and llama.cpp compute for a tiny random model of each family.
+
+    python tests/scripts/record_family_reference.py tests/data/reference/families.npz
+
+Needs torch, transformers and xllamacpp (llama.cpp's server), which the test suite does not. The weights come
+from a seed (tests/support/models.py), so that only results are recorded. For each family:
+
+    FAMILY.logits        float32[tokens, columns]: transformers, float32, eager attention
+    FAMILY.hidden        float32[tokens, layers + 1, hidden columns]: its hidden states, the last one before
+                         the final norm
+    FAMILY.llama_cpp     float32[tokens, columns]: log-probabilities by llama.cpp, of the GGUF file in F32
+    FAMILY.llama_cpp_q8  float32[tokens, columns]: the same in Q8_0
+
+`tokens`, `columns` and `hidden_columns` are in the file too.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import xllamacpp  # type: ignore[import-not-found]
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.support.models import VOCAB_SIZE, family_dims, tiny_gguf, tiny_hf
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+TOKENS = 48
+DIGIT = 27
+
+
+def main() -> None:
+    rng = np.random.default_rng(11)
+    tokens = rng.integers(3, VOCAB_SIZE, TOKENS).astype(np.int32)
+    columns = np.sort(rng.choice(VOCAB_SIZE, 80, replace=False)).astype(np.int32)
+    hidden_columns = np.sort(rng.choice(family_dims("llama").hidden, 32, replace=False)).astype(np.int32)
+    record = {"tokens": tokens, "columns": columns, "hidden_columns": hidden_columns}
+    with tempfile.TemporaryDirectory() as folder:
+        for family in FAMILIES:
+            path = tiny_hf(Path(folder) / family, arch=family, dims=family_dims(family), tied=False)
+            logits, hidden = transformers_pass(path, tokens.tolist())
+            record[f"{family}.logits"] = logits[:, columns]
+            record[f"{family}.hidden"] = hidden[:, :, hidden_columns]
+            for name, kind in (("llama_cpp", "F32"), ("llama_cpp_q8", "Q8_0")):
+                file = Path(folder) / f"{family}-{kind}.gguf"
+                tiny_gguf(file, arch=family, dims=family_dims(family), types=kind, tied=False)
+                found = llama_cpp_log_probs(file, tokens.tolist())
+                record[f"{family}.{name}"] = found[:, columns]
+                wanted = log_probs(logits)
+                error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+                print(f"{family} {kind}: llama.cpp and transformers differ by {error:.1e}")
+    np.savez_compressed(sys.argv[1], allow_pickle=False, **record)
+
+
+def transformers_pass(path: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """float32[tokens, vocab] and float32[tokens, layers + 1, hidden]."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    last: list[torch.Tensor] = []  # hidden_states[-1] of the output has gone through the final norm
+    model.model.layers[-1].register_forward_hook(
+        lambda _module, _args, out: last.append(out[0] if isinstance(out, tuple) else out)
+    )
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), output_hidden_states=True)
+    states = [state[0] for state in (*out.hidden_states[:-1], last[0])]
+    return out.logits[0].numpy(), torch.stack(states, dim=1).numpy()
+
+
+def llama_cpp_log_probs(path: Path, tokens: list[int]) -> np.ndarray:
+    """float32[tokens, vocab]: log-probabilities after each prefix, keys and values in float32."""
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.warmup = str(path), 256, False
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    server = xllamacpp.Server(params)
+    rows = np.empty((len(tokens), VOCAB_SIZE), np.float32)
+    for i in range(len(tokens)):
+        asked = {"prompt": tokens[: i + 1], "n_predict": 1, "n_probs": VOCAB_SIZE, "temperature": 0.0}
+        # (The server withholds what ends in half a character: it is made to choose a digit. What it gives
+        # are the probabilities before that.)
+        answer = server.handle_completions({**asked, "cache_prompt": False, "logit_bias": [[DIGIT, 1e4]]})
+        found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        assert len(found) == VOCAB_SIZE
+        for entry in found:
+            rows[i, entry["id"]] = entry["logprob"]
+    return rows
+
+
+def log_probs(logits: np.ndarray) -> np.ndarray:
+    highest = logits.max(axis=1, keepdims=True)
+    return np.asarray(logits - highest - np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)))
+
+
+if __name__ == "__main__":
+    main()
