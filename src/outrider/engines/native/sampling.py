@@ -1,4 +1,4 @@
-"""Filtering, sampling and probabilities in C++ (csrc/sampler/), as `decoding.sampling.sampler` specifies them.
+"""Filtering, sampling and probabilities in C++ (csrc/sampler/); `decoding.sampling.sampler` specifies them.
 
 Against NumPy a logarithm, an exponential or a sum may differ in its last place: probabilities by parts in
 1e-14, and the token where two sums come so close to each other, in practice never. The C++ path agrees with
