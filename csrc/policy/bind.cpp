@@ -1,5 +1,4 @@
-// The Python face of what the controller learns in every step, a module of its own. Calls are short and keep
-// the GIL.
+// Python bindings of what the controller learns in every step. Calls are short and keep the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -8,10 +7,9 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
-#include <string_view>
 #include <vector>
 
-#include "policy/acceptance.h"
+#include "policy/acceptance_rates.h"
 #include "policy/cost_curve.h"
 
 namespace nb = nanobind;
@@ -25,7 +23,7 @@ double number(nb::handle value) {
     return found;
 }
 
-// Integers that do not fit are as far off as can be.
+// Integers that do not fit become the nearest one that does.
 int64_t integer(nb::handle value) {
     int overflow = 0;
     const long long found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
@@ -35,15 +33,15 @@ int64_t integer(nb::handle value) {
     return found;
 }
 
-// The first `most` items of a sequence, each by `read`. (That may run Python code, so the size is asked for
-// again.)
+// The first `max_items` items of a sequence. `read` may run Python code, so the size is asked for each time.
 template <class T>
-std::vector<T> items(nb::handle values, T (*read)(nb::handle), int64_t most) {
+std::vector<T> items(nb::handle values, T (*read)(nb::handle), int64_t max_items) {
     const nb::object held = nb::steal(PySequence_Fast(values.ptr(), "expected a sequence"));
     if (!held.is_valid()) nb::raise_python_error();
     std::vector<T> out;
-    if (most > 0) out.reserve(size_t(std::min<int64_t>(most, PySequence_Fast_GET_SIZE(held.ptr()))));
-    for (Py_ssize_t i = 0; i < most && i < PySequence_Fast_GET_SIZE(held.ptr()); i++)
+    if (max_items > 0)
+        out.reserve(size_t(std::min<int64_t>(max_items, PySequence_Fast_GET_SIZE(held.ptr()))));
+    for (Py_ssize_t i = 0; i < max_items && i < PySequence_Fast_GET_SIZE(held.ptr()); i++)
         out.push_back(read(nb::borrow(PySequence_Fast_GET_ITEM(held.ptr(), i))));
     return out;
 }
@@ -62,87 +60,23 @@ outrider::CostCurve::Measured measured_of(nb::handle measured) {
     return out;
 }
 
-// A request's name as bytes. (Lone surrogates, for which UTF-8 has no place, are let through: any string will
-// do.)
-class Id {
-  public:
-    explicit Id(const nb::str& text) {
-        Py_ssize_t size = 0;
-        const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-        if (!data) {
-            PyErr_Clear();
-            encoded_ = nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
-            if (!encoded_.is_valid()) nb::raise_python_error();
-            data = PyBytes_AS_STRING(encoded_.ptr());
-            size = PyBytes_GET_SIZE(encoded_.ptr());
-        }
-        bytes_ = std::string_view(data, size_t(size));
-    }
-    operator std::string_view() const { return bytes_; }
+using outrider::AcceptanceRates;
+using outrider::RequestRates;
+using Optional = std::optional<double>;
 
-  private:
-    nb::object encoded_;
-    std::string_view bytes_;
-};
-
-// With the function that says what is expected of a request. It is asked first, so that what it raises leaves
-// everything as it was.
-struct Acceptance : outrider::Acceptance {
-    nb::object prior;
-
-    Acceptance(double start, double weight, nb::object prior, double memory)
-        : outrider::Acceptance(start, weight, memory), prior(std::move(prior)) {}
-
-    std::optional<double> expected(const nb::str& id) const {
-        if (!prior.is_valid() || prior.is_none()) return std::nullopt;
-        return number(nb::object(prior)(id));  // held: the call may run anything
-    }
-};
-
-using Confidence = std::optional<double>;
-
-double chance(const Acceptance& self, const nb::str& id, int64_t depth, Confidence confidence) {
-    const std::optional<double> prior = confidence ? std::nullopt : self.expected(id);
-    return self.chance(Id(id), depth, confidence, prior);
+nb::tuple tree_probabilities(const AcceptanceRates& self, const RequestRates& request, nb::handle parents,
+                             nb::handle confidence, int64_t max_nodes) {
+    const auto tree =
+        self.tree(request, items(parents, integer, max_nodes), items(confidence, number, max_nodes));
+    return nb::make_tuple(tree.probabilities, tree.path_probabilities);
 }
 
-nb::tuple chances(const Acceptance& self, const nb::str& id, nb::handle parents, nb::handle confidence,
-                  int64_t most) {
-    const auto tree = self.chances(Id(id), items(parents, integer, most), items(confidence, number, most));
-    return nb::make_tuple(tree.chances, tree.paths);
+void observe_tree(AcceptanceRates& self, RequestRates& request, nb::handle tokens, nb::handle parents,
+                  nb::handle confidence, int64_t max_nodes, nb::handle emitted, Optional prior_odds) {
+    self.observe_tree(request, items(tokens, integer, max_nodes), items(parents, integer, max_nodes),
+                      items(confidence, number, max_nodes),
+                      items(emitted, integer, std::numeric_limits<int64_t>::max()), prior_odds);
 }
-
-void learn(Acceptance& self, const nb::str& id, int64_t depth, Confidence confidence, double accepted) {
-    const std::optional<double> prior = self.expected(id);
-    self.learn(Id(id), depth, confidence, accepted, prior);
-}
-
-void learn_tree(Acceptance& self, const nb::str& id, nb::handle tokens, nb::handle parents,
-                nb::handle confidence, int64_t most, nb::handle emitted) {
-    const std::optional<double> prior = self.expected(id);
-    self.learn_tree(Id(id), items(tokens, integer, most), items(parents, integer, most),
-                    items(confidence, number, most),
-                    items(emitted, integer, std::numeric_limits<int64_t>::max()), prior);
-}
-
-void suppose(Acceptance& self, const nb::str& id, int64_t depth, double chance) {
-    const std::optional<double> prior = self.expected(id);
-    self.suppose(Id(id), depth, chance, prior);
-}
-
-// `prior` may well hold, by some way, the object that it belongs to: the collector must see it.
-int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<Acceptance>(self)->prior.ptr());
-    return 0;
-}
-
-int clear(PyObject* self) {
-    if (nb::inst_ready(self)) nb::inst_ptr<Acceptance>(self)->prior.reset();
-    return 0;
-}
-
-PyType_Slot kCollected[] = {{Py_tp_traverse, (void*)traverse}, {Py_tp_clear, (void*)clear}, {0, nullptr}};
 
 void bind_cost_curve(nb::module_& m) {
     using outrider::CostCurve;
@@ -180,38 +114,39 @@ void bind_cost_curve(nb::module_& m) {
             "paths"_a, "base"_a, "rate"_a);
 }
 
-void bind_acceptance(nb::module_& m) {
+void bind_acceptance_rates(nb::module_& m) {
     m.attr("EDGES") = tuple_of(outrider::kEdges);
     m.attr("CENTRES") = tuple_of(outrider::kCentres);
-    m.attr("MOST") = outrider::kMostChance;
-    m.attr("SHARED_MEMORY") = outrider::kSharedMemory;
+    m.attr("MAX_PROBABILITY") = outrider::kMaxProbability;
+    m.attr("SHARED_DECAY") = outrider::kSharedDecay;
     m.def("stage_of", &outrider::stage_of, "depth"_a);
-    nb::class_<Acceptance>(m, "Acceptance", nb::is_final(), nb::type_slots(kCollected))
-        .def(nb::init<double, double, nb::object, double>(), "start"_a = 0.7,
-             "weight"_a = outrider::kStartWeight, "prior"_a = nb::none(),
-             "memory"_a = outrider::kRequestMemory)
-        .def("chance", &chance, "request_id"_a, "depth"_a, "confidence"_a = nb::none())
-        .def("chances", &chances, "request_id"_a, "parents"_a, "confidence"_a, "most"_a)
-        .def("learn", &learn, "request_id"_a, "depth"_a, "confidence"_a.none(), "accepted"_a)
-        .def("learn_tree", &learn_tree, "request_id"_a, "tokens"_a, "parents"_a, "confidence"_a, "most"_a,
-             "emitted"_a)
-        .def("suppose", &suppose, "request_id"_a, "depth"_a, "chance"_a)
-        .def("begin", [](Acceptance& self) { self.begin(); })
-        .def(
-            "forget", [](Acceptance& self, const nb::str& id) { self.forget(Id(id)); }, "request_id"_a)
-        .def_prop_rw(
-            "start", [](const Acceptance& self) { return self.start; },
-            [](Acceptance& self, double start) { self.start = start; })
-        .def_prop_ro("mean", [](const Acceptance& self) { return self.mean(); })
-        .def_prop_ro("evidence", [](const Acceptance& self) { return self.evidence(); });
+    nb::class_<RequestRates>(m, "RequestRates", nb::is_final())
+        .def(nb::init<>())
+        .def("reset", &RequestRates::reset);
+    nb::class_<AcceptanceRates>(m, "AcceptanceRates", nb::is_final())
+        .def(nb::init<double, double, double>(), "start"_a = 0.7, "weight"_a = outrider::kStartWeight,
+             "decay"_a = outrider::kRequestDecay)
+        .def("probability", &AcceptanceRates::probability, "request"_a, "depth"_a,
+             "confidence"_a = nb::none(), "prior_odds"_a = nb::none())
+        .def("tree_probabilities", &tree_probabilities, "request"_a, "parents"_a, "confidence"_a,
+             "max_nodes"_a)
+        .def("observe", &AcceptanceRates::observe, "request"_a, "depth"_a, "confidence"_a.none(),
+             "accepted"_a, "prior_odds"_a = nb::none())
+        .def("observe_tree", &observe_tree, "request"_a, "tokens"_a, "parents"_a, "confidence"_a,
+             "max_nodes"_a, "emitted"_a, "prior_odds"_a = nb::none())
+        .def("observe_pruned", &AcceptanceRates::observe_pruned, "request"_a, "depth"_a, "probability"_a,
+             "prior_odds"_a = nb::none())
+        .def("begin_request", &AcceptanceRates::begin_request)
+        .def_rw("start", &AcceptanceRates::start)
+        .def_prop_ro("mean", &AcceptanceRates::mean)
+        .def_prop_ro("evidence", &AcceptanceRates::evidence);
 }
 
 }  // namespace
 
 NB_MODULE(_estimates, m) {
-    // A controller may well be alive when the process ends, in a thread that is cut off: nothing to tell a
-    // user of.
+    // A controller may be alive in a daemon thread when the process ends; that is no leak.
     nb::set_leak_warnings(false);
     bind_cost_curve(m);
-    bind_acceptance(m);
+    bind_acceptance_rates(m);
 }

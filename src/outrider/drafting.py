@@ -15,7 +15,6 @@ from outrider.config.speculative import (
     SpeculativeConfig,
     SuffixConfig,
 )
-from outrider.decoding.controller import Controller
 from outrider.decoding.request import Request
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import VERIFIERS, Verifier, check_pair
@@ -28,6 +27,8 @@ from outrider.engines.base import LanguageModel
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
+from outrider.policy.planner import Planner
+from outrider.policy.report import Reporting
 
 Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
 """What a model's passes cost, with the logits of some vocabulary blocks (see `VocabSubsetModel`) or all."""
@@ -59,7 +60,7 @@ class Drafting:
     """
 
     drafter: Drafter | None
-    controller: Controller
+    controller: Reporting
     verifier: Verifier
     parts: tuple[Drafter, ...] = ()
 
@@ -111,7 +112,7 @@ def make_drafting(
     drafter: Drafter | None = lookup
     if isinstance(choice, NoneConfig):
         return Drafting(None, FixedController(0), verifier)
-    controller: Controller = FixedController(choice.num_speculative_tokens)
+    controller: Reporting = FixedController(choice.num_speculative_tokens)
     if isinstance(choice, NgramConfig):
         drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
     model = None
@@ -123,13 +124,15 @@ def make_drafting(
             draws=_draws(choice, verifier),
         )
     if isinstance(choice, AutoConfig):
-        controller = auto = AutoController(
-            cost(),
-            None if draft is None else draft.cost(),
-            most=choice.num_speculative_tokens,
-            tree=verifier.trees,
+        planner = Planner(cost())
+        if lookup is not None:
+            planner.add_lookup(lookup.name)
+        if model is not None and draft is not None:
+            planner.add_model(model.name, draft.cost(), branching=verifier.trees)
+        controller = AutoController(planner, max_nodes=choice.num_speculative_tokens)
+        drafter = AutoDrafter(
+            planner, [] if lookup is None else [lookup], [] if model is None else [model], clock=clock
         )
-        drafter = AutoDrafter(auto, lookup, model, clock=clock)
     assert drafter is not None
     check_pair(verifier, drafter)
     parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)

@@ -26,6 +26,7 @@ from outrider.engines.base import StepEngine
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
+from outrider.policy.planner import Planner
 from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter, TreeDrafter
 from tests.conformance.engines import Models
 
@@ -142,7 +143,7 @@ def run(
         engine,
         drafter,
         verifier or CoupledVerifier(),
-        drafter.controller if isinstance(drafter, AutoDrafter) else FixedController(length),
+        AutoController(drafter.planner) if isinstance(drafter, AutoDrafter) else FixedController(length),
         clock=tick(),
         max_num_seqs=max_num_seqs,
         prefill_chunk=prefill_chunk,
@@ -203,6 +204,8 @@ def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
 
 
 def mixed(model: DraftModelDrafter) -> AutoDrafter:
-    """Under a controller that believes in costs which make drafting worth its while."""
-    controller = AutoController(CostModel({1: 1e-2, 16: 1.1e-2}), CostModel({1: 1e-4, 16: 2e-4}))
-    return AutoDrafter(controller, SuffixDrafter(), model, clock=tick())
+    """With costs that make drafting worth its while."""
+    planner, lookup = Planner(CostModel({1: 1e-2, 16: 1.1e-2})), SuffixDrafter()
+    planner.add_lookup(lookup.name)
+    planner.add_model(model.name, CostModel({1: 1e-4, 16: 2e-4}))
+    return AutoDrafter(planner, [lookup], [model], clock=tick())

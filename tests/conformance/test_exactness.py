@@ -9,7 +9,7 @@ import pytest
 
 from outrider.decoding.request import Request
 from outrider.drafters.auto import AutoDrafter
-from outrider.policy.draft_model import DraftModelPlanner
+from outrider.policy.draft_model import DraftModelSource, DraftModelState
 from outrider.policy.tree import Node
 from tests.conformance.engines import ENGINES, Models
 from tests.conformance.harness import (
@@ -124,24 +124,25 @@ def test_an_oracle_writes_a_text_in_the_fewest_passes(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_mixed_drafter_is_tried_with_branches_of_its_draft_model(engine: str) -> None:
     """Else the cases above would say nothing of them."""
-    beside = deeper = accepted = 0
+    siblings = deeper = accepted = 0
 
-    class Watched(DraftModelPlanner):
-        def tried(self, request_id: str, nodes: Sequence[Node], kept: Collection[int]) -> None:
-            nonlocal beside, deeper, accepted
-            branches = {i for i, node in enumerate(nodes) if node.beside}
-            beside += len(branches)
-            accepted += len(branches & set(kept))
+    class Watched(DraftModelSource):
+        def observe_verified(
+            self, state: DraftModelState, nodes: Sequence[Node], accepted_nodes: Collection[int]
+        ) -> None:
+            nonlocal siblings, deeper, accepted
+            branches = {i for i, node in enumerate(nodes) if node.sibling_rank}
+            siblings += len(branches)
+            accepted += len(branches & set(accepted_nodes))
             deeper += sum(node.parent in branches for node in nodes)
-            super().tried(request_id, nodes, kept)
+            super().observe_verified(state, nodes, accepted_nodes)
 
     expected = plain(engine, "temperature")
     made = make_drafter("mixed", models(engine), answers(expected))
     assert isinstance(made, AutoDrafter)
-    assert made.controller.drawing is not None
-    made.controller.drawing.__class__ = Watched
+    made.planner.models["draft_model"].__class__ = Watched
     found = run(models(engine).engine(), made, batch_for(engine, "temperature"))
     assert visible(found) == visible(expected)
-    assert beside >= 8
+    assert siblings >= 8
     assert accepted > 0
     assert deeper > 0, "branches are drawn on from"

@@ -13,12 +13,12 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
+from outrider.models.weight_types import SUPPORTED_TYPES
 from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import Dims, tiny_gguf
 from tests.support.reference import Reference
 
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
-CASES = [*TYPES, "F32 qwen3", "Q8_0 qwen3", "Q4_K qwen3"]  # qwen3: norms of queries and keys
+CASES = [*SUPPORTED_TYPES, "F32 qwen3", "Q8_0 qwen3", "Q4_K qwen3"]  # qwen3: norms of queries and keys
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd count of groups
 PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
 

@@ -1,57 +1,57 @@
 """Decoding without a model or a clock: replays traces of what drafters would have proposed through a policy.
 
 A `Trace` says, for one text, what each drafter proposes at each position; a `World` says what passes take.
-`simulate` runs the very plan of the real step over them and adds the seconds up, so that a controller can
-be held against every fixed setting on the same texts, thousands of times.
+`simulate` runs the drafting of the real step (`propose_step`) over them and adds the seconds up, so that a
+controller can be held against every fixed setting on the same texts, thousands of times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Protocol
+from typing import Any, Protocol
 
-from outrider.decoding.controller import DraftLimits
+from outrider.decoding.controller import DraftLimits, RequestState
 from outrider.decoding.types import StepRecord
+from outrider.policy.growth_passes import levels, tokens_to_feed
+from outrider.policy.planner import Drawing
+from outrider.policy.propose import StepPlanner, propose_step
 from outrider.policy.tree import (
+    ROOT,
     DraftPass,
     DraftPlan,
     DraftQuery,
     Lookup,
     ModelDraft,
     Node,
+    OfferedTree,
+    Proposal,
+    WeightedTree,
+    chosen,
     merge,
-    passes,
-    path_to,
-    refed,
-    subtree,
 )
+
+LOOKUP, MODEL = "suffix", "draft_model"  # the drafters of a trace
+
+
+class SimulatedPlanner(StepPlanner, Protocol):
+    def observe(self, state: RequestState, accepted: Sequence[int], emitted: Sequence[int]) -> None: ...
 
 
 class Policy(Protocol):
     """What is simulated: `AutoController`, or a fixed setting."""
 
+    @property
+    def planner(self) -> SimulatedPlanner: ...
+
+    def begin(self) -> RequestState: ...
+
     def choose(self, batch: Sequence[DraftLimits]) -> list[int]: ...
 
-    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]: ...
+    def record(self, state: RequestState, step: StepRecord) -> None: ...
 
-    def finish(
-        self,
-        asks: Sequence[DraftQuery],
-        choices: Sequence[DraftPlan],
-        drafts: Sequence[ModelDraft | None],
-        seconds: float,
-        fed: Sequence[DraftPass],
-    ) -> list[list[Node]]: ...
-
-    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None: ...
-
-    def record(self, request_id: str, step: StepRecord) -> None: ...
-
-    def looked(self, seconds: float) -> None: ...
-
-    def release(self, request_id: str) -> None: ...
+    def release(self, state: RequestState) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +64,7 @@ class Trace:
     model:      by position, the token that the draft model has there after the true text; None without one.
     confidence: by position, the draft model's in that token; None where it does not say.
     second, second_confidence: the same of its second choice; None if it never draws one.
+    others:     by name, the same as `lookups` of further lookup drafters.
     """
 
     prompt: int
@@ -73,6 +74,7 @@ class Trace:
     confidence: Sequence[float] | None = None
     second: Sequence[int] | None = None
     second_confidence: Sequence[float] | None = None
+    others: Mapping[str, Sequence[Lookup]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,40 +106,44 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    name: str
+    state: RequestState
     trace: Trace
     at: int = 0
     checked: int = 0  # of prompt and text, tokens in the draft model's cache
-    held: list[tuple[int, int]] | None = None  # (parent, token) behind the text that it was fed in this step
+    held: list[tuple[int, int]] | None = None  # (parent, token) after the text that it was fed in this step
 
     @property
     def left(self) -> int:
         return len(self.trace.truth) - self.at
 
-    def ask(self, room: int) -> DraftQuery:
-        trace, size = self.trace, self.trace.prompt + self.at
-        lookup = None if trace.lookups is None else trace.lookups[self.at]
-        return DraftQuery(self.name, room, size, lookup, None if trace.model is None else size - self.checked)
+    def query(self, budget: int) -> DraftQuery:
+        trace, proposals = self.trace, list[Proposal]()
+        if trace.lookups is not None:
+            proposals.append(Proposal(LOOKUP, trace.lookups[self.at]))
+        proposals += [Proposal(name, trees[self.at]) for name, trees in trace.others.items()]
+        if trace.model is not None:
+            proposals.append(Proposal(MODEL, unprocessed=trace.prompt + self.at - self.checked))
+        return DraftQuery(self.state, budget, proposals)
 
-    def draw(self, ask: DraftQuery, choice: DraftPlan) -> ModelDraft:
-        """What the draft model draws: behind something wrong, tokens that are wrong too."""
+    def draw(self, query: DraftQuery, plan: DraftPlan) -> ModelDraft:
+        """What the draft model draws: after something wrong, tokens that are wrong too."""
         trace, out = self.trace, ModelDraft([], [])
-        ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
-        guide = None if trace.confidence is None else choice.guide
-        room = choice.draft if guide is None else ask.room
+        ahead = plan.offered.path_to(plan.after)
+        guide = None if trace.confidence is None else plan.guide
+        budget = plan.draft_tokens if guide is None else query.budget
         # Of each node: the position that it is for, and whether all up to it is right.
         start = self.at + len(ahead)
-        places = {-1: (start - 1, ahead == list(trace.truth[self.at : start]))}
-        frontier = [-1]
+        places = {ROOT: (start - 1, ahead == list(trace.truth[self.at : start]))}
+        frontier = [ROOT]
         while frontier:
             for parent in frontier:
                 at, right = places[parent][0] + 1, places[parent][1]
-                for beside in range(1 + (trace.second is not None)):
-                    if at >= len(trace.truth) or len(out.tokens) >= room:
+                for sibling_rank in range(1 + (trace.second is not None)):
+                    if at >= len(trace.truth) or len(out.tokens) >= budget:
                         self._hold(ahead, out)
                         return out
-                    token, confidence = self._choice(at, beside)
-                    token = token if right else -1 - beside
+                    token, confidence = self._choice(at, sibling_rank)
+                    token = token if right else -1 - sibling_rank
                     places[len(out.tokens)] = at, right and token == trace.truth[at]
                     out.tokens.append(token)
                     out.parents.append(parent)
@@ -148,21 +154,21 @@ class _Sequence:
         self._hold(ahead, out)
         return out
 
-    def _choice(self, at: int, beside: int) -> tuple[int, float | None]:
+    def _choice(self, at: int, sibling_rank: int) -> tuple[int, float | None]:
         """(token, confidence): what the draft model likes best at a position, or second."""
         trace = self.trace
         tokens, confidence = trace.model, trace.confidence
-        if beside:
+        if sibling_rank:
             tokens, confidence = trace.second, trace.second_confidence
         assert tokens is not None
         return tokens[at], None if confidence is None else confidence[at]
 
     def _hold(self, ahead: Sequence[int], drawn: ModelDraft) -> None:
-        """The draft model's cache behind the text holds what is ahead, and the paths fed in the last pass."""
+        """After the text, the draft model's cache holds what is ahead and the paths fed in the last pass."""
         self.held = [(i - 1, token) for i, token in enumerate(ahead)]
-        levels = passes(drawn.parents)
-        if levels:
-            kept, fed = refed(drawn.parents, levels[-1])
+        inner = levels(drawn.parents)
+        if inner:
+            kept, fed = tokens_to_feed(drawn.parents, inner[-1])
             place = {-1: len(ahead) - 1}
             for node in (*kept, *fed):
                 place[node] = len(self.held)
@@ -197,57 +203,78 @@ class _Sequence:
         return path
 
 
+@dataclass(slots=True, eq=False)
+class _Drafters:
+    """The drafters of one step, for `propose_step`: each lap takes what the world says."""
+
+    world: World
+    laps: list[float] = field(default_factory=list)
+    drawing: float = 0.0  # seconds
+
+    def query(self, job: tuple[_Sequence, int]) -> DraftQuery:
+        self.laps = [0.0, self.world.looking]
+        return job[0].query(job[1])
+
+    def draw(
+        self, source: str, drawn: Sequence[tuple[tuple[_Sequence, int], DraftQuery, DraftPlan]]
+    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass]]:
+        drafts: list[ModelDraft | None] = []
+        fed: list[int] = []  # tokens, pass by pass
+        missed = 0
+        for (seq, _), query, plan in drawn:
+            draft = seq.draw(query, plan)
+            drafts.append(draft)
+            unprocessed = query.unprocessed(source) or 0
+            later = [len(tokens_to_feed(draft.parents, level)[1]) for level in levels(draft.parents)]
+            own = [unprocessed + len(plan.offered.path_to(plan.after)), *later]
+            fed = [a + b for a, b in zip_longest(fed, own, fillvalue=0)]
+            missed += max(0, unprocessed - 2)
+        seconds = sum(map(self.world.draft, fed))
+        self.drawing += seconds
+        self.laps = [0.0, seconds]
+        return drafts, [DraftPass(size, 0 if i else missed) for i, size in enumerate(fed)]
+
+    def lap(self) -> float:
+        return self.laps.pop() if self.laps else 0.0
+
+
 def simulate(policy: Policy, traces: Iterable[Trace], world: World, *, width: int = 1) -> Outcome:
     """Decode all texts, `width` at a time, in order."""
-    waiting = [_Sequence(str(i), trace) for i, trace in enumerate(traces) if len(trace.truth)]
+    waiting = [trace for trace in traces if len(trace.truth)]
     waiting.reverse()
     live: list[_Sequence] = []
     out = Outcome()
     while live or waiting:
         while waiting and len(live) < width:
-            live.append(waiting.pop())
+            live.append(_Sequence(policy.begin(), waiting.pop()))
         _step(policy, live, world, out)
         for seq in [seq for seq in live if not seq.left]:
-            policy.release(seq.name)
+            policy.release(seq.state)
             live.remove(seq)
             out.ends.append(out.seconds)
     return out
 
 
 def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome) -> None:
-    rooms = [DraftLimits(seq.name, seq.left - 1, seq.trace.prompt + seq.at) for seq in live]
-    budgets = policy.choose(rooms)
-    asked = [(seq, seq.ask(budget)) for seq, budget in zip(live, budgets, strict=True) if budget > 0]
-    trees: dict[str, list[Node]] = {}
-    drafting = world.looking if asked else 0.0
-    if asked:
-        asks = [ask for _, ask in asked]
-        choices = policy.plan(asks)
-        drafts = [seq.draw(ask, c) if c.draft else None for (seq, ask), c in zip(asked, choices, strict=True)]
-        fed: list[int] = []  # tokens, pass by pass
-        missed = 0
-        for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
-            if drawn is not None:
-                ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
-                levels = [len(refed(drawn.parents, level)[1]) for level in passes(drawn.parents)]
-                own = [(ask.behind or 0) + len(ahead), *levels]
-                fed = [a + b for a, b in zip_longest(fed, own, fillvalue=0)]
-                missed += max(0, (ask.behind or 0) - 2)
-        drawing = sum(map(world.draft, fed))
-        drafting += drawing
-        passed = [(size, 0 if i else missed) for i, size in enumerate(fed)]
-        found = policy.finish(asks, choices, drafts, drawing, passed)
-        policy.looked(world.looking)
-        trees = {ask.request_id: tree for ask, tree in zip(asks, found, strict=True)}
+    limits = [DraftLimits(seq.state, seq.left - 1, seq.trace.prompt + seq.at) for seq in live]
+    budgets = policy.choose(limits)
+    jobs = [(seq, budget) for seq, budget in zip(live, budgets, strict=True) if budget > 0]
+    trees: dict[int, list[Node]] = {}  # by the sequence's identity
+    drafting = 0.0
+    if jobs:
+        drafters = _Drafters(world)
+        found = propose_step(policy.planner, drafters, jobs)
+        drafting = world.looking + drafters.drawing
+        trees = {id(seq): tree for (seq, _), tree in zip(jobs, found, strict=True)}
     size = len(live) + sum(map(len, trees.values()))
     seconds = world.target(size, len(out.steps))
     for seq in live:
-        tree = trees.get(seq.name, [])
+        tree = trees.get(id(seq), [])
         path = seq.accepted(tree)
-        policy.observe(seq.name, path, seq.trace.truth[seq.at : seq.at + len(path) + 1])
+        policy.planner.observe(seq.state, path, seq.trace.truth[seq.at : seq.at + len(path) + 1])
         seq.advance(len(path) + 1)
         out.tokens += len(path) + 1
-        share = drafting / len(asked) if seq.name in trees else 0.0
+        share = drafting / len(jobs) if id(seq) in trees else 0.0
         record = StepRecord(
             "draft",
             len(tree),
@@ -257,60 +284,70 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
             seconds / len(live),
             world.overhead / len(live),
         )
-        policy.record(seq.name, record)
+        policy.record(seq.state, record)
     out.seconds += drafting + seconds + world.overhead
     out.steps.append((out.seconds, out.tokens, size - len(live)))
 
 
 class FixedPolicy:
     """Always up to `nodes` of the lookup's likeliest nodes, or `draft` tokens of the draft model; with both,
-    the draft model where the lookup offers nothing. `beside` has its second choice at each place verified."""
+    the draft model where the lookup offers nothing. With `siblings`, its second choice at each place is
+    verified too. It is its own planner."""
 
-    def __init__(self, nodes: int = 0, draft: int = 0, *, beside: bool = False) -> None:
-        self.nodes, self.draft, self.beside = nodes, draft, beside
+    def __init__(self, nodes: int = 0, draft: int = 0, *, siblings: bool = False) -> None:
+        self.nodes, self.draft, self.siblings = nodes, draft, siblings
+
+    @property
+    def planner(self) -> FixedPolicy:
+        return self
+
+    def begin(self) -> Any:
+        return object()
 
     def choose(self, batch: Sequence[DraftLimits]) -> list[int]:
-        most = max(self.nodes, self.draft * (1 + self.beside))
-        return [min(room.tokens, most) for room in batch]
+        most = max(self.nodes, self.draft * (1 + self.siblings))
+        return [min(limits.tokens, most) for limits in batch]
 
-    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
-        choices = []
-        for ask in asks:
-            offered = len(ask.lookup.tokens) if ask.lookup is not None else 0
-            choice = DraftPlan(nodes=list(range(min(offered, self.nodes, ask.room))))
-            if not choice.nodes and ask.behind is not None:
-                choice.draft = min(self.draft, ask.room)
-                choice.guide = _Comb(choice.draft) if self.beside else None
-            choices.append(choice)
-        return choices
+    def plan(self, queries: Sequence[DraftQuery]) -> list[DraftPlan]:
+        plans = []
+        for query in queries:
+            plan, tree = DraftPlan(), query.proposals[0].tree if query.proposals else None
+            if tree is not None:
+                sure, sources = [1.0] * len(tree.tokens), [(LOOKUP,)] * len(tree.tokens)
+                plan.offered = OfferedTree(tree.tokens, tree.parents, sure, sure, sure, sources)
+                plan.nodes = list(range(min(len(tree.tokens), self.nodes, query.budget)))
+            if not plan.nodes and query.unprocessed(MODEL) is not None:
+                plan.source, plan.draft_tokens = MODEL, min(self.draft, query.budget)
+                plan.guide = _Comb(plan.draft_tokens) if self.siblings else None
+            plans.append(plan)
+        return plans
 
     def finish(
         self,
-        asks: Sequence[DraftQuery],
-        choices: Sequence[DraftPlan],
+        queries: Sequence[DraftQuery],
+        plans: Sequence[DraftPlan],
         drafts: Sequence[ModelDraft | None],
-        seconds: float,
-        fed: Sequence[DraftPass],
+        drawings: Mapping[str, Drawing],
     ) -> list[list[Node]]:
         trees = []
-        for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
-            if drawn is None:
-                whole = merge(ask.lookup, [1.0] * len(choice.nodes), ModelDraft([], []), [])
-                trees.append(subtree(whole, choice.nodes))
+        for plan, draft in zip(plans, drafts, strict=True):
+            if draft is None:
+                trees.append(chosen(plan))
             else:
-                trees.append(merge(None, [], drawn, [1.0] * len(drawn.tokens)))
+                sure = [1.0] * len(draft.tokens)
+                trees.append(merge([WeightedTree(MODEL, draft.tokens, draft.parents, sure)]))
         return trees
 
-    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+    def observe(self, state: RequestState, accepted: Sequence[int], emitted: Sequence[int]) -> None:
         pass
 
-    def record(self, request_id: str, step: StepRecord) -> None:
+    def record(self, state: RequestState, step: StepRecord) -> None:
         pass
 
-    def looked(self, seconds: float) -> None:
+    def observe_lookup_seconds(self, seconds: float, requests: int) -> None:
         pass
 
-    def release(self, request_id: str) -> None:
+    def release(self, state: RequestState) -> None:
         pass
 
 

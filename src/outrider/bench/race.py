@@ -21,8 +21,7 @@ from outrider.engines.base import EngineCaps, SeqHandle, StepEngine
 from outrider.llm import LLM
 from outrider.outputs import RequestOutput
 from outrider.pipeline import Pipeline
-from outrider.policy.auto import AutoController
-from outrider.policy.report import Account, Report
+from outrider.policy.report import Account
 
 
 class Stopwatch:
@@ -153,10 +152,7 @@ class Contestant:
 
     def account(self) -> Account | None:
         """What the controller did since the last call, by its own account; None if it keeps none."""
-        if not isinstance(self._controller, AutoController):
-            return None
-        report, self._controller.report = self._controller.report, Report()
-        return report.total()
+        return self._controller.take_account()
 
 
 def race(contestants: Mapping[str, Contestant], prompt: Any, params: SamplingParams) -> dict[str, Run]:

@@ -1,67 +1,76 @@
-"""How much to draft. The loop asks before every step and tells what came of it."""
+"""The seam between the step loop and whatever decides how much to draft."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from outrider.decoding.types import StepRecord
+
+RequestState: TypeAlias = Any
+"""What a controller keeps of one request: made by `Controller.begin`, handed along, opaque to the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """What a request could use: at most `tokens` drafted ones before max_tokens or the context's end.
+    """What a request could use in a step.
 
-    context:     tokens of its text.
-    constrained: whether structured output may leave it tokens without a choice.
-    limit:       most draft tokens that the request itself allows in a step, or None.
+    state:         what `Controller.begin` made for the request.
+    tokens:        most draft tokens before max_tokens or the end of the context.
+    context:       tokens of the sequence, prompt and output.
+    constrained:   whether structured output may determine tokens.
+    request_limit: most draft tokens that the request itself allows in a step, or None.
     """
 
-    request_id: str
+    state: RequestState
     tokens: int
     context: int = 0
     constrained: bool = False
-    limit: int | None = None
+    request_limit: int | None = None
 
     @property
-    def most(self) -> int:
+    def max_tokens(self) -> int:
         """Most draft tokens, both limits considered."""
-        return self.tokens if self.limit is None else min(self.tokens, self.limit)
+        return self.tokens if self.request_limit is None else min(self.tokens, self.request_limit)
 
 
 class Controller(Protocol):
-    """Chooses each step's draft sizes."""
+    """Chooses each step's draft budgets. The loop calls `choose`, then `record` once for each request."""
 
-    def beside(self, sequences: int, joining: int = 0) -> int:
-        """How many prompt tokens, of `joining` requests that will then decode too, may join a pass in which
-        so many sequences decode; 0 to let them wait for another one. Without such sequences: how many a pass
-        may have that is theirs alone, at least 1; whoever arrives or leaves has to wait for it."""
+    def begin(self) -> RequestState:
+        """A request arrives. Returns what the controller will keep of it."""
+
+    def prefill_budget(self, decoding: int, joining: int = 0) -> int:
+        """How many prompt tokens the next pass may hold beside `decoding` sequences that decode (a mixed
+        batch); 0 for none. The prompts belong to `joining` requests that will decode afterwards. With no
+        sequence decoding, how many prompt tokens one pass may have, at least 1: requests that arrive or are
+        aborted wait for that pass."""
 
     def choose(self, batch: Sequence[DraftLimits], prompt_tokens: int = 0) -> list[int]:
-        """Most draft nodes for each request, 0 .. its `most`. 0 is plain decoding and costs nothing.
-        `prompt_tokens` of other requests share the pass."""
+        """The draft budget of each request in nodes, 0 .. its `max_tokens`. 0 is plain decoding and costs
+        nothing. `prompt_tokens` of other requests share the pass."""
 
-    def curious(self, request_id: str) -> int:
-        """Of how many tokens of this request it would like to know how certain the target is of them."""
+    def confidence_rows_wanted(self, state: RequestState) -> int:
+        """For how many of the step's emitted tokens it wants the target's confidence."""
 
-    def record(self, request_id: str, step: StepRecord) -> None:
+    def record(self, state: RequestState, step: StepRecord) -> None:
         """What a step drafted, had accepted and cost."""
 
-    def explain(self, request_id: str) -> str:
+    def explain(self, state: RequestState) -> str:
         """Why speculation is on or off for this request, in words."""
 
-    def release(self, request_id: str) -> None:
-        """The request has ended."""
+    def release(self, state: RequestState) -> None:
+        """The request has ended; it may never have had a step."""
 
 
 class Guide(Protocol):
-    """Leads a draft model while it draws a tree. Nodes are numbered from 0 as they are drawn."""
+    """Directs how a draft model grows a tree. Nodes are numbered from 0 in the order they are drawn."""
 
     def drew(self, parent: int, confidence: float) -> bool:
-        """A node was drawn below `parent` (-1 for where the draft starts), siblings one after the other, with
-        this confidence (0..1). Says whether the next likely token should be drawn beside it."""
+        """A node was drawn below `parent` (-1: the root of the draft), siblings one after the other, with
+        this confidence, 0..1. Returns whether a further sibling should be drawn."""
 
     def frontier(self, ready: Collection[int] = ()) -> list[int]:
-        """Of the nodes drawn since it was last asked, those to draw on from in the next pass, ascending;
-        none to stop. A node that is `ready` takes no pass, if it is the only one that is drawn on from."""
+        """Which nodes drawn since the last call get children in the next pass, ascending; none to stop. The
+        logits of a `ready` node are known already: it takes no pass if it is the only one returned."""

@@ -12,8 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import Controller, DraftLimits
+from outrider.decoding.controller import Controller, DraftLimits, RequestState
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
+from outrider.decoding.guard import Guard
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.prefill import PromptLogprobs, prefill
 from outrider.decoding.request import ProposeJob, Request, check_prompt
@@ -47,15 +48,16 @@ class _Sequence:
     forced: int = 0
     handle: SeqHandle = field(init=False)
     opened: bool = False
+    state: RequestState = None  # the controller's
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
 
-    def room(self) -> DraftLimits:
+    def limits(self) -> DraftLimits:
         """What it could use of the next step."""
         return DraftLimits(
-            self.request_id,
+            self.state,
             max(0, self.emitter.remaining - 1),
             len(self.context.tokens),
             self.request.constraint is not None,
@@ -70,24 +72,6 @@ class _Cost:
     draft: float
     verify: float
     width: int
-
-
-class _Guard:
-    """A context manager: an exception inside ends one request, by `finish`. (A generator would be slower.)"""
-
-    __slots__ = ("_finish", "_seq")
-
-    def __init__(self, finish: Callable[..., None], seq: _Sequence) -> None:
-        self._finish, self._seq = finish, seq
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._finish(self._seq, "error", error=error)
-        return True
 
 
 class StepLoop:
@@ -149,7 +133,7 @@ class StepLoop:
         if request.request_id in self._live:
             raise ConfigError(f"request id {request.request_id!r} is already in use")
         check_prompt(request.prompt, self._engine.vocab_size, self._max_context)
-        self._live[request.request_id] = _Sequence(
+        self._live[request.request_id] = seq = _Sequence(
             request,
             TokenContext(request.prompt),
             Sampler(
@@ -165,6 +149,7 @@ class StepLoop:
             RequestMetrics(arrived=self._clock()),
             PromptLogprobs(request),
         )
+        seq.state = self._controller.begin()
 
     def abort(self, request_id: str) -> None:
         """End a request now; its FinishEvent comes with the next step. An unknown id is ignored."""
@@ -201,7 +186,7 @@ class StepLoop:
             waiting = [seq for seq in batch if len(seq.handle.pending)]
             prompts = self._mixed(ready, waiting) if ready else []
             if not ready:
-                self._prefill(waiting, min(self._prefill_chunk, self._controller.beside(0)))
+                self._prefill(waiting, min(self._prefill_chunk, self._controller.prefill_budget(0)))
                 waiting = self._hand_over(self._alive(waiting))
                 ready = [seq for seq in waiting if not len(seq.handle.pending)]
             if ready:
@@ -231,11 +216,12 @@ class StepLoop:
         that an error has ended."""
         if not self._taps:
             return batch
+        drafter = cast("HiddenStateDrafter", self._drafter)
         for seq in batch:
             assert seq.handle.hidden is not None, "opened with taps"
-            for start, rows in seq.handle.hidden.take_prompt():
-                with self._guard(seq):
-                    cast("HiddenStateDrafter", self._drafter).prefilled(seq.request_id, start, rows)
+            with self._guard(seq):
+                for start, rows in seq.handle.hidden.take_prompt():
+                    drafter.prefilled(seq.request_id, start, rows)
         return self._alive(batch)
 
     def _mixed(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:
@@ -243,7 +229,7 @@ class StepLoop:
         Prompts with log-probabilities cannot share it; their chunks are computed here."""
         if not waiting:
             return []
-        left = self._controller.beside(len(ready), len(waiting))
+        left = self._controller.prefill_budget(len(ready), len(waiting))
         prompts = []
         for seq in waiting:
             count = min(left, len(seq.handle.pending))
@@ -285,22 +271,27 @@ class StepLoop:
     def _propose(self, batch: list[_Sequence], prompt_tokens: int) -> dict[str, Draft]:
         """Drafts by request, for those that the controller gives a budget: first the tokens that the
         constraint leaves no choice about, then what the drafter proposes to follow them."""
-        rooms = [seq.room() for seq in batch]
-        budgets = self._controller.choose(rooms, prompt_tokens)
+        limits = [seq.limits() for seq in batch]
+        budgets = self._controller.choose(limits, prompt_tokens)
         drafter = self._drafter
         if drafter is None:
             return {}
         asked: list[tuple[_Sequence, ProposeJob]] = []
         drafts: dict[str, Draft] = {}
-        for seq, room, budget in zip(batch, rooms, budgets, strict=True):
-            most, seq.forced = min(budget, room.most), 0
+        for seq, limit, budget in zip(batch, limits, budgets, strict=True):
+            most, seq.forced = min(budget, limit.max_tokens), 0
             if most > 0:
                 with self._guard(seq):
                     ahead = seq.context.along(seq.sampler.forced(seq.context, most)[:most])
                     seq.forced = len(ahead.path)
                     if (left := most - len(ahead.path)) and not seq.sampler.ended(ahead):
                         job = ProposeJob(
-                            seq.request_id, ahead, left, seq.sampler, drafters=seq.request.drafters
+                            seq.request_id,
+                            ahead,
+                            left,
+                            seq.sampler,
+                            drafters=seq.request.drafters,
+                            state=seq.state,
                         )
                         asked.append((seq, job))
                     else:
@@ -347,7 +338,7 @@ class StepLoop:
             certain=self._certain(seq, scores, verdict),
         )
         seq.metrics.record(step, now)
-        self._controller.record(seq.request_id, step)
+        self._controller.record(seq.state, step)
         if finish is not None:
             self._finish(seq, finish.reason, finish.stop_reason)
 
@@ -386,14 +377,14 @@ class StepLoop:
 
     def _certain(self, seq: _Sequence, scores: TargetScores, verdict: Verdict) -> tuple[float, ...]:
         """The target's probability of its likeliest token, for as many rows as the controller wants."""
-        if (wanted := self._controller.curious(seq.request_id)) <= 0:
+        if (wanted := self._controller.confidence_rows_wanted(seq.state)) <= 0:
             return ()
         rows = islice((-1, *verdict.path), wanted)
         return tuple([top_probability(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
-    def _guard(self, seq: _Sequence) -> _Guard:
+    def _guard(self, seq: _Sequence) -> Guard:
         """A context manager: an exception inside ends this request only."""
-        return _Guard(self._finish, seq)
+        return Guard(lambda error: self._finish(seq, "error", error=error))
 
     def _finish(
         self,
@@ -408,7 +399,7 @@ class StepLoop:
         elif seq.request.draft_limit == 0:
             seq.metrics.speculation = "off: plain decoding was asked for"
         else:
-            seq.metrics.speculation = self._controller.explain(seq.request_id)
+            seq.metrics.speculation = self._controller.explain(seq.state)
         if seq.opened:
             seq.metrics.cached_tokens = seq.handle.cached
         self._release(seq)
@@ -418,7 +409,7 @@ class StepLoop:
     def _release(self, seq: _Sequence) -> None:
         """Free what the controller, engine and drafter hold for a request; an error of one skips no other."""
         del self._live[seq.request_id]
-        releases: list[Callable[[], None]] = [lambda: self._controller.release(seq.request_id)]
+        releases: list[Callable[[], None]] = [lambda: self._controller.release(seq.state)]
         if seq.opened:
             releases.append(lambda: self._engine.close(seq.handle))
         if (drafter := self._drafter) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from outrider.decoding.controller import Guide
+from outrider.decoding.controller import Guide, RequestState
 from outrider.decoding.sampling.constraint import Constraint
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError, PromptError
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from outrider.decoding.context import TokenContext
     from outrider.decoding.sampling.sampler import Sampler
 
-Lookahead: TypeAlias = "Callable[[TokenContext], Sequence[int]]"  # what is expected to follow
+Lookahead: TypeAlias = (
+    "Callable[[TokenContext], Sequence[int]]"  # what a draft model is expected to draw after a context
+)
 
 
 def check_prompt(prompt: Sequence[int], vocab_size: int, max_context: int) -> None:
@@ -48,18 +50,18 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One sequence to generate (`params.n` is the caller's to fan out, see `rng.derive_seed`).
+    """One sequence to generate. (The caller makes one for each of `params.n`, see `rng.derive_seed`.)
 
     prompt:      token ids, at least one.
     eos_ids:     ids that end a text of this model.
     detokenizer: None gives token ids without text, and rules stop strings out.
     seed:        0 .. 2**64 - 1; `params.seed` itself is not read here.
     bad_words:   the token sequences that `params.bad_words` stands for.
-    constraint:  what `params.structured` permits; a request's own, as it follows the request's output.
-    draft_limit: most draft tokens of a step, below what the controller would choose; 0 decodes plainly.
-    drafters:    names of the drafters that may propose for this request; None for all there are.
-    namespace:   who may share what is kept of this request (looked-up outputs, cached prefixes): requests of
-                 the same namespace. None shares nothing.
+    constraint:  what `params.structured` permits; not shared between requests, as it follows the output.
+    draft_limit: most draft tokens of a step, where the controller would choose more; 0 is plain decoding.
+    drafters:    names of the drafters that may propose for this request; None for all of them.
+    namespace:   requests of the same namespace share what is kept of them (recent outputs to look up in,
+                 cached prefixes). None shares nothing.
     """
 
     request_id: str
@@ -95,11 +97,12 @@ class ProposeJob:
              drafted already, behind which the draft is to go on.
     budget:  most nodes that the draft may have, at least 1.
     sampler: the request's own, so that a draft model can draw with the target's noise.
-    guide:   leads the drafter as it draws, see `Guide`; None for a chain of as many as the budget has.
-    foretell: what is expected to follow, by a guess that costs next to nothing. A draft model is fed it along
-             with the token that it draws from, and takes no pass for what it draws as expected. The draft is
-             the same with and without. None expects nothing.
+    guide:   directs the drafter as it draws, see `Guide`; None for a chain of as many as the budget has.
+    lookahead: predicts what a draft model draws, at next to no cost. The model is fed the prediction along
+             with the token that it draws from, and takes no pass for what it draws as predicted. The draft is
+             the same with and without. None predicts nothing.
     drafters: as the request's.
+    state:   what the controller keeps of the request.
     """
 
     request_id: str
@@ -107,8 +110,9 @@ class ProposeJob:
     budget: int
     sampler: Sampler
     guide: Guide | None = None
-    foretell: Lookahead | None = None
+    lookahead: Lookahead | None = None
     drafters: frozenset[str] | None = None
+    state: RequestState = None
 
     def allows(self, drafter: str) -> bool:
         """Whether the request lets a drafter propose."""

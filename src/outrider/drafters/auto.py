@@ -1,181 +1,258 @@
-"""Several drafters in one step, under a controller: lookups first, a draft model where it is worth its time.
+"""Several drafters in one step, as a `Planner` chooses: lookups first, a draft model where it is worth it.
 
-The controller plans (`AutoController`); this drafter carries it out: it looks up, lets the draft model draw
-in the lookup's place, beside it or behind it, and proposes the tree of both that the controller cut. While
-the draft model draws, lookups foretell what it will: drafting is speculated on as decoding is.
+Lookup drafters propose trees that are ready; draft models grow theirs on demand, in place of the lookups',
+beside them, or below their likeliest path. The planner merges and prunes them to one tree for each request.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.lookahead import DraftLookahead, LastDraft
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.base import Drafter
+from outrider.drafters.lookahead import DraftLookahead
 from outrider.errors import ConfigError
-from outrider.policy.auto import AutoController
-from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node, path_to
+from outrider.policy.planner import Planner
+from outrider.policy.propose import propose_step
+from outrider.policy.request_state import RequestState
+from outrider.policy.token_rate import StepContext
+from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, Lookup, ModelDraft, Node, Proposal
 
-# Tokens of a text that the draft model reads in one step before it draws: about as long as a pass of the
-# target takes; and where no other text waits.
-PATIENCE, PATIENCE_ALONE = 32, 256
-MIXED = "mixed"  # the source of a draft that both drafters have a part in
+# Unprocessed tokens that a draft model may process in one step before it draws, about as long as a pass of
+# the target takes; and where no other sequence waits.
+PREFILL_BUDGET, PREFILL_BUDGET_SINGLE = 32, 256
+MIXED = "mixed"  # the source of a draft that several drafters have a part in
+
+
+class LookupDrafter(Drafter, Protocol):
+    """A drafter whose trees are ready when it is asked. To take part under `auto`, it is also added to the
+    planner (`Planner.add_lookup`)."""
+
+    def lookup(self, job: ProposeJob, budget: int) -> Lookup:
+        """What may follow, up to `budget` nodes; empty when there is no idea."""
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A lookup drafter that also predicts what a draft model draws."""
+
+    def likely_path(
+        self, request_id: str, context: TokenContext, max_tokens: int
+    ) -> tuple[list[int], list[float]]:
+        """(tokens, the probability of each given those before) of the likeliest path after a context."""
+
+
+class ModelDrafter(Protocol):
+    """A drafter that grows trees on demand. Also added to the planner (`Planner.add_model`).
+
+    passes: of the last `propose`.
+    """
+
+    passes: list[DraftPass]
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+    def begin(self, request: Request) -> None: ...
+
+    def unprocessed(
+        self, job: ProposeJob, copied: int = 0, too_expensive: Callable[[int], bool] | None = None
+    ) -> int | None:
+        """How many tokens it would process before the first draw; None when it cannot draft here.
+
+        copied:        of the sequence's last tokens, how many stand earlier in it as well.
+        too_expensive: whether so many tokens of a prompt take too long; it may leave some out then.
+        """
+
+    def propose(self, jobs: Sequence[ProposeJob], prefill_budget: int | None = None) -> list[Draft]:
+        """See `Drafter.propose`; each job's guide is asked, and its lookahead may be. At most
+        `prefill_budget` tokens are processed before anything is drawn: who has more gets an empty draft."""
+
+    def end(self, request_id: str) -> None: ...
 
 
 class AutoDrafter:
-    """A lookup drafter and a draft model as `controller` chooses; either may be None, not both.
+    """Lookup drafters and draft models as `planner` chooses; at least one of them.
 
-    clock: seconds; what drawing takes is measured for the controller, the output never depends on it.
-    The needs of the lookup decide whether drafts may branch. A draft model that states its distributions has
-    its chain kept whole and to itself.
+    clock: seconds; how long drafting takes is measured for the planner, the output never depends on it.
+    The needs of the lookup drafters decide whether drafts may branch. A draft model that states its
+    distributions has its chain kept whole and unmixed.
     """
 
     name = MIXED
 
     def __init__(
         self,
-        controller: AutoController,
-        lookup: SuffixDrafter | None,
-        model: DraftModelDrafter | None,
+        planner: Planner,
+        lookups: Sequence[LookupDrafter] = (),
+        models: Sequence[ModelDrafter] = (),
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if lookup is None and model is None:
+        if not lookups and not models:
             raise ConfigError("a mixed drafter needs at least one drafter")
-        self.controller, self._lookup, self._model = controller, lookup, model
-        self._clock = clock
-        self._proposed: dict[str, int] = {}  # nodes that were proposed, of each request
-        self._rests: dict[str, LastDraft] = {}  # the last draft of the draft model, of each request
+        self.planner, self.clock = planner, clock
+        self.lookups = {drafter.name: drafter for drafter in lookups}
+        self.models = {drafter.name: drafter for drafter in models}
+        self._parts: tuple[LookupDrafter | ModelDrafter, ...] = (*lookups, *models)
+        self._states: dict[str, RequestState] = {}  # of requests with a draft that is not verified yet
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset() if self._lookup is None else self._lookup.needs
+        return frozenset().union(*[drafter.needs for drafter in self.lookups.values()])
 
     def begin(self, request: Request) -> None:
-        for drafter in (self._lookup, self._model):
-            if drafter is not None:
-                drafter.begin(request)
+        for drafter in self._parts:
+            drafter.begin(request)
 
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
-        began = self._clock()
-        asks = [self._ask(job) for job in jobs]
-        choices = self.controller.plan(asks)
-        planned = drawn = self._clock()
-        drafts: list[ModelDraft | None] = [None] * len(jobs)
-        stated: list[Draft | None] = [None] * len(jobs)
-        fed: Sequence[DraftPass] = ()
-        if self._model is not None and any(choice.draft for choice in choices):
-            drafts, stated = self._draw(self._model, jobs, asks, choices)
-            drawn, fed = self._clock(), self._model.passes
-        trees = self.controller.finish(asks, choices, drafts, drawn - planned, fed)
+        step = _Step(self)
+        trees = propose_step(self.planner, step, jobs)
         for job, tree in zip(jobs, trees, strict=True):
-            self._proposed[job.request_id] = len(tree)
-        found = [_draft(tree, source) for tree, source in zip(trees, stated, strict=True)]
-        self.controller.looked(planned - began + self._clock() - drawn)
-        return found
+            job.state.proposed = len(tree)
+            self._states[job.request_id] = job.state
+        return [_draft(tree, step.stated.get(job.request_id)) for job, tree in zip(jobs, trees, strict=True)]
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
-        ahead = len(draft) - self._proposed.pop(request_id, 0)  # a constraint's tokens come first
+        if (state := self._states.pop(request_id, None)) is None:
+            return
+        forced = len(draft) - state.proposed  # a constraint's tokens come first
         path = verdict.path
-        if len(path) >= ahead >= 0 and path[:ahead] == tuple(range(ahead)):
-            tokens, kept = draft.tokens.tolist(), path[ahead:]
+        if len(path) >= forced >= 0 and path[:forced] == tuple(range(forced)):
+            tokens, kept = draft.tokens.tolist(), path[forced:]
             emitted = [*[tokens[node] for node in kept], verdict.next_token]
-            self.controller.observe(request_id, [node - ahead for node in kept], emitted)
+            self.planner.observe(state, [node - forced for node in kept], emitted)
 
     def end(self, request_id: str) -> None:
-        self._proposed.pop(request_id, None)
-        self._rests.pop(request_id, None)
-        for drafter in (self._lookup, self._model):
-            if drafter is not None:
-                drafter.end(request_id)
+        self._states.pop(request_id, None)
+        for drafter in self._parts:
+            drafter.end(request_id)
 
-    def _ask(self, job: ProposeJob) -> DraftQuery:
-        context = job.context
-        lookup, behind = None, None
-        if self._lookup is not None and job.allows(self._lookup.name):
-            lookup = self._lookup.lookup(job, job.budget)
-        if self._model is not None and job.allows(self._model.name):
-            behind = self._model.unprocessed(
-                job, lookup.copied if lookup is not None else 0, self.controller.dear
-            )
-        return DraftQuery(job.request_id, job.budget, len(context.tokens), lookup, behind, len(context.path))
 
-    def _draw(
-        self,
-        model: DraftModelDrafter,
-        jobs: Sequence[ProposeJob],
-        asks: Sequence[DraftQuery],
-        choices: Sequence[DraftPlan],
-    ) -> tuple[list[ModelDraft | None], list[Draft | None]]:
-        """What the draft model draws for those that it is chosen for; the drafts that state distributions."""
-        found: list[ModelDraft | None] = [None] * len(jobs)
-        stated: list[Draft | None] = [None] * len(jobs)
-        guides: dict[int, RecordingGuide] = {}
-        tellers: list[DraftLookahead | None] = []
-        sharers = sum([choice.draft > 0 for choice in choices])
+@dataclass(slots=True, eq=False)
+class _Step:
+    """The drafters of one step, for `propose_step`.
+
+    stated: by request, the draft of a draft model that states distributions.
+    """
+
+    owner: AutoDrafter
+    stated: dict[str, Draft] = field(default_factory=dict)
+    _last: float = 0.0
+
+    def lap(self) -> float:
+        now = self.owner.clock()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+    def query(self, job: ProposeJob) -> DraftQuery:
+        proposals: list[Proposal] = []
+        copied = 0
+        for name, lookup in self.owner.lookups.items():
+            if job.allows(name):
+                tree = lookup.lookup(job, job.budget)
+                copied = max(copied, tree.copied)
+                proposals.append(Proposal(name, tree))
+        for name, model in self.owner.models.items():
+            if job.allows(name):
+                unprocessed = model.unprocessed(job, copied, self._too_expensive(job, name))
+                if unprocessed is not None:
+                    proposals.append(Proposal(name, unprocessed=unprocessed))
+        return DraftQuery(job.state, job.budget, proposals, len(job.context.path))
+
+    def _too_expensive(self, job: ProposeJob, source: str) -> Callable[[int], bool]:
+        planner, step = self.owner.planner, job.state.step
+        return lambda tokens: planner.prompt_too_expensive(source, tokens, step)
+
+    def draw(
+        self, source: str, drawn: Sequence[tuple[ProposeJob, DraftQuery, DraftPlan]]
+    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass]]:
+        model = self.owner.models[source]
+        guides = [RecordingGuide(plan.guide) for _, _, plan in drawn]
+        lookaheads: list[DraftLookahead | None] = []
         asked: list[ProposeJob] = []
-        for i, (job, ask, choice) in enumerate(zip(jobs, asks, choices, strict=True)):
-            if choice.draft:
-                guides[i] = RecordingGuide(choice.guide)
-                ahead = path_to(ask.lookup, choice.after) if ask.lookup is not None else []
-                room = choice.draft
-                if choice.guide is not None:
-                    room = ask.room - (len(choice.nodes) if choice.after >= 0 else 0)
-                context = job.context.along(ahead)
-                teller = None
-                if self._lookup is not None and job.allows(self._lookup.name):
-                    rest = self._rests.get(job.request_id)
-                    teller = DraftLookahead(
-                        self.controller, self._lookup, ask, context, choice.after, rest=rest, sharers=sharers
-                    )
-                tellers.append(teller)
-                asked.append(replace(job, context=context, budget=room, guide=guides[i], foretell=teller))
-        drafts = model.propose(asked, PATIENCE_ALONE if self.controller.alone else PATIENCE)
-        for (i, guide), teller, draft in zip(guides.items(), tellers, drafts, strict=True):
-            if teller is not None:
-                rest = self._rests[jobs[i].request_id] = teller.learn(draft)
-                self.controller.covered(jobs[i].request_id, teller.covered(rest.tokens))
-            if len(draft):
-                alone = draft.probs is not None
-                found[i] = ModelDraft(draft.tokens.tolist(), guide.said, alone, draft.parents.tolist())
-                stated[i] = draft if alone else None
-        return found, stated
+        for guide, (job, query, plan) in zip(guides, drawn, strict=True):
+            budget = plan.draft_tokens
+            if plan.guide is not None:
+                budget = query.budget - (len(plan.nodes) if plan.after >= 0 else 0)
+            context = job.context.along(plan.offered.path_to(plan.after))
+            lookahead = self._lookahead(source, job, plan, context, len(drawn))
+            lookaheads.append(lookahead)
+            asked.append(replace(job, context=context, budget=budget, guide=guide, lookahead=lookahead))
+        step: StepContext = drawn[0][0].state.step
+        drafts = model.propose(asked, PREFILL_BUDGET_SINGLE if step.base == 1 else PREFILL_BUDGET)
+        found: list[ModelDraft | None] = []
+        for (job, _, _), guide, lookahead, draft in zip(drawn, guides, lookaheads, drafts, strict=True):
+            if lookahead is not None:
+                last = job.state.last_drafts[source] = lookahead.learn(draft)
+                self.owner.planner.models[source].prefill.discount_lookup_overlap(
+                    job.state.models[source].prefill, lookahead.lookup_overlap(last.tokens)
+                )
+            if not len(draft):
+                found.append(None)
+                continue
+            stated = draft.probs is not None
+            found.append(ModelDraft(draft.tokens.tolist(), guide.stated, stated, draft.parents.tolist()))
+            if stated:
+                self.stated[job.request_id] = draft
+        return found, model.passes
+
+    def _lookahead(
+        self, source: str, job: ProposeJob, plan: DraftPlan, start: TokenContext, sharers: int
+    ) -> DraftLookahead | None:
+        """By the first lookup drafter that can predict; None without one."""
+        for name, lookup in self.owner.lookups.items():
+            if job.allows(name) and isinstance(lookup, Following):
+                return DraftLookahead(
+                    self.owner.planner.models[source],
+                    job.state,
+                    plan.offered,
+                    partial(lookup.likely_path, job.request_id),
+                    start,
+                    after=plan.after,
+                    last=job.state.last_drafts.get(source),
+                    sharers=sharers,
+                )
+        return None
 
 
 class RecordingGuide:
-    """The choice's own guide, or a chain, keeping what it is told."""
+    """The plan's own guide, or a chain without one; records the confidence that the draft model states."""
 
     def __init__(self, guide: Guide | None) -> None:
         self._guide = guide
-        self.said: list[float | None] = []
+        self.stated: list[float | None] = []
 
     def drew(self, parent: int, confidence: float) -> bool:
-        self.said.append(confidence)
+        self.stated.append(confidence)
         return self._guide is not None and self._guide.drew(parent, confidence)
 
     def frontier(self, ready: Collection[int] = ()) -> list[int]:
-        return [len(self.said) - 1] if self._guide is None else self._guide.frontier(ready)
+        return [len(self.stated) - 1] if self._guide is None else self._guide.frontier(ready)
 
 
 def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:
     """The tree as a draft. `stated` is the draft model's own, whose chain ends the tree."""
     if not tree:
         return Draft.empty(MIXED)
-    looked, ranks = [node.by_lookup for node in tree], [node.drawn for node in tree]
-    drawn = any(ranks)
-    source = MIXED if drawn and any(looked) else DraftModelDrafter.name if drawn else SuffixDrafter.name
+    names = {name for node in tree for name in node.sources}
+    source, sources = names.pop() if len(names) == 1 else MIXED, None
+    if source == MIXED:
+        sources = tuple([node.sources[0] for node in tree])
     probs = None
     if stated is not None and stated.probs is not None:
         probs = (*[None] * (len(tree) - len(stated)), *stated.probs)
     tokens = np.array([node.token for node in tree], np.int32)
-    sources = None
-    if source == MIXED:
-        sources = tuple(SuffixDrafter.name if n.by_lookup else DraftModelDrafter.name for n in tree)
     return Draft(tokens, np.array([node.parent for node in tree], np.int32), probs, source, sources)

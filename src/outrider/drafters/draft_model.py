@@ -210,7 +210,7 @@ class DraftModelDrafter:
             input_parents=list(range(-1, len(unprocessed) - 1)),
             randomness=StepRandomness(job.sampler.seed, len(job.context.tokens)),
             guide=job.guide,
-            lookahead=job.foretell,
+            lookahead=job.lookahead,
             input_rows=[len(unprocessed) - 1],
         )
 
@@ -257,7 +257,7 @@ class DraftModelDrafter:
             sequence.add_drafted(processed[count:], [max(-1, parent - count) for parent in above[count:]])
             if size is not None:
                 tree.drop_input(size)
-        self.passes.append((sum([len(arrays[0]) for arrays in inputs]), prefilled))
+        self.passes.append(DraftPass(sum([len(arrays[0]) for arrays in inputs]), prefilled))
         return logits
 
     def _logits(self, items: Sequence[ForwardItem], trees: Sequence[DraftTree]) -> list[FloatArray]:

@@ -16,7 +16,7 @@ from outrider.decoding.types import Distribution, Draft
 from outrider.drafters.draft_context import DraftContext
 from outrider.drafters.vocab_subset import VocabSubset
 from outrider.engines.base import Cache
-from outrider.policy.tree import refed
+from outrider.policy.growth_passes import tokens_to_feed
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +163,7 @@ class DraftTree:
         self.frontier = frontier
         if not self.frontier:
             return False
-        kept, processed = refed(self.parents, self.frontier)
+        kept, processed = tokens_to_feed(self.parents, self.frontier)
         start = len(self.contexts[0].path)
         self.sequence.keep_path([*range(start), *[self.slots[node] for node in kept]])
         for i, node in enumerate((*kept, *processed)):

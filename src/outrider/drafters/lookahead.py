@@ -1,25 +1,29 @@
-"""What a draft model is expected to draw, so that it need not take a pass for every token.
+"""Lookahead: what a draft model is expected to draw, so that it need not take a pass for every token.
 
-Drafting is decoding too, and can be speculated on in the same way (cascades of drafts: Chen et al. 2023,
-"Cascade Speculative Drafting"): a lookup foretells what the draft model draws, and the rest of its last draft
-does, where the target put another token in its place and the text goes on as it would have.
+Drafting is decoding too, and can be speculated on in the same way (cascade drafting: Chen et al. 2023,
+"Cascade Speculative Drafting"). A lookup predicts what the draft model draws; so does the rest of its last
+draft, where the target put another token in place of one of it and the text goes on as drafted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.types import Draft
-from outrider.drafters.suffix import SuffixDrafter
-from outrider.policy.auto import AutoController
-from outrider.policy.tree import DraftQuery
+from outrider.policy.draft_model import DraftModelSource
+from outrider.policy.request_state import RequestState
+from outrider.policy.tree import ROOT, OfferedTree
 
-MOST = 7  # tokens that are foretold at a time
-OF_A_REST = 0.3  # confidence in the rest of a draft, for a calibration to correct
-SURE = 0.3  # chance of a path down to which a lookup is taken to be drafted from
-SHIFTS = (0, 1, -1, 2, -2)  # tokens by which the text may have fallen behind a draft, or overtaken it
+MAX_TOKENS = 7  # predicted at a time
+LAST_DRAFT_CONFIDENCE = 0.3  # in the rest of the last draft; calibrated by what comes of it
+OVERLAP_MIN_PATH = 0.3  # path probability down to which a lookup alone is assumed to be drafted from
+SHIFTS = (0, 1, -1, 2, -2)  # tokens by which the text may be ahead of the last draft, or behind it
+
+Follow: TypeAlias = Callable[[TokenContext, int], tuple[list[int], list[float]]]
+"""(tokens, each one's probability given those before) that a lookup expects after a context."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +34,9 @@ class LastDraft:
     tokens: list[int]
 
     def after(self, context: TokenContext) -> list[int]:
-        """What may follow the context: the row from behind the context's last token on, if that is about
-        there in it; behind the text itself, whatever it has in the place of the row's tokens."""
+        """What may follow the context: the tokens of the row after the one that equals the context's last
+        token, if that is about as far in the text. At the end of the text itself the position alone decides,
+        whatever tokens replaced the row's."""
         at = context.position - self.start
         last = context.path[-1] if context.path else context.tokens[-1]
         for shift in SHIFTS:
@@ -41,105 +46,111 @@ class LastDraft:
         else:
             if context.path:
                 return []
-        return self.tokens[at : at + MOST] if at > 0 else []
+        return self.tokens[at : at + MAX_TOKENS] if at > 0 else []
 
 
 class DraftLookahead:
-    """What lookups expect the draft model to draw for one request.
+    """Predicts what a draft model draws for one request in one step: what `offered` has below the node
+    `after`; where the draft leaves that tree, a new lookup; and where lookups find nothing of use, the rest
+    of the last draft. Called with the context of the node to draw from, it gives the tokens worth feeding.
 
-    That is what `ask.lookup` has behind the node `after`, and where the draft leaves its tree, a lookup anew;
-    where lookups find nothing of use, the rest of the last draft.
+    follow:  looks up what may come after a context.
     start:   where the draft starts.
+    last:    the draft model's last draft for this request.
     sharers: requests that are drafted for in the same passes.
     """
 
     def __init__(
         self,
-        controller: AutoController,
-        drafter: SuffixDrafter,
-        ask: DraftQuery,
+        source: DraftModelSource,
+        state: RequestState,
+        offered: OfferedTree,
+        follow: Follow,
         start: TokenContext,
-        after: int = -1,
         *,
-        rest: LastDraft | None,
+        after: int = ROOT,
+        last: LastDraft | None,
         sharers: int,
     ) -> None:
-        self._controller, self._drafter, self._ask = controller, drafter, ask
-        self._rest, self._sharers = rest, sharers
+        self._source, self._state, self._offered, self._follow = source, state, offered, follow
+        self._last, self._sharers = last, sharers
         self._start, self._after = start, after
-        tree = ([], []) if ask.lookup is None else (ask.lookup.parents, ask.lookup.tokens)
-        self._below, self._first = _children(*tree)
-        # What was foretold behind which part of the draft, and how surely.
-        self._told: list[tuple[Sequence[int], list[int], list[float]]] = []
-        self._looked: list[tuple[list[int], list[int]]] = []  # what lookups anew were sure of, behind what
+        self._nodes, self._first = _children(offered.parents, offered.tokens)
+        # Predictions: after which drawn tokens, the tokens, and the confidence in each.
+        self._predicted: list[tuple[Sequence[int], list[int], list[float]]] = []
+        # Likely finds of new lookups: after which drawn tokens, and the tokens.
+        self._found: list[tuple[list[int], list[int]]] = []
 
     def __call__(self, context: TokenContext) -> list[int]:
         drawn = context.path[len(self._start.path) :]
-        tokens, chances = self._in_the_tree(drawn)
+        tokens, confidence = self._in_the_tree(drawn)
         if not tokens:
-            tokens, chances = self._drafter.likely_path(self._ask.request_id, context, MOST)
-            self._looked.append((list(drawn), _sure(tokens, chances)))
-        if self._rest is not None and (not tokens or chances[0] < OF_A_REST):
-            rest = self._rest.after(context)
-            tokens, chances = (rest, [OF_A_REST] * len(rest)) if rest else (tokens, chances)
-        count = self._controller.foretell(self._ask.request_id, chances, self._sharers)
-        self._told.append((drawn, tokens[:count], chances))
+            tokens, confidence = self._follow(context, MAX_TOKENS)
+            self._found.append((list(drawn), _likely(tokens, confidence)))
+        if self._last is not None and (not tokens or confidence[0] < LAST_DRAFT_CONFIDENCE):
+            rest = self._last.after(context)
+            tokens, confidence = (rest, [LAST_DRAFT_CONFIDENCE] * len(rest)) if rest else (tokens, confidence)
+        state, step = self._state.models[self._source.name], self._state.step
+        assert step is not None
+        count = self._source.lookahead_length(state, confidence, self._sharers, step)
+        self._predicted.append((drawn, tokens[:count], confidence))
         return tokens[:count]
 
     def _in_the_tree(self, drawn: Sequence[int]) -> tuple[list[int], list[float]]:
-        """The likeliest path of the lookup behind what was drawn."""
-        lookup, node = self._ask.lookup, self._after
+        """(tokens, confidence) of the offered tree's likeliest path after what was drawn."""
+        offered, node = self._offered, self._after
         tokens: list[int] = []
-        chances: list[float] = []
+        confidence: list[float] = []
         for token in drawn:
-            node = self._below.get((node, token), -2)
-        while lookup is not None and len(tokens) < MOST and (node := self._first.get(node, -2)) >= 0:
-            tokens.append(lookup.tokens[node])
-            chances.append(lookup.confidence[node])
-        return tokens, chances
+            node = self._nodes.get((node, token), -2)
+        while len(tokens) < MAX_TOKENS and (node := self._first.get(node, -2)) >= 0:
+            tokens.append(offered.tokens[node])
+            confidence.append(offered.confidence[node])
+        return tokens, confidence
 
     def learn(self, draft: Draft) -> LastDraft:
-        """Tell the controller how often the model drew what was foretold, as far as it drew. Returns the
-        draft's likeliest row."""
+        """Learn which predictions the draft model confirmed, as far as it drew. Returns the draft's likeliest
+        row."""
         drawn = draft.tokens.tolist()
-        below, first = _children(draft.parents.tolist(), drawn)
-        for path, tokens, chances in self._told:
-            at = -1
+        nodes, first = _children(draft.parents.tolist(), drawn)
+        state = self._state.models[self._source.name]
+        for path, tokens, confidence in self._predicted:
+            at = ROOT
             for token in path:
-                at = below[at, token]
-            for rank, (token, chance) in enumerate(zip(tokens, chances, strict=False), start=1):
+                at = nodes[at, token]
+            for rank, (token, stated) in enumerate(zip(tokens, confidence, strict=False), start=1):
                 at = first.get(at, -1)
                 if at < 0:
                     break
-                self._controller.foretold(self._ask.request_id, rank, chance, drawn[at] == token)
+                self._source.observe_lookahead(state, rank, stated, drawn[at] == token)
                 if drawn[at] != token:
                     break
         row: list[int] = []
-        at = first.get(-1, -1)
+        at = first.get(ROOT, -1)
         while at >= 0:
             row.append(drawn[at])
             at = first.get(at, -1)
         return LastDraft(self._start.position, row)
 
-    def covered(self, row: list[int]) -> int:
-        """How many tokens of a draft's row a lookup would have drafted on its own, had the text come as far
-        as to those before them; what `ask.lookup` has from the start is left out."""
-        known: set[int] = set()
-        for path, tokens in self._looked:
+    def lookup_overlap(self, row: list[int]) -> int:
+        """How many tokens of a draft's row a lookup would have drafted by itself, once the text had come to
+        the tokens before them; what is offered from the start is left out."""
+        covered: set[int] = set()
+        for path, tokens in self._found:
             if path == row[: len(path)]:
                 for i, pair in enumerate(zip(row[len(path) :], tokens, strict=False), start=len(path)):
                     if pair[0] != pair[1]:
                         break
-                    known.add(i)
-        return len(known)
+                    covered.add(i)
+        return len(covered)
 
 
-def _sure(tokens: list[int], chances: Sequence[float]) -> list[int]:
-    """The first tokens, as far as the chance of all of them is at least SURE."""
+def _likely(tokens: list[int], confidence: Sequence[float]) -> list[int]:
+    """The first tokens, as far as their path probability is at least OVERLAP_MIN_PATH."""
     path = 1.0
-    for count, chance in enumerate(chances):
-        path *= chance
-        if path < SURE:
+    for count, stated in enumerate(confidence):
+        path *= stated
+        if path < OVERLAP_MIN_PATH:
             return tokens[:count]
     return tokens
 
@@ -148,9 +159,9 @@ def _children(
     parents: Sequence[int], tokens: Sequence[int]
 ) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
     """Of a tree: (the node for each parent and token, the first and so likeliest child of each parent)."""
-    below: dict[tuple[int, int], int] = {}
+    nodes: dict[tuple[int, int], int] = {}
     first: dict[int, int] = {}
     for node, edge in enumerate(zip(parents, tokens, strict=True)):
-        below[edge] = node
+        nodes[edge] = node
         first.setdefault(edge[0], node)
-    return below, first
+    return nodes, first

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 WIDEST: Final[int]
@@ -6,14 +6,14 @@ WIDEST: Final[int]
 GUESSED_SLOPE: Final[float]
 """T(n) / T(1) grows by this per token when nothing was measured."""
 REPEATS: Final[int]
-"""A step far off counts as an accident until it was so often in a row."""
+"""So many outliers in a row are taken for a change."""
 
 @final
 class CostCurve:
-    """Seconds of a pass by the number of its tokens (a Kalman filter, Kalman 1960; see `costs`).
+    """Seconds of a pass by the number of its tokens (a Kalman filter, Kalman 1960; see `cost_model`).
 
     measured: seconds by n; None or empty starts from a guess that the first steps correct. Values that are
-              not positive finite numbers, or whose n is not, are left out.
+              not positive finite numbers, or whose n is below 1, are left out.
     """
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None: ...
@@ -26,7 +26,7 @@ class CostCurve:
 
     def observe(self, n: int, seconds: float) -> bool:
         """Learn from one pass. True when the curve just jumped, so that what is known of other widths is in
-        doubt. A single step far off is taken for an accident; the same thrice is believed."""
+        doubt. A single outlier is clipped; REPEATS of them in a row are taken for a change."""
 
     def observe_total(self, predicted: float, seconds: float) -> bool:
         """Learn from several passes at once: only the level can be told from their sum."""
@@ -38,95 +38,112 @@ class CostCurve:
         """Steps have passed that this curve saw nothing of."""
 
     def best_count(self, chances: Sequence[float], base: int, rate: float) -> tuple[int, float]:
-        """How many of the nodes to verify, and what that is worth in tokens over verifying none.
+        """(nodes to verify, their gain in tokens over verifying none).
 
         chances: path probabilities, descending.
         base:    tokens in the pass anyway.
-        rate:    tokens per second that time is worth.
+        rate:    token rate, the value of time, in tokens per second.
         """
 
     def best_nodes(
         self, paths: Sequence[Sequence[float]], base: int, rate: float
     ) -> tuple[list[list[int]], int, float]:
-        """(the nodes to verify of each tree, ascending; how many; what they are worth in tokens over
-        verifying none), by the chances of the nodes' paths, which never rise from a parent to its child. Of
-        equal ones the first. `base` and `rate` as for `best_count`."""
+        """(the nodes to verify of each tree, ascending; how many in all; their gain in tokens over verifying
+        none), by the nodes' path probabilities, which never rise from a parent to its child. Of equal ones
+        the first. `base` and `rate` as for `best_count`."""
 
 EDGES: Final[tuple[float, ...]]
 """Of confidence, between bins."""
 CENTRES: Final[tuple[float, ...]]
 """What is expected of the tokens in each bin, before anything is known."""
-MOST: Final[float]
-"""No chance is higher."""
-SHARED_MEMORY: Final[float]
-"""What is left of a count, of all requests, after one more token."""
+MAX_PROBABILITY: Final[float]
+"""No acceptance probability is higher."""
+SHARED_DECAY: Final[float]
+"""Factor on a count over all requests, for each further token."""
 
 def stage_of(depth: int) -> int:
-    """Which group of draft depths (1 = child of the anchor): 1, 2, 3 and 4, 5 to 8, further."""
+    """The group of a draft depth (1 = child of the anchor): 1, 2, 3 to 4, 5 to 8, further."""
 
 @final
-class Acceptance:
-    """One drafter's chances (a histogram calibration, Zadrozny and Elkan 2001; see `estimate`). `start` is
-    what is expected of it before anything is known, 0..1, and counts for `weight` > 0 tokens. `prior` says
-    how many times as good the odds are expected to be in a request as where the drafter has been tried; a
-    drafter's own confidence knows of that already.
+class RequestRates:
+    """What `AcceptanceRates` has learned of one request."""
 
-    Chances are of a node given that its parent was accepted. A confidence of None means that the drafter
-    does not say, or has not drafted yet: then the depth alone tells. Depths count from 1. `memory`, 0 .. 1,
-    is what is left of a request's counts after one more token.
+    def __init__(self) -> None: ...
+    def reset(self) -> None:
+        """The request's text has changed character: expect of it what is expected of any other."""
+
+@final
+class AcceptanceRates:
+    """One drafter's acceptance probabilities (histogram calibration, Zadrozny and Elkan 2001; see
+    `acceptance_rates`).
+
+    start:  expected before anything is known, 0..1; counts for `weight` > 0 tokens.
+    decay:  0 .. 1, factor on a request's own counts for each further token.
+
+    Probabilities are of a node given that its parent was accepted. A confidence of None means that the
+    drafter does not say, or has not drafted yet: then the depth alone tells. Depths count from 1.
+    prior_odds: how many times as good the odds are expected to be in this request as where the drafter was
+    verified; a drafter's own confidence reflects that already, so it counts only where there is none.
     """
 
     start: float
 
-    def __init__(
+    def __init__(self, start: float = 0.7, weight: float = 2.0, decay: float = 0.95) -> None: ...
+    def probability(
         self,
-        start: float = 0.7,
-        weight: float = 2.0,
-        prior: Callable[[str], float] | None = None,
-        memory: float = 0.95,
-    ) -> None: ...
-    def chance(self, request_id: str, depth: int, confidence: float | None = None) -> float:
-        """The chance of acceptance of a node at `depth`, 0 < chance <= MOST."""
+        request: RequestRates,
+        depth: int,
+        confidence: float | None = None,
+        prior_odds: float | None = None,
+    ) -> float:
+        """Of a node at `depth`, 0 < probability <= MAX_PROBABILITY."""
 
-    def chances(
-        self, request_id: str, parents: Sequence[int], confidence: Sequence[float], most: int
+    def tree_probabilities(
+        self, request: RequestRates, parents: Sequence[int], confidence: Sequence[float], max_nodes: int
     ) -> tuple[list[float], list[float]]:
-        """(chance of each node given its parent, chance of its path), of a tree's first `most` nodes.
+        """(acceptance probability of each node, of its path), of a tree's first `max_nodes` nodes.
 
         parents: of each node, before its children; -1 is the anchor. ValueError for any other.
         confidence: in each node, 0..1.
         """
 
-    def learn(self, request_id: str, depth: int, confidence: float | None, accepted: bool) -> None:
-        """A node was tried: its parent was accepted, and it was or was not."""
-
-    def learn_tree(
+    def observe(
         self,
-        request_id: str,
+        request: RequestRates,
+        depth: int,
+        confidence: float | None,
+        accepted: float,
+        prior_odds: float | None = None,
+    ) -> None:
+        """A node was verified: its parent was accepted, and it was or was not."""
+
+    def observe_tree(
+        self,
+        request: RequestRates,
         tokens: Sequence[int],
         parents: Sequence[int],
         confidence: Sequence[float],
-        most: int,
+        max_nodes: int,
         emitted: Sequence[int],
+        prior_odds: float | None = None,
     ) -> None:
-        """The first `most` nodes of a tree were offered, in topological order, and the text went on with the
+        """The first `max_nodes` nodes of a tree were offered, parents first, and the text went on with the
         tokens `emitted`: learn from every node whose parent is in the text, verified or not. Raises
         ValueError for a parent that does not come before its child."""
 
-    def suppose(self, request_id: str, depth: int, chance: float) -> None:
-        """A node was drafted but not tried; by its confidence it would have been accepted with `chance`."""
+    def observe_pruned(
+        self, request: RequestRates, depth: int, probability: float, prior_odds: float | None = None
+    ) -> None:
+        """A node was drafted but pruned; by its confidence it would have been accepted with `probability`."""
 
-    def begin(self) -> None:
-        """A new text begins: trust a little less that it is like the ones before, so that a drafter that did
-        badly is given a chance again some texts later."""
-
-    def forget(self, request_id: str) -> None:
-        """The request has ended, or its text has changed character: it is like any other again."""
+    def begin_request(self) -> None:
+        """A request begins: counts by depth decay, so that a drafter that did badly in the requests before
+        is tried again some requests later."""
 
     @property
     def mean(self) -> float:
-        """The chance of a node, over everything that was tried lately."""
+        """Acceptance rate over everything that was observed lately."""
 
     @property
     def evidence(self) -> float:
-        """Tokens tried or supposed, older ones counting less."""
+        """Tokens observed, older ones counting less."""

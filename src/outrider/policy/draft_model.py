@@ -1,356 +1,410 @@
-"""The draft model's side of the plan: how many tokens it should draw, when to stop, what it costs."""
+"""What is learned of a draft model, and how far it should draft: length, price, and the trees it grew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
-from outrider.policy.acceptance_rates import Acceptance
+from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
 from outrider.policy.cost_model import CostModel
-from outrider.policy.draft_prefill import DraftPrefillPolicy
-from outrider.policy.target_confidence import TargetConfidence
-from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node, chosen, merge
-from outrider.policy.tree_growth import PathProbabilities, TreeGrowth
+from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
+from outrider.policy.exploration import ProbeSchedule
+from outrider.policy.growth_passes import height
+from outrider.policy.target_confidence import TargetConfidence, TextConfidence
+from outrider.policy.token_rate import StepContext
+from outrider.policy.tree import (
+    DraftPass,
+    DraftPlan,
+    DraftQuery,
+    ModelDraft,
+    Node,
+    OfferedTree,
+    WeightedTree,
+    chosen,
+    merge,
+)
+from outrider.policy.tree_growth import ModelRates, NodeProbabilities, TreeGrowth
+from outrider.policy.tuning import DEFAULT, Tuning
 
-START = 0.8  # chance of its tokens before anything is known
-TRIED = 24.0  # tokens of evidence from which a draft model is no longer new
-FEW = 8.0  # tokens of evidence until which the model draws for one request at a time
-START_WEIGHT = 8.0  # tokens that count as much as what is expected at the start
-FORETOLD_START = 0.3  # chance that it draws what a lookup expects, before anything is known
-SHARE_WEIGHT = 8.0  # passes that "as in other texts" counts for, where its tokens take fewer than one each
-SHARE_MEMORY = 0.95  # of what is known of that, after one more draft
-BESIDE_START = 0.4  # chance of a second choice where the first is wrong, before anything is known
-SMOOTH = 0.1  # of a new value in a running mean
-HORIZON = 32  # steps over which catching up is paid off, if the output lasts as long
+
+class DraftModelState:
+    """One request.
+
+    first, sibling, lookahead: its own part of the source's acceptance rates.
+    confidence:  the target's, in this text.
+    unprocessed: tokens that the draft model would have had to process first in the last step.
+    pass_seconds: decayed seconds of its draft passes after the first, and what they would have been with a
+                 pass for each token.
+    """
+
+    __slots__ = (
+        *("confidence", "first", "lookahead", "num_probes", "pass_seconds"),
+        *("prefill", "probes", "sibling", "unprocessed"),
+    )
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.first, self.sibling, self.lookahead = RequestRates(), RequestRates(), RequestRates()
+        self.confidence, self.prefill = TextConfidence(), PrefillState()
+        self.probes = ProbeSchedule(tuning)
+        self.num_probes = self.unprocessed = 0
+        self.pass_seconds = [0.0, 0.0]
 
 
 @dataclass(slots=True, eq=False)
-class Prices:
-    """What things cost in one step.
+class GrowthPlan:
+    """What one draft model would draft in a step.
 
-    seconds: of a pass of the target over n tokens; `draw` is the same of the draft model.
-    rate:    tokens per second that time is worth.
-    left:    by request, tokens until the output must end.
+    value:   in tokens over plain decoding, of the whole step.
+    plans:   for the requests that it drafts for, by index: with draft_tokens, after and guide.
+    price:   in tokens, of processing unprocessed tokens first.
     """
 
-    seconds: Callable[[int], float]
-    rate: float
-    left: dict[str, int]
+    value: float
+    plans: dict[int, DraftPlan] = field(default_factory=dict)
+    price: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
-class _Pass:
-    """Some requests that would be drafted for together.
+class _Batch:
+    """Requests that would be drafted for together.
 
-    hopes: for each, the tokens expected to be accepted of 0, 1, 2, … drawn ones.
-    plain: tokens in the target's pass without a draft; `wide` with what is drafted otherwise.
-    usual: tokens of the draft model's first pass as a rule; `fed` this time, with what it has missed.
-    other: tokens expected of what is drafted otherwise.
+    expected:    for each, the tokens expected to be accepted of 0, 1, 2, … drawn ones.
+    plain_width: tokens in the target's pass without a draft; `width` with what is drafted otherwise.
+    usual_feed:  tokens of the first draft pass as a rule; `feed` this time, with unprocessed tokens.
+    other:       tokens expected of what is drafted otherwise.
     """
 
-    hopes: list[list[float]]
-    plain: int
-    wide: int
-    usual: int
-    fed: int
+    expected: list[list[float]]
+    plain_width: int
+    width: int
+    usual_feed: int
+    feed: int
     other: float
 
 
-class DraftModelPlanner:
-    """Plans for a draft model.
+class DraftModelSource:
+    """One draft model, over all requests.
 
     cost:      of its passes.
-    longest:   most tokens that it may draw in a step.
-    confident: whether it says how confident it is in each token, so that it can stop early.
-    tree:      whether its drafts may branch.
+    max_depth: most tokens in a row that it may draw in a step.
+    confident: whether it states a confidence in each token, so that it can stop early.
+    branching: whether its trees may branch.
     """
 
     def __init__(
         self,
+        name: str,
         cost: CostModel,
         *,
-        longest: int = 8,
+        max_depth: int = 8,
         confident: bool = True,
-        tree: bool = True,
+        branching: bool = True,
+        tuning: Tuning = DEFAULT,
     ) -> None:
-        self.cost = cost
-        self.certainty = TargetConfidence()  # of the target
-        self.accepted = Acceptance(START, START_WEIGHT, self.certainty.odds)  # its first choices
-        self.beside = Acceptance(BESIDE_START)  # the others, where those before are wrong
-        self.foretold = Acceptance(FORETOLD_START)  # what lookups expect it to draw
-        # Decayed seconds of drawing after the first pass, and what these would be with a pass for each token.
-        self._took: dict[str, list[float]] = {}
-        self._took_all = [0.0, 0.0]
-        self._longest, self._confident, self._tree = longest, confident, tree
-        self.draw = cost.at(0).seconds
-        self._beside_gain = 0.0  # running mean of what second choices add to a draft, in tokens
-        self.catching_up = DraftPrefillPolicy()
+        self.name, self.cost, self._tuning = name, cost, tuning
+        self.target_confidence = TargetConfidence(tuning)
+        self.first = AcceptanceRates(tuning.model_start, tuning.model_start_weight)  # of first choices
+        self.sibling = AcceptanceRates(tuning.sibling_start)  # of others, where those before are wrong
+        self.lookahead = AcceptanceRates(tuning.lookahead_start)  # of lookups, as predictions of its tokens
+        self.prefill = DraftPrefillPolicy(tuning)
+        self._pass_seconds = [0.0, 0.0]  # as in DraftModelState, over all requests
+        self._max_depth, self._confident, self._branching = max_depth, confident, branching
+        self._sibling_gain = 0.0  # running mean of what siblings add to a draft, in tokens
 
-    def at(self, context: int) -> None:
-        """A step begins, with texts of about this many tokens."""
-        self.draw = self.cost.at(context).seconds
+    # --- Requests ----------------------------------------------------------------------------------
+
+    def begin(self) -> DraftModelState:
+        self.first.begin_request()
+        return DraftModelState(self._tuning)
+
+    def end(self, state: DraftModelState) -> None:
+        self.prefill.end_request(state.prefill)
+
+    def observe_target(self, state: DraftModelState, shares: Sequence[float]) -> None:
+        """The target gave these probabilities to its likeliest tokens."""
+        self.target_confidence.observe(state.confidence, shares)
+
+    # --- Planning ----------------------------------------------------------------------------------
 
     def plan(
         self,
-        asks: Sequence[DraftQuery],
-        choices: Sequence[DraftPlan],
+        queries: Sequence[DraftQuery],
+        plans: Sequence[DraftPlan],
         base: int,
         value: float,
-        prices: Prices,
-    ) -> float:
-        """Let the model draw where that is worth more than `value`, the lookups' alone: in their place, or
-        behind the likeliest path of one. Returns what it is worth, in tokens over plain decoding."""
-        self.catching_up.begin_step()
-        worth = self._plan(asks, choices, base, value, prices)
-        self.catching_up.end_step([ask.request_id for ask in asks if ask.behind is not None], len(asks))
-        return worth
+        step: StepContext,
+    ) -> GrowthPlan:
+        """Draft where that is worth more than `value`, that of the ready proposals alone: in their place, or
+        below the likeliest path of one. Changes no plan; `settle` must follow.
 
-    def _plan(
-        self,
-        asks: Sequence[DraftQuery],
-        choices: Sequence[DraftPlan],
-        base: int,
-        value: float,
-        prices: Prices,
-    ) -> float:
-        drawn: list[tuple[DraftQuery, DraftPlan]] = []  # who is better off with the draft model
-        step = _Pass([], base, base, 0, 0, 0.0)
-        cold = self.accepted.evidence < FEW
-        for ask, choice in zip(asks, choices, strict=True):
-            looked = choice.looked
-            hoped = self._hoped(ask, ask.room) if ask.behind is not None else [0.0]
-            if ask.behind is not None and hoped[-1] > looked and not (cold and drawn):
-                drawn.append((ask, choice))
-                step.hopes.append(hoped)
-                step.usual += min(ask.behind, 2)
-                step.fed += ask.behind
+        base: tokens in the target's pass without drafts.
+        """
+        self.prefill.begin_step()
+        better: list[int] = []  # requests that are better off with the draft model
+        batch = _Batch([], base, base, 0, 0, 0.0)
+        cold = self.first.evidence < self._tuning.model_cold_tokens
+        for i, (query, plan) in enumerate(zip(queries, plans, strict=True)):
+            ready, unprocessed = plan.expected_accepted, query.unprocessed(self.name)
+            expected = [0.0] if unprocessed is None else self._expected(query, query.budget)
+            if unprocessed is not None and expected[-1] > ready and not (cold and better):
+                better.append(i)
+                batch.expected.append(expected)
+                batch.usual_feed += min(unprocessed, 2)
+                batch.feed += unprocessed
             else:
-                step.other += looked
-                step.wide += len(choice.nodes)
-        best, longest = self._best_length(step, asks, value, prices) if drawn else (value, 0)
-        if len(asks) == 1 and choices[0].nodes and asks[0].behind is not None:
-            behind = self._plan_behind(asks[0], choices[0], base, best, prices)
-            if behind is not None:
-                return behind
-        if longest:
-            for ask, choice in drawn:
-                choice.draft = min(longest, ask.room)
-                if self._confident:
-                    choice.draft = min(self._longest, ask.room)
-                    choice.guide = self._guide(ask.request_id, base, 1.0, prices, sharers=len(drawn))
-        return best
+                batch.other += ready
+                batch.width += len(plan.nodes)
+        found, length = GrowthPlan(value), 0
+        if better:
+            length = self._best_length(found, batch, queries, step)
+        if len(queries) == 1 and plans[0].nodes and queries[0].unprocessed(self.name) is not None:
+            below = self._plan_below(queries[0], plans[0], base, found.value, step)
+            if below is not None:
+                return below
+        if length:
+            for i in better:
+                found.plans[i] = self._growth(queries[i], length, base, step, sharers=len(better))
+        return found
 
-    def _plan_behind(
-        self, ask: DraftQuery, choice: DraftPlan, base: int, value: float, prices: Prices
-    ) -> float | None:
-        """Let the model go on behind a lookup's likeliest path, if that is worth more than `value`."""
-        assert ask.behind is not None
-        after, depth = _likeliest_leaf(ask, choice)
-        path = choice.paths[after]
-        hoped = [path * tokens for tokens in self._hoped(ask, ask.room - len(choice.nodes))]
-        looked = choice.looked
-        usual, wide = min(ask.behind, 2) + depth, base + len(choice.nodes)
-        step = _Pass([hoped], base, wide, usual, ask.behind + depth, looked)
-        worth, count = self._best_length(step, [ask], value, prices)
-        if not count:
-            return None
-        choice.after, choice.draft = after, count
+    def settle(self, queries: Sequence[DraftQuery], chosen: GrowthPlan | None) -> None:
+        """The step's plan is `chosen`, or another source's."""
+        if chosen is not None and chosen.price > 0.0:
+            self.prefill.buy(chosen.price)
+        able = [q.state.models[self.name].prefill for q in queries if q.unprocessed(self.name) is not None]
+        self.prefill.end_step(able, len(queries))
+
+    def _growth(
+        self, query: DraftQuery, length: int, base: int, step: StepContext, *, sharers: int
+    ) -> DraftPlan:
+        """In the place of ready proposals."""
+        plan = DraftPlan(source=self.name, draft_tokens=min(length, query.budget))
         if self._confident:
-            choice.draft = len(hoped) - 1
-            choice.guide = self._guide(ask.request_id, wide, path, prices, longest=choice.draft)
-        return worth
+            plan.draft_tokens = min(self._max_depth, query.budget)
+            plan.guide = self._guide(query, base, 1.0, step, sharers=sharers)
+        return plan
+
+    def _plan_below(
+        self, query: DraftQuery, plan: DraftPlan, base: int, value: float, step: StepContext
+    ) -> GrowthPlan | None:
+        """Draft below a ready proposal's likeliest path, if that is worth more than `value`."""
+        unprocessed = query.unprocessed(self.name)
+        assert unprocessed is not None
+        after, depth = _likeliest_leaf(plan)
+        path, ready = plan.offered.path_probabilities[after], plan.expected_accepted
+        expected = [path * tokens for tokens in self._expected(query, query.budget - len(plan.nodes))]
+        width = base + len(plan.nodes)
+        usual_feed, feed = min(unprocessed, 2) + depth, unprocessed + depth
+        batch = _Batch([expected], base, width, usual_feed, feed, ready)
+        found = GrowthPlan(value)
+        length = self._best_length(found, batch, [query], step)
+        if not length:
+            return None
+        below = DraftPlan(source=self.name, draft_tokens=length, after=after)
+        if self._confident:
+            below.draft_tokens = len(expected) - 1
+            below.guide = self._guide(query, width, path, step, max_depth=below.draft_tokens)
+        found.plans[0] = below
+        return found
 
     def _best_length(
-        self, step: _Pass, asks: Sequence[DraftQuery], value: float, prices: Prices
-    ) -> tuple[float, int]:
-        """(worth, tokens to draw): how long drafts pay most over `value`; 0 tokens if none does, or catching
-        up is to wait."""
-        rate, seconds, draw = prices.rate, prices.seconds, self.draw
-        one, first = draw(len(step.hopes)) * self._share(asks), draw(step.usual)
-        excess = rate * max(0.0, draw(step.fed) - first)  # once, and paid off over the steps to come
-        spent = first - seconds(step.plain) - one
-        left = min([prices.left[ask.request_id] for ask in asks])
-        beside = self._beside_gain * len(step.hopes) if self._confident else 0.0
-        best, best_gain, longest = value, 0.0, 0
-        for k in range(1, max([len(hoped) for hoped in step.hopes])):
-            gained, wide = step.other, step.wide
-            for hoped in step.hopes:
-                at = k if k < len(hoped) else len(hoped) - 1
-                gained += hoped[at]
-                wide += at
-            worth = gained - rate * (seconds(wide) + spent + k * one) + beside
-            steps = max(1.0, min(float(HORIZON), left / (1.0 + gained / len(asks))))
-            gain = worth - value - excess / steps
+        self, found: GrowthPlan, batch: _Batch, queries: Sequence[DraftQuery], step: StepContext
+    ) -> int:
+        """How many tokens pay most over `found.value`, which is raised to theirs, and `found.price` set; 0 if
+        none do, or the prefill is deferred."""
+        rate, seconds, draw, tuning = step.rate, step.curve.seconds, step.draw[self.name], self._tuning
+        one, first = draw(len(batch.expected)) * self._mean_pass_share(queries, step), draw(batch.usual_feed)
+        prefill = rate * max(0.0, draw(batch.feed) - first)  # once, and paid off over the steps to come
+        spent = first - seconds(batch.plain_width) - one
+        left = min([query.state.tokens_left for query in queries])
+        siblings = self._sibling_gain * len(batch.expected) if self._confident else 0.0
+        value, best, best_gain, length = found.value, found.value, 0.0, 0
+        for k in range(1, max([len(expected) for expected in batch.expected])):
+            accepted, width = batch.other, batch.width
+            for expected in batch.expected:
+                at = k if k < len(expected) else len(expected) - 1
+                accepted += expected[at]
+                width += at
+            worth = accepted - rate * (seconds(width) + spent + k * one) + siblings
+            steps = max(1.0, min(float(tuning.prefill_horizon), left / (1.0 + accepted / len(queries))))
+            gain = worth - value - prefill / steps
             if gain > best_gain:
-                best, best_gain, longest = worth, gain, k
-        ids, new = [ask.request_id for ask in asks], self.accepted.evidence < TRIED
-        ripe = self.catching_up.is_worth(ids, excess, best - value, new=new)
-        if not ripe and any(ask.lookup is not None for ask in asks):
-            return value, 0
-        if longest:
-            self.catching_up.pay(excess)
-        return best, longest
+                best, best_gain, length = worth, gain, k
+        states = [query.state.models[self.name].prefill for query in queries]
+        new = self.first.evidence < tuning.model_new_tokens
+        ripe = self.prefill.is_worth(states, prefill, best - value, new=new)
+        if not ripe and any(query.has_lookup for query in queries):
+            return 0
+        if length:
+            found.price = prefill
+        found.value = best
+        return length
 
-    def _hoped(self, ask: DraftQuery, room: int) -> list[float]:
-        """Accepted tokens that are expected of drawing 0, 1, 2, … tokens, before any is drawn."""
-        chance, request_id = self.accepted.chance, ask.request_id
+    def _expected(self, query: DraftQuery, budget: int) -> list[float]:
+        """Tokens that are expected to be accepted of 0, 1, 2, … drawn ones, before any is drawn."""
+        of_first = self._rates(query.state.models[self.name]).of_first
         path, total, sums = 1.0, 0.0, [0.0]
-        for rank in range(1, min(self._longest, room) + 1):
-            path *= chance(request_id, rank)
+        for rank in range(1, min(self._max_depth, budget) + 1):
+            path *= of_first(rank)
             total += path
             sums.append(total)
         return sums
 
     def _guide(
-        self, request_id: str, base: int, path: float, prices: Prices, *, sharers: int = 1, longest: int = 0
+        self,
+        query: DraftQuery,
+        base: int,
+        path: float,
+        step: StepContext,
+        *,
+        sharers: int = 1,
+        max_depth: int = 0,
     ) -> TreeGrowth:
-        """Draw while the chance that the next tokens are accepted is worth their drawing and verifying."""
+        state = query.state.models[self.name]
         return TreeGrowth(
-            self._reckoner(request_id),
-            prices.seconds,
-            self.draw,
-            prices.rate,
+            NodeProbabilities(self._rates(state)),
+            step.curve.seconds,
+            step.draw[self.name],
+            step.rate,
             base,
-            share=self._share_of(request_id),
+            pass_share=self._pass_share(state, step),
             sharers=sharers,
             path=path,
-            longest=longest or self._longest,
-            tree=self._tree,
+            max_depth=max_depth or self._max_depth,
+            branching=self._branching,
+            tuning=self._tuning,
         )
 
-    def _reckoner(self, request_id: str) -> PathProbabilities:
-        return PathProbabilities(self.accepted, self.beside, request_id)
+    def _rates(self, state: DraftModelState) -> ModelRates:
+        prior_odds = self.target_confidence.prior_odds(state.confidence)
+        return ModelRates(self.first, state.first, self.sibling, state.sibling, prior_odds)
 
-    def tried(self, request_id: str, nodes: Sequence[Node], kept: Collection[int]) -> None:
-        """Learn from a tree of which the nodes at `kept` were accepted (-1, the anchor, among them)."""
-        right = {nodes[i].parent: nodes[i].beside for i in kept if i >= 0 and nodes[i].drawn}
-        for i, node in enumerate(nodes):
-            if not node.drawn or node.parent not in kept:
-                continue
-            if not node.beside:
-                self.accepted.learn(request_id, node.drawn, node.model, i in kept)
-                self.certainty.tried(request_id)
-            elif right.get(node.parent, node.beside) >= node.beside:  # those before it are wrong
-                self.beside.learn(request_id, node.beside, node.model, i in kept)
+    # --- Lookahead ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A new text begins."""
-        self.accepted.begin()
-
-    def forget(self, request_id: str) -> None:
-        """The request has ended."""
-        self.accepted.forget(request_id)
-        self.beside.forget(request_id)
-        self.foretold.forget(request_id)
-        self.certainty.forget(request_id)
-        self.catching_up.forget(request_id)
-        self._took.pop(request_id, None)
-
-    def learn(
-        self,
-        asks: Sequence[DraftQuery],
-        choices: Sequence[DraftPlan],
-        drafts: Sequence[ModelDraft | None],
-        *,
-        seconds: float,
-        fed: Sequence[DraftPass],
-        context: int,
-    ) -> float:
-        """Learn what drawing took, in these passes. Returns what it should take as a rule, without what had
-        been missed."""
-        first, most, active = 0, 0, 0
-        for ask, choice, drawn in zip(asks, choices, drafts, strict=True):
-            if drawn is not None:
-                first += min(ask.behind or 1, 2) + (0 if choice.after < 0 else _depth(ask, choice.after))
-                most, active = max(most, _height(drawn.parents)), active + 1
-        draw, ids = self.draw, [ask.request_id for ask in asks]
-        total = sum([draw(width - missed) for width, missed in fed])
-        self.cost.at(context).observe_total(sum([draw(width) for width, _ in fed]), seconds)
-        took, usual = max(0.0, total - draw(first)), (most - 1) * draw(active)
-        of_each = [self._took.setdefault(ids[i], [0.0, 0.0]) for i, drawn in enumerate(drafts) if drawn]
-        for sums in (self._took_all, *of_each):
-            sums[0] = SHARE_MEMORY * sums[0] + took
-            sums[1] = SHARE_MEMORY * sums[1] + usual
-        return total
-
-    def foretell(self, request_id: str, confidence: Sequence[float], sharers: int) -> int:
-        """How many tokens of what a lookup expects to follow the model should be fed along with the one that
-        it draws from: as many as make passes needless for more than they add to this one. `confidence` is
-        the lookup's in each, given those before."""
-        draw, path = self.draw, 1.0
+    def lookahead_length(
+        self, state: DraftModelState, confidence: Sequence[float], sharers: int, step: StepContext
+    ) -> int:
+        """How many of the tokens that a lookup predicts should be fed along with the one that the model draws
+        from: as many as save more passes than they lengthen this one. `confidence` is the lookup's in each,
+        given those before."""
+        draw, path = step.draw[self.name], 1.0
         saved = draw(sharers)
-        for i, said in enumerate(confidence):
-            path *= self.foretold.chance(request_id, i + 1, said)
+        for i, stated in enumerate(confidence):
+            path *= self.lookahead.probability(state.lookahead, i + 1, stated)
             if path * saved <= draw(sharers * (i + 2)) - draw(sharers * (i + 1)):
                 return i
         return len(confidence)
 
-    def _share(self, asks: Sequence[DraftQuery]) -> float:
-        return sum([self._share_of(ask.request_id) for ask in asks]) / len(asks)
+    def observe_lookahead(
+        self, state: DraftModelState, rank: int, confidence: float, predicted: bool
+    ) -> None:
+        """Whether the model drew the token predicted `rank` tokens ahead."""
+        self.lookahead.observe(state.lookahead, rank, confidence, predicted)
 
-    def _share_of(self, request_id: str) -> float:
-        """Of a pass, what a token takes after the first, as a rule."""
-        took, usual = self._took_all
-        weight = SHARE_WEIGHT * self.draw(1)
-        usually = (took + weight) / (usual + weight)
-        took, usual = self._took.get(request_id, (0.0, 0.0))
-        return (took + weight * usually) / (usual + weight)
+    # --- What drafting took and gave ---------------------------------------------------------------
 
-    def grow(self, ask: DraftQuery, choice: DraftPlan, drawn: ModelDraft) -> list[Node]:
-        """The tree of what was drawn and the lookup's nodes; without trees, or where distributions are
-        stated, what was drawn alone, or behind the lookup's chosen nodes."""
-        reckoner = self._reckoner(ask.request_id)
-        for parent, confidence in zip(drawn.parents, drawn.confidence, strict=True):
-            reckoner.add(parent, confidence)
-        if self._tree and not drawn.stated:
-            said = replace(drawn, confidence=reckoner.said)
-            return merge(ask.lookup, choice.chances, said, reckoner.chances, choice.after)
-        nodes = chosen(ask.lookup, choice) if choice.after >= 0 else []
-        at = choice.nodes.index(choice.after) if choice.after >= 0 else -1
-        each = zip(drawn.tokens, drawn.confidence, reckoner.chances, strict=True)
-        for rank, (token, confidence, chance) in enumerate(each, start=1):
-            path, depth = (nodes[at].path, nodes[at].depth) if at >= 0 else (1.0, 0)
-            nodes.append(Node(token, at, depth + 1, path * chance, False, rank, confidence))
-            at = len(nodes) - 1
-        return nodes
+    def observe_passes(
+        self,
+        drafted: Sequence[tuple[DraftQuery, DraftPlan, ModelDraft]],
+        *,
+        seconds: float,
+        passes: Sequence[DraftPass],
+        step: StepContext,
+    ) -> float:
+        """Learn what drafting took. Returns what it should take as a rule, without prefill."""
+        first, rows = 0, 0
+        for query, plan, draft in drafted:
+            depth = _depth(plan.offered, plan.after)
+            first += min(query.unprocessed(self.name) or 1, 2) + depth
+            rows = max(rows, height(draft.parents))
+        draw = step.draw[self.name]
+        total = sum([draw(width - prefilled) for width, prefilled in passes])
+        predicted = sum([draw(width) for width, _ in passes])
+        self.cost.at(step.context).observe_total(predicted, seconds)
+        taken, usual = max(0.0, total - draw(first)), (rows - 1) * draw(len(drafted))
+        decay = self._tuning.pass_share_decay
+        states = [query.state.models[self.name].pass_seconds for query, _, _ in drafted]
+        for sums in (self._pass_seconds, *states):
+            sums[0] = decay * sums[0] + taken
+            sums[1] = decay * sums[1] + usual
+        return total
 
-    def spread(self, gain: float) -> None:
-        """Second choices have added this much to a draft, their verification paid, as far as was expected."""
-        self._beside_gain += SMOOTH * (gain - self._beside_gain)
+    def _mean_pass_share(self, queries: Sequence[DraftQuery], step: StepContext) -> float:
+        return sum([self._pass_share(q.state.models[self.name], step) for q in queries]) / len(queries)
 
-    def suppose(self, request_id: str, tree: Sequence[Node], kept: Sequence[int]) -> None:
-        """The first drawn token of a row that is not verified will never be known; its chance must do."""
+    def _pass_share(self, state: DraftModelState, step: StepContext) -> float:
+        """Of a draft pass, what a drawn token takes after the first, as a rule."""
+        taken, usual = self._pass_seconds
+        weight = self._tuning.pass_share_weight * step.draw[self.name](1)
+        mean = (taken + weight) / (usual + weight)
+        taken, usual = state.pass_seconds
+        return (taken + weight * mean) / (usual + weight)
+
+    def build_tree(self, query: DraftQuery, plan: DraftPlan, draft: ModelDraft) -> list[Node]:
+        """The tree of what was drawn and the ready proposals; without trees, or where distributions are
+        stated, what was drawn alone, or below the chosen nodes."""
+        nodes = NodeProbabilities(self._rates(query.state.models[self.name]))
+        for parent, confidence in zip(draft.parents, draft.confidence, strict=True):
+            nodes.add(parent, confidence)
+        if self._branching and not draft.stated:
+            grown = WeightedTree(
+                self.name, draft.tokens, draft.parents, nodes.probabilities, nodes.confidence, plan.after
+            )
+            return merge([*plan.ready, grown])
+        tree = chosen(plan) if plan.after >= 0 else []
+        at = plan.nodes.index(plan.after) if plan.after >= 0 else -1
+        each = zip(draft.tokens, draft.confidence, nodes.probabilities, strict=True)
+        for rank, (token, confidence, probability) in enumerate(each, start=1):
+            path, depth = (tree[at].path_probability, tree[at].depth) if at >= 0 else (1.0, 0)
+            tree.append(Node(token, at, depth + 1, path * probability, (self.name,), rank, confidence))
+            at = len(tree) - 1
+        return tree
+
+    def observe_branch_gain(self, gain: float) -> None:
+        """Siblings are expected to add so many tokens to a draft, their verification paid."""
+        self._sibling_gain += self._tuning.sibling_gain_smoothing * (gain - self._sibling_gain)
+
+    def observe_pruned(self, state: DraftModelState, tree: Sequence[Node], kept: Sequence[int]) -> None:
+        """The first pruned token of a row will never be verified; its estimate counts in its place."""
         within = set(kept)
         for i, node in enumerate(tree):
-            if node.drawn and not node.beside and i not in within:
-                above = tree[node.parent].path if node.parent >= 0 else 1.0
-                self.accepted.suppose(request_id, node.drawn, node.path / above)
+            if node.model_rank and not node.sibling_rank and i not in within:
+                above = tree[node.parent].path_probability if node.parent >= 0 else 1.0
+                prior_odds = self.target_confidence.prior_odds(state.confidence)
+                self.first.observe_pruned(
+                    state.first, node.model_rank, node.path_probability / above, prior_odds
+                )
                 return
 
+    def observe_verified(
+        self, state: DraftModelState, nodes: Sequence[Node], accepted: Collection[int]
+    ) -> None:
+        """Learn from a tree of which the nodes `accepted` were (-1, the anchor, among them)."""
+        right = {nodes[i].parent: nodes[i].sibling_rank for i in accepted if i >= 0 and nodes[i].model_rank}
+        for i, node in enumerate(nodes):
+            if not node.model_rank or node.parent not in accepted:
+                continue
+            rank, confidence = node.sibling_rank, node.model_confidence
+            if not rank:
+                prior_odds = self.target_confidence.prior_odds(state.confidence)
+                self.first.observe(state.first, node.model_rank, confidence, i in accepted, prior_odds)
+                self.target_confidence.observe_verified(state.confidence)
+            elif right.get(node.parent, rank) >= rank:  # those before it are wrong
+                self.sibling.observe(state.sibling, rank, confidence, i in accepted)
 
-def _likeliest_leaf(ask: DraftQuery, choice: DraftPlan) -> tuple[int, int]:
-    """(node, depth): where the likeliest path through a lookup's chosen nodes ends."""
-    assert ask.lookup is not None
+
+def _likeliest_leaf(plan: DraftPlan) -> tuple[int, int]:
+    """(node, depth): where the likeliest path through the chosen nodes ends."""
     at, depth = -1, 0
-    for i in choice.nodes:  # likelier siblings come first
-        if ask.lookup.parents[i] == at:
+    for i in plan.nodes:  # likelier siblings come first
+        if plan.offered.parents[i] == at:
             at, depth = i, depth + 1
     return at, depth
 
 
-def _depth(ask: DraftQuery, node: int) -> int:
-    """How deep a lookup's node is; 1 = child of the anchor."""
-    assert ask.lookup is not None
+def _depth(offered: OfferedTree, node: int) -> int:
+    """1 = child of the anchor; 0 for the anchor."""
     depth = 0
     while node >= 0:
-        node = ask.lookup.parents[node]
+        node = offered.parents[node]
         depth += 1
     return depth
-
-
-def _height(parents: Sequence[int]) -> int:
-    """How many tokens the longest row of a drawn tree has."""
-    heights: list[int] = []
-    for parent in parents:
-        heights.append(heights[parent] + 1 if parent >= 0 else 1)
-    return max(heights)

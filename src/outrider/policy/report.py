@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from outrider.decoding.controller import Controller
 from outrider.decoding.types import StepRecord
 
-PLAIN = "none"
+PLAIN = "none"  # the source of steps without a draft
 
 
 @dataclass(slots=True)
@@ -17,9 +18,9 @@ class Account:
 
     steps, drafted, accepted: by drafter; the steps of PLAIN drafted nothing.
     emitted:       tokens.
-    seconds:       that the steps took; `plain_seconds` is what plain decoding would have taken for the same
-                   tokens, as far as the cost curve knows.
-    expected:      tokens that were expected.
+    seconds:       that the steps took.
+    plain_seconds: that plain decoding would have taken for the same tokens, by the cost curve.
+    expected:      tokens that the steps were expected to emit.
     """
 
     steps: Counter[str] = field(default_factory=Counter)
@@ -54,6 +55,13 @@ class Account:
         self.plain_seconds += other.plain_seconds
         self.expected += other.expected
 
+    def reset(self) -> None:
+        """Everything begins at 0."""
+        self.steps.clear()
+        self.drafted.clear()
+        self.accepted.clear()
+        self.emitted, self.seconds, self.plain_seconds, self.expected = 0, 0.0, 0.0, 0.0
+
     @property
     def measured(self) -> float | None:
         """Speed-up over plain decoding; None before the first token."""
@@ -73,49 +81,63 @@ class Account:
         }
 
 
+class Reporting(Controller, Protocol):
+    """A controller that may keep accounts, and know what passes cost."""
+
+    def account(self) -> Account | None:
+        """Of all requests so far; None if it keeps none."""
+
+    def take_account(self) -> Account | None:
+        """The same, and begin a new account."""
+
+    def pass_seconds(self) -> tuple[int, tuple[float, ...]] | None:
+        """(mean context of the current requests in tokens, seconds of a pass over 1, 2, … tokens); None if it
+        knows of no costs."""
+
+
 class Report:
-    """Accounts by request while they run; `ended` sums up those that have ended."""
+    """Accounts of the requests under way, and the sum over those that have ended."""
 
     def __init__(self) -> None:
         self.ended = Account()
-        self._accounts: dict[str, Account] = {}
+        self._running: dict[int, Account] = {}  # by identity, in order of their first step
 
-    def add(self, request_id: str, step: StepRecord, plain_seconds: float, expected: float) -> None:
-        """A step, what plain decoding would have taken for its tokens, and how many were expected."""
-        account = self._accounts.get(request_id)
-        if account is None:
-            account = self._accounts[request_id] = Account()
-        account.add(step, plain_seconds, expected)
+    def open(self, account: Account) -> None:
+        self._running[id(account)] = account
 
-    def release(self, request_id: str) -> None:
-        account = self._accounts.pop(request_id, None)
-        if account is not None:
+    def close(self, account: Account) -> None:
+        """Its request has ended; it need not have been opened."""
+        if self._running.pop(id(account), None) is not None:
             self.ended.merge(account)
-
-    def of(self, request_id: str) -> Account:
-        return self._accounts.get(request_id, Account())
 
     def total(self) -> Account:
         """Of all requests, those under way and those that have ended."""
         total = Account()
-        for account in (self.ended, *self._accounts.values()):
+        for account in (self.ended, *self._running.values()):
             total.merge(account)
         return total
 
-    def explain(self, request_id: str, why_off: str) -> str:
-        """One line: on or off, which drafter in how many steps, and what it gave."""
-        account = self.of(request_id)
-        steps = account.steps.total()
-        drafted = steps - account.steps[PLAIN]
-        if not steps:
-            return "off: no step was taken"
-        used = ", ".join(
-            f"{name} in {count} ({account.accepted[name]} of {account.drafted[name]} tokens accepted)"
-            for name, count in account.steps.most_common()
-            if name != PLAIN
-        )
-        if 2 * drafted < steps:
-            return f"off in {steps - drafted} of {steps} steps: {why_off}" + (f"; {used}" if used else "")
-        measured, predicted = account.measured, account.predicted
-        gain = "" if measured is None else f"; ×{measured:.2f} measured, ×{predicted:.2f} predicted"
-        return f"on in {drafted} of {steps} steps: {used}{gain}"
+    def take(self) -> Account:
+        """The total; everything begins at 0 again."""
+        total = self.total()
+        for account in (self.ended, *self._running.values()):
+            account.reset()
+        return total
+
+
+def explain(account: Account, why_off: str) -> str:
+    """One line: on or off, which drafter in how many steps, and what it gave."""
+    steps = account.steps.total()
+    drafted = steps - account.steps[PLAIN]
+    if not steps:
+        return "off: no step was taken"
+    used = ", ".join(
+        f"{name} in {count} ({account.accepted[name]} of {account.drafted[name]} tokens accepted)"
+        for name, count in account.steps.most_common()
+        if name != PLAIN
+    )
+    if 2 * drafted < steps:
+        return f"off in {steps - drafted} of {steps} steps: {why_off}" + (f"; {used}" if used else "")
+    measured, predicted = account.measured, account.predicted
+    gain = "" if measured is None else f"; ×{measured:.2f} measured, ×{predicted:.2f} predicted"
+    return f"on in {drafted} of {steps} steps: {used}{gain}"

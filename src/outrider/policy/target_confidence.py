@@ -1,9 +1,9 @@
-"""What the target's own certainty tells of a draft model, before that has read the text.
+"""What the target's own confidence predicts of a draft model, before that has processed the text.
 
-A draft model does well where there is little to choose. How likely the target's likeliest token is, on the
-average over a text, and how many of the draft model's tokens are right in it go together closely: over the
-36 built-in prompts, with the 0.5B beside the 1.5B, the correlation of the two log-odds is 0.96, and 0.82 when
-only the first 16 tokens are looked at. What it takes to know is there anyway, as the target decodes.
+A draft model does well where there is little to choose. How likely the target's likeliest token is, averaged
+over a text, and how many of the draft model's tokens are accepted in it go together closely: over the 36
+built-in prompts, with a 0.5B draft of a 1.5B target, the correlation of the two log-odds is 0.96, and 0.82
+after the first 16 tokens. The target computes these probabilities anyway.
 """
 
 from __future__ import annotations
@@ -11,64 +11,67 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.policy.acceptance_rates import count_in
+from outrider.policy.acceptance_rates import SHARED_DECAY
+from outrider.policy.tuning import DEFAULT, Tuning
 
-ROWS = 24  # of a text's first tokens that are looked at
-TYPICAL = 0.85  # what is expected before anything is known
-TYPICAL_WEIGHT = 8.0  # tokens that this counts for
-SHY = 4.0  # tokens that "as in other texts" counts for in a new one
-SLOPE = 0.6  # log-odds of a draft's token being right, for one of the target's certainty
-MOST = 0.99  # a share above this is taken for it: odds grow without end
+
+class TextConfidence:
+    """What is known of one request's text."""
+
+    __slots__ = ("known", "odds", "tokens", "total", "version")
+
+    def __init__(self) -> None:
+        self.known = False
+        self.total = self.tokens = 0.0
+        self.odds = 1.0  # as of `version` of the shared mean
+        self.version = -1
 
 
 class TargetConfidence:
-    """How certain the target is in each text, and how certain it was where the draft model has been tried."""
+    """The target's confidence in each text, compared with texts in which the draft model was verified."""
 
-    def __init__(self) -> None:
-        self._texts: dict[str, list[float]] = {}  # sum of the shares, tokens
-        self._odds: dict[str, float] = {}  # worked out already
-        # Decayed as the draft model's own chances are: sum of log-odds, tokens.
-        self._usual = [TYPICAL_WEIGHT * _log_odds(TYPICAL), TYPICAL_WEIGHT]
+    def __init__(self, tuning: Tuning = DEFAULT) -> None:
+        self._tuning = tuning
+        weight, start = tuning.target_confidence_start_weight, tuning.target_confidence_start
+        # Decayed as the draft model's acceptance rates are: sum of log-odds, tokens.
+        self._total, self._tokens = weight * self._log_odds(start), weight
+        self._version = 0
 
-    def wanted(self, request_id: str) -> int:
-        """How many more tokens of the text should be looked at."""
-        return ROWS - int(self._texts.get(request_id, (0.0, 0.0))[1])
+    def rows_wanted(self, text: TextConfidence) -> int:
+        """For how many more tokens of the text the confidence should be taken."""
+        return self._tuning.target_confidence_rows - int(text.tokens)
 
-    def learn(self, request_id: str, shares: Sequence[float]) -> None:
-        """The target gave these shares to its likeliest tokens, 0..1."""
-        text = self._texts.setdefault(request_id, [0.0, 0.0])
-        text[0] += sum(shares)
-        text[1] += len(shares)
-        self._odds.pop(request_id, None)
+    def observe(self, text: TextConfidence, shares: Sequence[float]) -> None:
+        """The target gave these probabilities to its likeliest tokens, 0..1."""
+        text.known = True
+        text.total += sum(shares)
+        text.tokens += len(shares)
+        text.version = -1
 
-    def tried(self, request_id: str) -> None:
+    def observe_verified(self, text: TextConfidence) -> None:
         """A token of the draft model was verified in this text."""
-        if request_id in self._texts:
-            count_in(self._usual, self._of(request_id))
-            self._odds.clear()
+        if text.known:
+            self._total = SHARED_DECAY * self._total + self._mean_log_odds(text)
+            self._tokens = SHARED_DECAY * self._tokens + 1.0
+            self._version += 1
 
-    def odds(self, request_id: str) -> float:
-        """How many times better the odds of a draft model's token are here than where it has been tried."""
-        if request_id not in self._texts:
+    def prior_odds(self, text: TextConfidence) -> float:
+        """How many times as good the odds of a draft model's token are here as where it was verified."""
+        if not text.known:
             return 1.0
-        odds = self._odds.get(request_id)
-        if odds is None:
-            odds = math.exp(SLOPE * (self._of(request_id) - self._usual[0] / self._usual[1]))
-            self._odds[request_id] = odds
-        return odds
+        if text.version != self._version:
+            excess = self._mean_log_odds(text) - self._total / self._tokens
+            text.odds = math.exp(self._tuning.target_confidence_slope * excess)
+            text.version = self._version
+        return text.odds
 
-    def forget(self, request_id: str) -> None:
-        """The text has ended."""
-        self._texts.pop(request_id, None)
-        self._odds.pop(request_id, None)
+    def _mean_log_odds(self, text: TextConfidence) -> float:
+        """Of the text's mean confidence, shrunk towards that of all texts."""
+        weight = self._tuning.target_confidence_prior_weight
+        usual = 1.0 / (1.0 + math.exp(-self._total / self._tokens))
+        return self._log_odds((text.total + weight * usual) / (text.tokens + weight))
 
-    def _of(self, request_id: str) -> float:
-        """The log-odds of the text's mean share."""
-        total, tokens = self._texts[request_id]
-        usual = 1.0 / (1.0 + math.exp(-self._usual[0] / self._usual[1]))
-        return _log_odds((total + SHY * usual) / (tokens + SHY))
-
-
-def _log_odds(share: float) -> float:
-    share = min(MOST, max(1.0 - MOST, share))
-    return math.log(share / (1.0 - share))
+    def _log_odds(self, share: float) -> float:
+        most = self._tuning.target_confidence_max
+        share = min(most, max(1.0 - most, share))
+        return math.log(share / (1.0 - share))

@@ -1,31 +1,41 @@
-"""What one step may draft: the nouns between drafters and the controller, and the arithmetic on trees.
+"""Draft trees: what drafters propose, what the planner chooses, and the arithmetic on both.
 
-A node's path probability is the chance that it and all above it are accepted, so the expected number of
-accepted tokens is the sum over the nodes that are verified (OPT-Tree, Wang et al. 2024; EAGLE-2, Li et al.
-2024), and since no child is likelier than its parent, the likeliest nodes always form a tree.
+A node's path probability is the probability that it and all its ancestors are accepted, so the expected
+number of accepted tokens is the sum over the nodes that are verified (OPT-Tree, Wang et al. 2024; EAGLE-2, Li
+et al. 2024), and since no child's is above its parent's, the likeliest nodes always form a tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.decoding.controller import Guide
 
-# Of a pass of a draft model: its tokens, and how many of them it had missed of texts since it last drew.
-DraftPass: TypeAlias = tuple[int, int]
+if TYPE_CHECKING:
+    from outrider.policy.request_state import RequestState
+
+ROOT = -1  # the parent of the first tokens of a draft: the anchor
+
+
+class DraftPass(NamedTuple):
+    """A pass of a draft model: its tokens, and how many of them were unprocessed tokens of sequences beyond
+    those that every step leaves."""
+
+    width: int
+    prefilled: int
 
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """A tree of n nodes that a lookup drafter offers, parents first, likelier paths before unlikelier ones.
+    """A tree that is ready when it is proposed, of n nodes, parents first, likelier paths before unlikelier.
 
     tokens, parents: as in `Draft`.
-    confidence: chance of each node given its parent, by the drafter's own reckoning, 0..1.
-    paths:      chance of the whole path to the node, never above the parent's.
-    length:     tokens of the text that the best place agrees with; 0 without any.
-    copied:     tokens at the text's end that are copied from further up, as far as is known.
+    confidence: the drafter's own probability of each node given its parent, 0..1.
+    paths:      the same of the whole path, never above the parent's.
+    length:     tokens of the sequence's end that the best match agrees with; 0 without any.
+    copied:     tokens at the sequence's end that are copied from earlier in it, as far as is known.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -37,53 +47,103 @@ class Lookup:
 
 
 @dataclass(slots=True, eq=False)
+class Proposal:
+    """What one drafter offers for one request in one step, in one of two kinds.
+
+    source:      the drafter's name.
+    tree:        a tree that is ready, with the drafter's confidence; its price is its verification alone.
+    unprocessed: without a tree: tokens that a draft model would process before the first token of a tree that
+                 it grows on demand under a `Guide`. Its price follows from them and the model's cost curve.
+    """
+
+    source: str
+    tree: Lookup | None = None
+    unprocessed: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class DraftQuery:
     """What could be drafted for one request.
 
-    room:    most nodes.
-    context: tokens of its text.
-    lookup:  what a lookup drafter offers, or None.
-    behind:  tokens that a draft model would be fed before its first draw; None when it cannot draft here.
-    ahead:   tokens that are drafted already, by a constraint.
+    budget:    most nodes.
+    proposals: at most one of each drafter; none of a drafter that cannot draft here.
+    forced:    tokens that a constraint has drafted already.
     """
 
-    request_id: str
-    room: int
-    context: int
-    lookup: Lookup | None = None
-    behind: int | None = None
-    ahead: int = 0
+    state: RequestState
+    budget: int
+    proposals: Sequence[Proposal] = ()
+    forced: int = 0
+
+    def unprocessed(self, source: str) -> int | None:
+        """Of the proposal of one draft model; None without one."""
+        for proposal in self.proposals:
+            if proposal.source == source and proposal.tree is None:
+                return proposal.unprocessed
+        return None
+
+    @property
+    def has_lookup(self) -> bool:
+        """Whether a drafter of ready trees was asked, even if it found nothing."""
+        return any(proposal.tree is not None for proposal in self.proposals)
+
+
+@dataclass(slots=True, eq=False)
+class OfferedTree:
+    """All ready proposals of one request as one tree, parents first.
+
+    probabilities, path_probabilities: calibrated, given the parent and of the whole path.
+    sources: of each node, the drafters that propose it.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    confidence: Sequence[float] = ()
+    probabilities: Sequence[float] = ()
+    path_probabilities: Sequence[float] = ()
+    sources: Sequence[tuple[str, ...]] = ()
+
+    def path_to(self, node: int) -> list[int]:
+        """The tokens from the anchor's child to `node`; none for ROOT."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
 
 
 @dataclass(slots=True, eq=False)
 class DraftPlan:
     """What is to be drafted for one request.
 
-    nodes: of the lookup, ascending, to be verified if nothing else is drafted.
-    chances, paths: of the lookup's nodes, calibrated: given the parent, and of the whole path.
-    draft: most tokens for the draft model to draw in a row; 0 leaves it alone.
-    after: the lookup's node behind which it goes on; -1 for the anchor.
-    guide: when to stop before that, and where to branch; None for a chain of `draft` tokens.
+    offered:      the ready proposals as one tree; `ready` has them one by one.
+    nodes:        of that tree, to be verified if nothing else is drafted; ascending.
+    source:       the draft model that grows a tree; None for none.
+    draft_tokens: most tokens in a row that it draws; 0 for none.
+    after:        the offered node that its tree hangs from; ROOT for the anchor.
+    guide:        directs the growth; None for a chain of `draft_tokens`.
     """
 
+    offered: OfferedTree = field(default_factory=OfferedTree)
+    ready: list[WeightedTree] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    paths: list[float] = field(default_factory=list)
-    draft: int = 0
-    after: int = -1
+    source: str | None = None
+    draft_tokens: int = 0
+    after: int = ROOT
     guide: Guide | None = None
 
     @property
-    def looked(self) -> float:
-        """Tokens expected to be accepted of the lookup's nodes."""
-        return sum([self.paths[i] for i in self.nodes])
+    def expected_accepted(self) -> float:
+        """Tokens expected to be accepted of the offered nodes."""
+        paths = self.offered.path_probabilities
+        return sum([paths[i] for i in self.nodes])
 
 
 @dataclass(slots=True, eq=False)
 class ModelDraft:
-    """What a draft model drew: a tree of tokens, and its confidence in each (None where it does not say).
+    """A tree that a draft model has grown, and its confidence in each token (None where it does not say).
 
-    stated:  they come with the distributions that they were drawn from, so none may be left out.
+    stated:  the tokens come with the distributions that they were drawn from, so none may be pruned.
     parents: as in `Draft`, siblings in the order in which they were drawn; none for a chain.
     """
 
@@ -101,95 +161,126 @@ class ModelDraft:
 class Node:
     """A node of the tree that is to be verified.
 
-    depth: 1 = child of the anchor.
-    path:  chance of the whole path.
-    by_lookup: whether the lookup drafter proposed it.
-    drawn, model: whether the draft model did, and with what confidence; `drawn` is 1 for the first of a row
-           that it drew, 0 for none.
-    beside: of its siblings, how many the draft model drew before it; `model` is then given that those are
-           wrong.
+    depth:            1 = child of the anchor.
+    path_probability: that it and all its ancestors are accepted.
+    sources:          the drafters that propose it, in the order of their registration.
+    model_rank:       its place in a row that a draft model drew, from 1; 0 if none did.
+    model_confidence: of that draft model; None where it does not say.
+    sibling_rank:     siblings that the draft model drew before it; its confidence is given that those are
+                      wrong.
     """
 
     token: int
     parent: int
     depth: int
-    path: float
-    by_lookup: bool = False
-    drawn: int = 0
-    model: float | None = None
-    beside: int = 0
+    path_probability: float
+    sources: tuple[str, ...] = ()
+    model_rank: int = 0
+    model_confidence: float | None = None
+    sibling_rank: int = 0
 
 
-def agreed(a: float, b: float) -> float:
-    """The chance of a token that two drafters propose with these chances: more than the higher one."""
+@dataclass(slots=True, eq=False)
+class WeightedTree:
+    """One proposal with calibrated acceptance probabilities, for `merge`.
+
+    probabilities: of each node given its parent; nodes without one are left out.
+    confidence:    by the draft model that has grown the tree; None for a tree that was ready.
+    after:         the node of the trees merged before that it hangs from.
+    """
+
+    source: str
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    probabilities: Sequence[float]
+    confidence: Sequence[float | None] | None = None
+    after: int = ROOT
+
+
+def agreement(a: float, b: float) -> float:
+    """The probability of a token that two drafters propose with these: more than the higher one."""
     high, low = (a, b) if a > b else (b, a)
     return high + (1.0 - high) * low / 2.0
 
 
-def contested(a: float, b: float) -> float:
-    """The chance of a token that one drafter gives `a` while the other gives `b` to another token."""
+def conflict(a: float, b: float) -> float:
+    """The probability of a token that one drafter gives `a` while another gives `b` to another token."""
     return a * (1.0 - b) / (1.0 - a * b)
 
 
-def merge(
-    lookup: Lookup | None,
-    chances: Sequence[float],
-    drawn: ModelDraft,
-    drawn_chances: Sequence[float],
-    after: int = -1,
-) -> list[Node]:
-    """One tree of a lookup's and a draft model's nodes, equal prefixes only once, parents first.
-
-    chances, drawn_chances: of each node given its parent, calibrated.
-    after: the lookup's node that the drawn ones hang from; -1 for the anchor.
-    """
+def merge(proposals: Sequence[WeightedTree]) -> list[Node]:
+    """One tree of all proposals, equal prefixes only once, parents first; the nodes of a proposal come after
+    those of the ones before it."""
     nodes: list[Node] = []
-    place: list[int] = []  # the tree's node for each of the lookup's
-    children: dict[tuple[int, int], int] = {}
-    if lookup is not None:
-        for i, (token, parent) in enumerate(zip(lookup.tokens, lookup.parents, strict=True)):
-            if i >= len(chances):
-                break
-            above = place[parent] if parent >= 0 else -1
-            depth = nodes[above].depth + 1 if above >= 0 else 1
-            children[above, token] = len(nodes)
-            place.append(len(nodes))
-            node = Node(token, above, depth, chances[i], by_lookup=True)
-            nodes.append(node)
-    start = place[after] if after >= 0 else -1
-    spots: list[int] = []  # the tree's node for each of the drawn ones
-    ranks: list[int] = []
-    last, beside = -2, 0
-    each = zip(drawn.tokens, drawn.parents, drawn.confidence, drawn_chances, strict=True)
-    for token, parent, confidence, chance in each:
-        at, rank = (spots[parent], ranks[parent] + 1) if parent >= 0 else (start, 1)
-        last, beside = parent, beside + 1 if parent == last else 0
-        siblings = [node for node in nodes if node.parent == at and not node.drawn]
-        own = children.get((at, token))
-        if own is not None:
-            node = nodes[own]
-            node.path = agreed(node.path, chance)
-        else:
-            rivals = max((s.path for s in siblings), default=0.0)
-            depth = nodes[at].depth + 1 if at >= 0 else 1
-            own = len(nodes)
-            node = Node(token, at, depth, contested(chance, rivals))
-            nodes.append(node)
-        for sibling in siblings:
-            if sibling is not node:
-                sibling.path = contested(sibling.path, chance)
-        node.drawn, node.model, node.beside = rank, confidence, beside
-        spots.append(own)
-        ranks.append(rank)
-    for node in nodes:  # so far the chances given the parent
+    children: dict[tuple[int, int], int] = {}  # by parent and token, of the proposals merged so far
+    for proposal in proposals:
+        _add(nodes, children, proposal)
+    for node in nodes:  # so far given the parent
         if node.parent >= 0:
-            node.path *= nodes[node.parent].path
+            node.path_probability *= nodes[node.parent].path_probability
     return nodes
+
+
+def _add(nodes: list[Node], children: dict[tuple[int, int], int], proposal: WeightedTree) -> None:
+    """Add one proposal; path probabilities are given the parent."""
+    source, confidence = proposal.source, proposal.confidence
+    before = len(nodes)
+    places: list[int] = []  # in `nodes`, of each node of the proposal
+    ranks: list[int] = []
+    last, sibling_rank = -2, 0
+    each = zip(proposal.tokens, proposal.parents, proposal.probabilities, strict=False)
+    for i, (token, parent, probability) in enumerate(each):
+        above, rank = (places[parent], ranks[parent] + 1) if parent >= 0 else (proposal.after, 1)
+        last, sibling_rank = parent, sibling_rank + 1 if parent == last else 0
+        rivals = _rivals(nodes, before, above, source)
+        place = children.get((above, token))
+        if place is not None:
+            node = nodes[place]
+            node.path_probability = agreement(node.path_probability, probability)
+            node.sources += (source,)
+        else:
+            highest = max((rival.path_probability for rival in rivals), default=0.0)
+            depth = nodes[above].depth + 1 if above >= 0 else 1
+            own = conflict(probability, highest) if before else probability
+            node, place = Node(token, above, depth, own, (source,)), len(nodes)
+            nodes.append(node)
+        for rival in rivals:
+            if rival is not node:
+                rival.path_probability = conflict(rival.path_probability, probability)
+        if confidence is not None:
+            node.model_rank, node.model_confidence, node.sibling_rank = rank, confidence[i], sibling_rank
+        places.append(place)
+        ranks.append(rank)
+    for place in places:
+        children.setdefault((nodes[place].parent, nodes[place].token), place)
+
+
+def _rivals(nodes: Sequence[Node], before: int, parent: int, source: str) -> list[Node]:
+    """Children of a node, among the `before` first, that this proposal has not confirmed."""
+    return [node for node in nodes[:before] if node.parent == parent and source not in node.sources]
+
+
+def offer(proposals: Sequence[WeightedTree], confidence: Sequence[float]) -> OfferedTree:
+    """The ready proposals as one tree. `confidence` of the first one's nodes is kept; of others' nodes the
+    calibrated probability takes its place."""
+    nodes = merge(proposals)
+    given_parent = [
+        node.path_probability / (nodes[node.parent].path_probability if node.parent >= 0 else 1.0)
+        for node in nodes
+    ]
+    return OfferedTree(
+        [node.token for node in nodes],
+        [node.parent for node in nodes],
+        [*confidence, *given_parent[len(confidence) :]],
+        given_parent,
+        [node.path_probability for node in nodes],
+        [node.sources for node in nodes],
+    )
 
 
 def subtree(nodes: Sequence[Node], kept: Sequence[int]) -> list[Node]:
     """The nodes at `kept` (ascending, every parent among them), renumbered."""
-    number = {-1: -1}
+    number = {ROOT: ROOT}
     out: list[Node] = []
     for i in kept:
         node = nodes[i]
@@ -199,62 +290,15 @@ def subtree(nodes: Sequence[Node], kept: Sequence[int]) -> list[Node]:
     return out
 
 
-def chosen(lookup: Lookup | None, choice: DraftPlan) -> list[Node]:
-    """The chosen part of a lookup's tree."""
-    if lookup is None or not choice.nodes:
-        return []
-    number = {-1: -1}
+def chosen(plan: DraftPlan) -> list[Node]:
+    """The chosen part of the offered tree."""
+    offered = plan.offered
+    number = {ROOT: ROOT}
     out: list[Node] = []
-    for i in choice.nodes:
-        parent = number[lookup.parents[i]]
+    for i in plan.nodes:
+        parent = number[offered.parents[i]]
         depth = 1 if parent < 0 else out[parent].depth + 1
         number[i] = len(out)
-        out.append(Node(lookup.tokens[i], parent, depth, choice.paths[i], by_lookup=True))
+        path = offered.path_probabilities[i]
+        out.append(Node(offered.tokens[i], parent, depth, path, offered.sources[i]))
     return out
-
-
-def path_to(lookup: Lookup, node: int) -> list[int]:
-    """The tokens of a lookup from the anchor's child to `node`; none for -1."""
-    tokens: list[int] = []
-    while node >= 0:
-        tokens.append(lookup.tokens[node])
-        node = lookup.parents[node]
-    return tokens[::-1]
-
-
-def refed(parents: Sequence[int], frontier: Sequence[int]) -> tuple[list[int], list[int]]:
-    """What a draft model is fed to draw on from `frontier`, nodes of one depth of the tree that it draws.
-
-    Returns (kept, fed), both ascending: the path above all of them, which its cache holds as a chain, and
-    the rest of their paths. A token can only hang from the whole cache or from tokens of the same pass, so
-    all that differs is fed again.
-    """
-    paths = [_path(parents, node) for node in frontier]
-    first = paths[0]
-    common = len(first) - 1
-    for path in paths[1:]:
-        common = next((i for i in range(common) if path[i] != first[i]), common)
-    kept = first[:common]
-    if len(paths) == 1:
-        return kept, first[common:]
-    return kept, sorted({node for path in paths for node in path[common:]})
-
-
-def passes(parents: Sequence[int]) -> list[list[int]]:
-    """The nodes of a drawn tree that were drawn on from, pass by pass after the first."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    levels: list[list[int]] = [[] for _ in range(max(depths, default=0))]
-    for node in sorted({parent for parent in parents if parent >= 0}):
-        levels[depths[node]].append(node)
-    return levels
-
-
-def _path(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from the top to `node`."""
-    path: list[int] = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]

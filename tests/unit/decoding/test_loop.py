@@ -361,12 +361,12 @@ def test_a_curious_controller_hears_how_certain_the_target_is() -> None:
             super().__init__(3)
             self.heard: list[float] = []
 
-        def curious(self, request_id: str) -> int:
+        def confidence_rows_wanted(self, state: None) -> int:
             return self.left - len(self.heard)
 
-        def record(self, request_id: str, step: StepRecord) -> None:
+        def record(self, state: None, step: StepRecord) -> None:
             self.heard += step.certain
-            super().record(request_id, step)
+            super().record(state, step)
 
     told, scored = Curious(), []
 

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import DraftLimits
+from outrider.decoding.controller import DraftLimits, RequestState
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
-from outrider.decoding.types import Draft, StepRecord, Verdict
+from outrider.decoding.types import Draft, Verdict
 from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.confidence import approximate_probability
 from outrider.drafters.copy_tracker import MIN_COPY
@@ -23,9 +25,12 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.base import EngineCaps
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
+from outrider.policy import request_state as policy_state
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
-from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, ModelDraft, Node
+from outrider.policy.planner import Drawing, Planner
+from outrider.policy.tree import DraftPlan, DraftQuery, ModelDraft, Node
+from tests.support.controllers import MODEL, make_auto
 from tests.support.toy_model import UNSCORED, ToyModel
 
 COSTS = {1: 0.05, 2: 0.05, 8: 0.06, 16: 0.08}
@@ -42,33 +47,36 @@ def draft(similarity: float = 0.97) -> ToyModel:
 
 
 def make(
-    *, lookup: bool = True, model: bool = True, similarity: float = 0.97, tree: bool = True, **options: object
+    *, lookup: bool = True, model: bool = True, similarity: float = 0.97, tree: bool = True, **options: Any
 ) -> tuple[AutoController, AutoDrafter]:
     cheap = CostModel({1: 0.004, 8: 0.005}) if model else None
-    controller = AutoController(CostModel(COSTS), cheap, tree=tree, **options)  # type: ignore[arg-type]
+    controller = make_auto(CostModel(COSTS), cheap, branching=tree, **options)
     ticks = itertools.count()
     drafter = AutoDrafter(
-        controller,
-        SuffixDrafter(tree=tree) if lookup else None,
-        DraftModelDrafter(draft(similarity)) if model else None,
+        controller.planner,
+        [SuffixDrafter(tree=tree)] if lookup else [],
+        [DraftModelDrafter(draft(similarity))] if model else [],
         clock=lambda: next(ticks) / 1e4,
     )
     return controller, drafter
 
 
-def job(context: TokenContext, budget: int = 12, name: str = "r") -> ProposeJob:
-    return ProposeJob(name, context, budget, Sampler(PARAMS, VOCAB))
+def job(context: TokenContext, state: RequestState = None, budget: int = 12, name: str = "r") -> ProposeJob:
+    return ProposeJob(name, context, budget, Sampler(PARAMS, VOCAB), state=state)
 
 
-def begin(drafter: AutoDrafter, controller: AutoController, prompt: Sequence[int]) -> TokenContext:
+def begin(
+    drafter: AutoDrafter, controller: AutoController, prompt: Sequence[int]
+) -> tuple[TokenContext, RequestState]:
     drafter.begin(Request("r", tuple(prompt), PARAMS))
-    controller.choose([DraftLimits("r", 39, len(prompt))])
-    return TokenContext(prompt)
+    state = controller.begin()
+    controller.choose([DraftLimits(state, 39, len(prompt))])
+    return TokenContext(prompt), state
 
 
 def test_there_must_be_a_drafter() -> None:
     with pytest.raises(ConfigError, match="at least one"):
-        AutoDrafter(AutoController(), None, None)
+        AutoDrafter(make_auto().planner)
 
 
 def test_its_needs_are_the_lookups() -> None:
@@ -78,8 +86,8 @@ def test_its_needs_are_the_lookups() -> None:
 
 def test_a_strong_lookup_alone() -> None:
     controller, drafter = make()
-    context = begin(drafter, controller, [*range(20), *range(12)])
-    (found,) = drafter.propose([job(context)])
+    context, state = begin(drafter, controller, [*range(20), *range(12)])
+    (found,) = drafter.propose([job(context, state)])
     assert found.source in ("suffix", "mixed")
     assert found.tokens[0] == 12
     assert found.tokens[:4].tolist() == [12, 13, 14, 15]
@@ -88,8 +96,8 @@ def test_a_strong_lookup_alone() -> None:
 @pytest.mark.parametrize("tree", [True, False])
 def test_without_a_match_the_model_draws(tree: bool) -> None:
     controller, drafter = make(tree=tree)
-    context = begin(drafter, controller, [3, 1, 2])
-    (found,) = drafter.propose([job(context)])
+    context, state = begin(drafter, controller, [3, 1, 2])
+    (found,) = drafter.propose([job(context, state)])
     assert found.source == "draft_model"
     chain = found.parents.tolist() == list(range(-1, len(found) - 1))
     assert chain != tree
@@ -100,40 +108,42 @@ def test_without_a_match_the_model_draws(tree: bool) -> None:
     assert 1 <= len(path) <= 8
     alone = DraftModelDrafter(draft())
     alone.begin(Request("r", (3, 1, 2), PARAMS))
-    (same,) = alone.propose([job(TokenContext([3, 1, 2]), len(path))])
+    (same,) = alone.propose([job(TokenContext([3, 1, 2]), budget=len(path))])
     assert path == same.tokens.tolist()
 
 
 def test_both_in_one_tree() -> None:
-    controller = AutoController(CostModel({1: 0.05, 16: 0.0505}), CostModel({1: 0.004}))
-    drafter = AutoDrafter(controller, SuffixDrafter(), DraftModelDrafter(draft()))
-    context = begin(drafter, controller, [7, 9, 5, 1, 7, 9, 6, 2, 7, 9])
-    (found,) = drafter.propose([job(context)])
+    controller = make_auto(CostModel({1: 0.05, 16: 0.0505}), CostModel({1: 0.004}))
+    drafter = AutoDrafter(controller.planner, [SuffixDrafter()], [DraftModelDrafter(draft())])
+    context, state = begin(drafter, controller, [7, 9, 5, 1, 7, 9, 6, 2, 7, 9])
+    (found,) = drafter.propose([job(context, state)])
     assert found.source == "mixed"
     assert len(found) <= 12
     edges = list(zip(found.parents.tolist(), found.tokens.tolist(), strict=True))
     assert len(set(edges)) == len(edges), "equal prefixes are one node"
 
 
-class Scripted(AutoController):
-    """Lets the model go on behind the lookup."""
+class Scripted(Planner):
+    """Lets the model draft below the lookup's tree."""
 
-    def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
-        choices = super().plan(asks)
-        for ask, choice in zip(asks, choices, strict=True):
-            assert ask.lookup is not None
-            choice.nodes, choice.draft, choice.after, choice.guide = [0, 1], 3, 1, None
-        return choices
+    def plan(self, queries: Sequence[DraftQuery]) -> list[DraftPlan]:
+        plans = super().plan(queries)
+        for plan in plans:
+            assert plan.ready
+            plan.nodes, plan.source, plan.draft_tokens, plan.after, plan.guide = [0, 1], MODEL, 3, 1, None
+        return plans
 
 
 @pytest.mark.parametrize("tree", [True, False])
 def test_the_model_goes_on_behind_the_lookup(tree: bool) -> None:
-    controller = Scripted(CostModel(COSTS), CostModel({1: 0.001}), tree=tree)
+    controller = make_auto(CostModel(COSTS), CostModel({1: 0.001}), planner=Scripted, branching=tree)
     model = DraftModelDrafter(draft())
-    drafter = AutoDrafter(controller, SuffixDrafter(tree=tree), model, clock=itertools.count().__next__)
+    drafter = AutoDrafter(
+        controller.planner, [SuffixDrafter(tree=tree)], [model], clock=itertools.count().__next__
+    )
     prompt = [*range(20), *range(12)]
-    context = begin(drafter, controller, prompt)
-    (found,) = drafter.propose([job(context)])
+    context, state = begin(drafter, controller, prompt)
+    (found,) = drafter.propose([job(context, state)])
     assert found.tokens[:2].tolist() == [12, 13]
     alone = DraftModelDrafter(draft())
     alone.begin(Request("r", tuple(prompt), PARAMS))
@@ -145,14 +155,16 @@ def test_the_model_goes_on_behind_the_lookup(tree: bool) -> None:
 
 
 def test_distributions_are_stated_for_the_whole_chain() -> None:
-    controller = AutoController(CostModel(COSTS), CostModel({1: 0.004, 8: 0.005}))
+    controller = make_auto(CostModel(COSTS), CostModel({1: 0.004, 8: 0.005}))
     model = DraftModelDrafter(draft(), draws="independent")
     ticks = itertools.count()
-    drafter = AutoDrafter(controller, SuffixDrafter(), model, clock=lambda: next(ticks) / 1e4)
+    drafter = AutoDrafter(controller.planner, [SuffixDrafter()], [model], clock=lambda: next(ticks) / 1e4)
     params = SamplingParams(temperature=1.0, max_tokens=40)
     drafter.begin(Request("r", (7, 9, 5, 9, 6, 9), params))
-    controller.choose([DraftLimits("r", 39, 6)])
-    asked = ProposeJob("r", TokenContext([7, 9, 5, 9, 6, 9]), 12, Sampler(params, VOCAB, seed=4))
+    state = controller.begin()
+    controller.choose([DraftLimits(state, 39, 6)])
+    sampler = Sampler(params, VOCAB, seed=4)
+    asked = ProposeJob("r", TokenContext([7, 9, 5, 9, 6, 9]), 12, sampler, state=state)
     (found,) = drafter.propose([asked])
     assert found.source == "draft_model"
     assert found.probs is not None
@@ -164,20 +176,20 @@ def test_distributions_are_stated_for_the_whole_chain() -> None:
 def test_what_was_accepted_reaches_the_controller() -> None:
     seen: list[tuple[tuple[int, ...], list[int]]] = []
 
-    class Listens(AutoController):
-        def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+    class Listens(Planner):
+        def observe(self, state: RequestState, accepted: Sequence[int], emitted: Sequence[int]) -> None:
             seen.append((tuple(accepted), list(emitted)))
 
-    controller = Listens(CostModel(COSTS), None)
-    drafter = AutoDrafter(controller, SuffixDrafter(), None)
-    context = begin(drafter, controller, [*range(20), *range(12)])
-    (found,) = drafter.propose([job(context.along([12, 13]), 6)])
+    controller = make_auto(CostModel(COSTS), planner=Listens)
+    drafter = AutoDrafter(controller.planner, [SuffixDrafter()])
+    context, state = begin(drafter, controller, [*range(20), *range(12)])
+    (found,) = drafter.propose([job(context.along([12, 13]), state, 6)])
     assert len(found) >= 2
     assert int(found.tokens[0]) == 14
     whole = found.after((12, 13), "constraint")
     drafter.observe("r", whole, Verdict((0, 1, 2, 3), 9, "recovered"), UNSCORED)
     assert seen == [((0, 1), [*found.tokens[:2], 9])], "a constraint's own tokens are not the drafters'"
-    drafter.propose([job(context.along([12, 13]), 6)])
+    drafter.propose([job(context.along([12, 13]), state, 6)])
     drafter.observe("r", whole, Verdict((0,), 9, "recovered"), UNSCORED)
     assert len(seen) == 1, "behind a token that was refused nothing was tried"
 
@@ -222,7 +234,7 @@ def test_how_far_behind_a_model_is() -> None:
     model.begin(Request("r", (3, 1, 2), PARAMS))
     context = TokenContext([3, 1, 2])
     assert model.unprocessed(job(context)) == 3
-    (found,) = model.propose([job(context, 3)])
+    (found,) = model.propose([job(context, budget=3)])
     context.append(int(found.tokens[0]))
     context.append(31 if int(found.tokens[1]) != 31 else 30)
     assert model.unprocessed(job(context)) == 1
@@ -240,7 +252,7 @@ def test_of_what_is_dear_to_read_the_middle_is_left_out() -> None:
         model.share_prefixes(10**6)
         if known:
             model.begin(Request("before", tuple(prompt[: known + 1]), PARAMS, namespace="a"))
-            model.propose([job(TokenContext(prompt[: known + 1]), 1, "before")])
+            model.propose([job(TokenContext(prompt[: known + 1]), budget=1, name="before")])
             model.end("before")
         model.begin(Request("r", tuple(prompt), PARAMS, namespace="a"))
         context = TokenContext(prompt)
@@ -256,12 +268,12 @@ def test_of_what_is_dear_to_read_the_middle_is_left_out() -> None:
             TAIL_TOKENS if known else HEAD_TOKENS + TAIL_TOKENS
         )
         assert asked == [200 - known]
-        (found,) = model.propose([job(context, 3)])
+        (found,) = model.propose([job(context, budget=3)])
         assert model.passes[0][0] == (TAIL_TOKENS if known else HEAD_TOKENS + TAIL_TOKENS)
         read = [*prompt[: max(HEAD_TOKENS, known)], *prompt[-TAIL_TOKENS:]]
         again = DraftModelDrafter(draft())
         again.begin(Request("r", tuple(read), PARAMS))
-        (expected,) = again.propose([job(TokenContext(read), 3)])
+        (expected,) = again.propose([job(TokenContext(read), budget=3)])
         assert found.tokens.tolist() == expected.tokens.tolist()
         context.append(int(found.tokens[0]))
         assert model.unprocessed(job(context), 0, dear) == 1, "what was read stays"
@@ -273,20 +285,20 @@ def test_a_prompt_beyond_the_draft_models_context_is_skimmed() -> None:
     model.begin(Request("r", tuple(prompt), PARAMS))
     context = TokenContext(prompt)
     assert model.unprocessed(job(context)) == HEAD_TOKENS + TAIL_TOKENS
-    (found,) = model.propose([job(context, 3)])
+    (found,) = model.propose([job(context, budget=3)])
     assert len(found) == 3
 
 
 def test_a_long_prompt_is_not_read_whole_where_that_takes_long() -> None:
     fed = []
     for length in (200, 230):  # a draft pass of 200 tokens takes 13 plain steps, one of 230 takes 15
-        controller = AutoController(CostModel(COSTS), CostModel({1: 0.0032, 2: 0.0064, 32: 0.1024}))
-        drafter = AutoDrafter(controller, None, model := DraftModelDrafter(draft()))
+        controller = make_auto(CostModel(COSTS), CostModel({1: 0.0032, 2: 0.0064, 32: 0.1024}))
+        drafter = AutoDrafter(controller.planner, [], [model := DraftModelDrafter(draft())])
         prompt = [i % VOCAB for i in range(length)]
-        context = begin(drafter, controller, prompt)
-        assert controller.dear(length) == (length == 230)
+        context, state = begin(drafter, controller, prompt)
+        assert controller.planner.prompt_too_expensive(MODEL, length, controller.step) == (length == 230)
         for _ in range(9):
-            (found,) = drafter.propose([job(context)])
+            (found,) = drafter.propose([job(context, state)])
             if len(found):
                 break
         fed.append(sum([width for width, _ in model.passes]))
@@ -297,24 +309,23 @@ def test_copies_that_lookups_wrote_are_not_read() -> None:
     controller, drafter = make()
     source = [(7 * i) % 31 for i in range(31)] * 2  # a text that does not repeat itself for 31 tokens
     source[40] = 31
-    context = begin(drafter, controller, source)
-    asks: list[DraftQuery] = []
+    context, state = begin(drafter, controller, source)
+    unprocessed: list[int] = []
 
     def plan(new: Sequence[DraftQuery]) -> list[DraftPlan]:
-        asks.extend(new)
+        unprocessed.extend([query.unprocessed(MODEL) or -1 for query in new])
         return [DraftPlan() for _ in new]
 
-    controller.plan = plan  # type: ignore[method-assign, assignment]
+    controller.planner.plan = plan  # type: ignore[method-assign, assignment]
     copied = source[8:62]
     for token in copied:
-        drafter.propose([job(context)])
+        drafter.propose([job(context, state)])
         context.append(token)
-    drafter.propose([job(context)])
-    behind = [ask.behind for ask in asks]
-    assert behind[0] == len(source)
-    assert max(b for b in behind if b is not None) < len(source) + 2 * COPY_TAIL_TOKENS
-    assert behind[-1] is not None
-    assert behind[-1] <= len(source) + COPY_TAIL_TOKENS + MIN_COPY < len(source) + len(copied)
+    drafter.propose([job(context, state)])
+    assert unprocessed[0] == len(source)
+    assert min(unprocessed) > 0
+    assert max(unprocessed) < len(source) + 2 * COPY_TAIL_TOKENS
+    assert unprocessed[-1] <= len(source) + COPY_TAIL_TOKENS + MIN_COPY < len(source) + len(copied)
 
 
 @pytest.mark.parametrize("model", [True, False])
@@ -358,44 +369,45 @@ def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tre
     found, passes = tokens(controller, drafter)
     assert found == plain
     assert passes < most if model else passes <= most
-    assert controller._states == {}
-    assert controller.report.ended.emitted == 180
+    assert controller.account().emitted == 180
+    gc.collect()
+    assert not [found for found in gc.get_objects() if isinstance(found, policy_state.RequestState)]
 
 
 def test_end_is_forgiven() -> None:
     controller, drafter = make()
     drafter.end("never begun")
-    controller.record("never begun", StepRecord("none", 0, 0, 1, 0.0, 0.05, 0.0))
+    controller.release(controller.begin())
     drafter.observe("never begun", Draft.empty(), Verdict((), 1, "bonus"), UNSCORED)
+    assert controller.account().emitted == 0
 
 
 def test_an_empty_chain_of_the_model_is_no_chain() -> None:
     """The text has ids that the draft model does not know."""
     controller, drafter = make(lookup=False)
-    context = begin(drafter, controller, [1, VOCAB + 5])
-    (found,) = drafter.propose([job(context)])
+    context, state = begin(drafter, controller, [1, VOCAB + 5])
+    (found,) = drafter.propose([job(context, state)])
     assert len(found) == 0
 
 
 def test_chains_carry_what_was_said() -> None:
     noted: list[ModelDraft | None] = []
 
-    class Notes(AutoController):
+    class Notes(Planner):
         def finish(
             self,
-            asks: Sequence[DraftQuery],
-            choices: Sequence[DraftPlan],
-            chains: Sequence[ModelDraft | None],
-            seconds: float = 0.0,
-            fed: Sequence[DraftPass] = (),
+            queries: Sequence[DraftQuery],
+            plans: Sequence[DraftPlan],
+            drafts: Sequence[ModelDraft | None],
+            drawings: Mapping[str, Drawing] | None = None,
         ) -> list[list[Node]]:
-            noted.extend(chains)
-            return super().finish(asks, choices, chains, seconds, fed)
+            noted.extend(drafts)
+            return super().finish(queries, plans, drafts, drawings)
 
-    controller = Notes(CostModel(COSTS), CostModel({1: 0.004}))
-    drafter = AutoDrafter(controller, None, DraftModelDrafter(draft()))
-    context = begin(drafter, controller, [3, 1, 2])
-    drafter.propose([job(context)])
+    controller = make_auto(CostModel(COSTS), CostModel({1: 0.004}), planner=Notes)
+    drafter = AutoDrafter(controller.planner, [], [DraftModelDrafter(draft())])
+    context, state = begin(drafter, controller, [3, 1, 2])
+    drafter.propose([job(context, state)])
     (chain,) = noted
     assert chain is not None
     assert len(chain.tokens) == len(chain.confidence) >= 1
@@ -407,12 +419,13 @@ def test_a_prompt_is_read_in_few_steps_where_no_other_text_waits(others: int) ->
     controller, drafter = make(lookup=False)
     prompt = [i % VOCAB for i in range(100)]
     steps = 0
+    states = [controller.begin() for _ in range(1 + others)]
     for name in ("r", "other")[: 1 + others]:
         drafter.begin(Request(name, tuple(prompt), PARAMS))
     context = TokenContext(prompt)
     while True:
-        controller.choose([DraftLimits(name, 39, len(prompt)) for name in ("r", "other")[: 1 + others]])
-        (found,) = drafter.propose([job(context)])
+        controller.choose([DraftLimits(state, 39, len(prompt)) for state in states])
+        (found,) = drafter.propose([job(context, states[0])])
         if len(found):
             break
         steps += 1

@@ -192,7 +192,7 @@ def test_what_follows_a_draft_is_what_would_follow_such_a_text(
 
 @given(texts, st.integers(0, 3), st.integers(1, 30))
 def test_nothing_follows_a_token_that_ends_the_text(text: list[int], stop: int, budget: int) -> None:
-    """The tree is the one without stop tokens, less what lies behind them: as large as it may be."""
+    """The tree is the one without stop tokens, without what follows them: as large as it may be."""
     ending = Sampler(SamplingParams(), 64, eos_ids=[stop])
     drafter = SuffixDrafter(suffix_decoding_min_token_prob=0.0)
     context = start(drafter, text)

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import re
+import sys
 import timeit
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
-from outrider.policy.auto import DEAREST_SLEEP, FIRST_WAIT, LONGEST_SLEEP, AutoController
+from outrider.policy.acceptance_rates import AcceptanceRates
 from outrider.policy.cost_model import CostModel
-from outrider.policy.draft_model import START
 from outrider.policy.draft_prefill import DraftPrefillPolicy
-from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, ModelDraft, Node
+from outrider.policy.planner import Planner
+from outrider.policy.request_state import RequestState
+from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, ModelDraft, Node, Proposal
+from outrider.policy.tuning import DEFAULT
+from tests.support.controllers import LOOKUP, MODEL, Named, make_auto
 
 TARGET = {1: 0.050, 2: 0.051, 4: 0.054, 8: 0.070, 16: 0.120}
 DRAFT = {1: 0.010, 4: 0.011, 16: 0.020}
@@ -25,56 +30,56 @@ def chain(tokens: Sequence[int], confidence: float = 0.9, length: int = 8) -> Lo
     return Lookup(list(tokens), list(range(-1, len(tokens) - 1)), [confidence] * len(tokens), paths, length)
 
 
-def rooms(count: int = 1, tokens: int = 100) -> list[DraftLimits]:
+def limits(count: int = 1, tokens: int = 100) -> list[DraftLimits]:
     return [DraftLimits(str(i), tokens, 100) for i in range(count)]
 
 
 def ask(
-    name: str = "0", lookup: Lookup | None = None, behind: int | None = None, room: int = 16
+    name: str = "0", lookup: Lookup | None = None, unprocessed: int | None = None, budget: int = 16
 ) -> DraftQuery:
-    return DraftQuery(name, room, 100, lookup, behind)
+    proposals = [] if lookup is None else [Proposal(LOOKUP, lookup)]
+    if unprocessed is not None:
+        proposals.append(Proposal(MODEL, unprocessed=unprocessed))
+    return DraftQuery(name, budget, proposals)  # type: ignore[arg-type]
 
 
-def make(model: bool = True, **options: object) -> AutoController:
-    return AutoController(CostModel(TARGET), CostModel(DRAFT) if model else None, **options)  # type: ignore[arg-type]
+def make(model: bool = True, **options: Any) -> Named:
+    return Named(make_auto(CostModel(TARGET), CostModel(DRAFT) if model else None, **options))
 
 
-def taught(controller: AutoController, chance: float, tokens: int = 40) -> AutoController:
-    """The controller after a text of which so many drawn tokens were tried, right with that chance."""
-    assert controller.drawing is not None
+def taught(controller: Named, rate: float, tokens: int = 40) -> Named:
+    """The controller after a text of which so many drawn tokens were verified and accepted at that rate."""
+    past = controller.model.begin()
     for i in range(tokens):
-        right = int((i + 1) * chance + 1e-9) > int(i * chance + 1e-9)
-        drawn = Node(5, -1, 1, 1.0, drawn=1 + i % 4, model=None)
-        controller.drawing.tried("past", [drawn], {-1, 0} if right else {-1})
-    controller.release("past")
+        right = int((i + 1) * rate + 1e-9) > int(i * rate + 1e-9)
+        drawn = Node(5, -1, 1, 1.0, (MODEL,), model_rank=1 + i % 4)
+        controller.model.observe_verified(past, [drawn], {-1, 0} if right else {-1})
     return controller
 
 
 def record(
-    controller: AutoController, tree: Sequence[Node], accepted: int, name: str = "0", seconds: float = 0.0
+    controller: Named, tree: Sequence[Node], accepted: int, name: str = "0", seconds: float = 0.0
 ) -> None:
     emitted = [node.token for node in tree[:accepted]]
     if accepted < len(tree) or not tree:  # else the text may go on as a lookup says further on
         emitted.append(-5)
     controller.observe(name, range(accepted), emitted)
     size = len(tree)
-    verify = seconds or controller.target.at(100).seconds(1 + size)
+    verify = seconds or controller.planner.target.at(100).seconds(1 + size)
     source = "suffix" if size else "none"
     controller.record(name, StepRecord(source, size, accepted, accepted + 1, 0.0, verify, 0.001))
 
 
-def step(
-    controller: AutoController, asked: DraftQuery, accepted: int | None = None
-) -> tuple[DraftPlan, list[Node]]:
+def step(controller: Named, asked: DraftQuery, accepted: int | None = None) -> tuple[DraftPlan, list[Node]]:
     """One step of one request without the draft model's help."""
-    (budget,) = controller.choose(rooms())
+    (budget,) = controller.choose(limits())
     if not budget:
         record(controller, [], 0)
         return DraftPlan(), []
-    (choice,) = controller.plan([asked])
-    (tree,) = controller.finish([asked], [choice], [None])
+    (plan,) = controller.plan([asked])
+    (tree,) = controller.finish([asked], [plan], [None])
     record(controller, tree, len(tree) if accepted is None else min(accepted, len(tree)))
-    return choice, tree
+    return plan, tree
 
 
 def test_a_good_lookup_is_verified_as_far_as_it_pays() -> None:
@@ -89,41 +94,41 @@ def test_a_good_lookup_is_verified_as_far_as_it_pays() -> None:
 
 def test_the_draft_model_draws_when_it_has_kept_up() -> None:
     controller = make()
-    controller.choose(rooms())
-    (choice,) = controller.plan([ask(behind=1)])
-    assert choice.draft == 8, "as far as its confidence carries"
-    assert choice.guide is not None
-    choice.guide.drew(-1, 0.99)
-    assert choice.guide.frontier() == [0]
-    choice.guide.drew(0, 0.05)
-    assert choice.guide.frontier() == []
+    controller.choose(limits())
+    (plan,) = controller.plan([ask(unprocessed=1)])
+    assert plan.draft_tokens == 8, "as far as its confidence carries"
+    assert plan.guide is not None
+    plan.guide.drew(-1, 0.99)
+    assert plan.guide.frontier() == [0]
+    plan.guide.drew(0, 0.05)
+    assert plan.guide.frontier() == []
     blunt = make(confident=False)
-    blunt.choose(rooms())
-    (choice,) = blunt.plan([ask(behind=1)])
-    assert 1 <= choice.draft < 8
-    assert choice.guide is None
+    blunt.choose(limits())
+    (plan,) = blunt.plan([ask(unprocessed=1)])
+    assert 1 <= plan.draft_tokens < 8
+    assert plan.guide is None
 
 
 def test_what_it_missed_is_part_of_the_price() -> None:
     controller = make()
-    controller.choose(rooms(tokens=3))
-    (choice,) = controller.plan([ask(behind=400, room=3)])
-    assert choice.draft == 0, "three tokens will not pay for four hundred"
-    controller.choose(rooms(tokens=2000))
-    (choice,) = controller.plan([ask(behind=400)])
-    assert choice.draft > 0, "two thousand will"
+    controller.choose(limits(tokens=3))
+    (plan,) = controller.plan([ask(unprocessed=400, budget=3)])
+    assert plan.draft_tokens == 0, "three tokens will not pay for four hundred"
+    controller.choose(limits(tokens=2000))
+    (plan,) = controller.plan([ask(unprocessed=400)])
+    assert plan.draft_tokens > 0, "two thousand will"
 
 
 def steps_until_drawn(lookup: Lookup, behind: int, known: float | None = None) -> int:
     """Steps in which the draft model, so many tokens behind at first, is not let draw; 100 at most."""
     controller = make() if known is None else taught(make(), known)
     for steps in range(100):
-        asked = ask(lookup=lookup, behind=behind + steps)
-        controller.choose(rooms(tokens=2000))
-        (choice,) = controller.plan([asked])
-        if choice.draft:
+        asked = ask(lookup=lookup, unprocessed=behind + steps)
+        controller.choose(limits(tokens=2000))
+        (plan,) = controller.plan([asked])
+        if plan.draft_tokens:
             return steps
-        (tree,) = controller.finish([asked], [choice], [None])
+        (tree,) = controller.finish([asked], [plan], [None])
         record(controller, tree, len(tree))
     return 100
 
@@ -145,23 +150,23 @@ def test_a_draft_model_known_to_be_good_is_caught_up_sooner_and_a_bad_one_later(
 
 
 def test_a_draft_model_of_which_nothing_is_known_is_tried_sooner_than_what_it_promises_is_worth() -> None:
-    new, known = (steps_until_drawn(Lookup(), 900, chance) for chance in (None, START))
+    new, known = (steps_until_drawn(Lookup(), 900, chance) for chance in (None, DEFAULT.model_start))
     assert 0 < 1.4 * new < known < 100
 
 
-def steps_until_read(controller: AutoController, name: str, drawing: int) -> int:
+def steps_until_read(controller: Named, name: str, drawing: int) -> int:
     """Steps in which a text waits to be read into the draft model, which then draws for so many more."""
     waited, read = 0, 0
     while read <= drawing:
-        asked = ask(name, Lookup(), behind=1 if read else 400)
+        asked = ask(name, Lookup(), unprocessed=1 if read else 400)
         controller.choose([DraftLimits(name, 2000, 100)])
-        (choice,) = controller.plan([asked])
-        if not choice.draft:
+        (plan,) = controller.plan([asked])
+        if not plan.draft_tokens:
             waited += 1
             record(controller, [], 0, name)
             continue
         read += 1
-        (tree,) = controller.finish([asked], [choice], [ModelDraft([5, 6], [0.9] * 2)], 0.02, [(1, 0)] * 2)
+        (tree,) = controller.finish([asked], [plan], [ModelDraft([5, 6], [0.9] * 2)], 0.02, [(1, 0)] * 2)
         record(controller, tree, len(tree), name)
     controller.release(name)
     return waited
@@ -169,11 +174,11 @@ def steps_until_read(controller: AutoController, name: str, drawing: int) -> int
 
 def test_a_text_waits_longer_behind_others_that_were_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(drawing: int) -> list[int]:
-        controller = taught(make(), START)
+        controller = taught(make(), DEFAULT.model_start)
         return [steps_until_read(controller, str(text), drawing) for text in range(6)]
 
     vain, paid = waits(0), waits(30)
-    monkeypatch.setattr(DraftPrefillPolicy, "pay", lambda *_: None)  # nothing is known of what reading cost
+    monkeypatch.setattr(DraftPrefillPolicy, "buy", lambda *_: None)  # nothing is known of what reading cost
     assert vain[0] == waits(0)[0]
     assert vain[-1] > waits(0)[-1]
     assert paid == waits(30)
@@ -183,20 +188,20 @@ def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:
     """Else a draft model that did well would never be fed another short text: what it missed is dear, and at
     the rate that it reaches a step gains nothing."""
     controller = make()
-    asked = ask(behind=1)
+    asked = ask(unprocessed=1)
     for _ in range(40):
-        controller.choose(rooms())
-        (choice,) = controller.plan([asked])
-        drawn = ModelDraft(list(range(choice.draft)), [0.99] * choice.draft)
-        (tree,) = controller.finish([asked], [choice], [drawn], 0.05, [(1, 0)] * choice.draft)
+        controller.choose(limits())
+        (plan,) = controller.plan([asked])
+        drawn = ModelDraft(list(range(plan.draft_tokens)), [0.99] * plan.draft_tokens)
+        (tree,) = controller.finish([asked], [plan], [drawn], 0.05, [(1, 0)] * plan.draft_tokens)
         record(controller, tree, len(tree))
     controller.release("0")
     controller.choose([DraftLimits("1", 30, 400)])
-    (choice,) = controller.plan([ask("1", behind=400)])
-    assert choice.draft > 0
+    (plan,) = controller.plan([ask("1", unprocessed=400)])
+    assert plan.draft_tokens > 0
 
 
-def drawn_at_once(controller: AutoController, texts: int, accepted: int, tokens: int = 200) -> list[bool]:
+def drawn_at_once(controller: Named, texts: int, accepted: int, tokens: int = 200) -> list[bool]:
     """Whether the draft model, 60 tokens behind, is let draw in the first step of each of some texts; what it
     draws there and in steps after it is accepted up to `accepted`."""
     found = []
@@ -205,16 +210,30 @@ def drawn_at_once(controller: AutoController, texts: int, accepted: int, tokens:
         drawing: list[bool] = []
         for at in range(12):
             controller.choose([DraftLimits(name, tokens - at, 100 + at)])
-            asked = ask(name, behind=1 if any(drawing) else 60 + at)
-            (choice,) = controller.plan([asked])
-            drawn = ModelDraft([5], [0.6]) if choice.draft else None
-            fed = [] if drawn is None else [(asked.behind or 0, max(0, (asked.behind or 0) - 2))]
-            (tree,) = controller.finish([asked], [choice], [drawn], 0.011 if drawn else 0.0, fed)
+            missed = 1 if any(drawing) else 60 + at
+            asked = ask(name, unprocessed=missed)
+            (plan,) = controller.plan([asked])
+            drawn = ModelDraft([5], [0.6]) if plan.draft_tokens else None
+            fed = [] if drawn is None else [(missed, max(0, missed - 2))]
+            (tree,) = controller.finish([asked], [plan], [drawn], 0.011 if drawn else 0.0, fed)
             record(controller, tree, min(accepted, len(tree)), name)
             drawing.append(drawn is not None)
         controller.release(name)
         found.append(drawing[0])
     return found
+
+
+class Unforgetting:
+    """Acceptance rates that hold a new request to what the ones before it showed."""
+
+    def __init__(self, rates: AcceptanceRates) -> None:
+        self._rates = rates
+
+    def begin_request(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._rates, name)
 
 
 def test_a_bad_text_or_two_do_not_shut_the_draft_model_out_of_the_others() -> None:
@@ -228,44 +247,43 @@ def test_a_bad_text_or_two_do_not_shut_the_draft_model_out_of_the_others() -> No
     assert all(good[good.index(True) :])
     assert good.index(True) <= 8
     stubborn = make()
-    assert stubborn.drawing is not None
-    stubborn.drawing.begin = lambda: None  # type: ignore[method-assign]
+    stubborn.model.first = Unforgetting(stubborn.model.first)  # type: ignore[assignment]
     assert not any(drawn_at_once(stubborn, 30, accepted=0)[5:])
     assert not any(drawn_at_once(stubborn, 20, accepted=1)), "the twin: shut out for good"
 
 
 def test_a_strong_lookup_leaves_the_draft_model_alone() -> None:
     controller = make()
-    controller.choose(rooms())
-    (choice,) = controller.plan([ask(lookup=chain(range(12), 0.97), behind=1)])
-    assert choice.draft == 0
-    assert len(choice.nodes) >= 8
+    controller.choose(limits())
+    (plan,) = controller.plan([ask(lookup=chain(range(12), 0.97), unprocessed=1)])
+    assert plan.draft_tokens == 0
+    assert len(plan.nodes) >= 8
 
 
 def test_the_model_may_go_on_behind_a_short_sure_lookup() -> None:
-    controller = taught(AutoController(CostModel(TARGET), CostModel({1: 0.001, 16: 0.002})), 0.8)
+    controller = taught(Named(make_auto(CostModel(TARGET), CostModel({1: 0.001, 16: 0.002}))), 0.8)
     lookup = chain([7, 8], 0.97)
     for _ in range(10):
         step(controller, ask(lookup=lookup))
-    controller.choose(rooms())
-    (choice,) = controller.plan([ask(lookup=lookup, behind=1)])
-    assert (choice.nodes, choice.after) == ([0, 1], 1)
-    assert choice.draft > 0
+    controller.choose(limits())
+    (plan,) = controller.plan([ask(lookup=lookup, unprocessed=1)])
+    assert (plan.nodes, plan.after) == ([0, 1], 1)
+    assert plan.draft_tokens > 0
     (tree,) = controller.finish(
-        [ask(lookup=lookup, behind=1)], [choice], [ModelDraft([9, 5], [0.9, 0.9])], 0.004, [(2, 0), (1, 0)]
+        [ask(lookup=lookup, unprocessed=1)], [plan], [ModelDraft([9, 5], [0.9, 0.9])], 0.004, [(2, 0), (1, 0)]
     )
-    assert [(n.token, n.parent, n.drawn) for n in tree] == [(7, -1, 0), (8, 0, 0), (9, 1, 1), (5, 2, 2)]
+    assert [(n.token, n.parent, n.model_rank) for n in tree] == [(7, -1, 0), (8, 0, 0), (9, 1, 1), (5, 2, 2)]
 
 
 @pytest.mark.parametrize(("stated", "tree"), [(True, True), (False, False), (True, False)])
 def test_a_stated_chain_or_one_without_trees_stays_a_chain(stated: bool, tree: bool) -> None:
-    controller = make(tree=tree)
-    controller.choose(rooms())
-    asked = ask(lookup=chain([7], 0.4), behind=1)
-    (choice,) = controller.plan([asked])
-    assert choice.draft
+    controller = make(branching=tree)
+    controller.choose(limits())
+    asked = ask(lookup=chain([7], 0.4), unprocessed=1)
+    (plan,) = controller.plan([asked])
+    assert plan.draft_tokens
     drawn = ModelDraft([1, 2, 3], [0.9, 0.5, 0.01], stated)
-    (nodes,) = controller.finish([asked], [choice], [drawn], 0.03, [(1, 0)] * len(drawn.tokens))
+    (nodes,) = controller.finish([asked], [plan], [drawn], 0.03, [(1, 0)] * len(drawn.tokens))
     tokens = [node.token for node in nodes]
     assert tokens == ([1, 2, 3] if stated else [1, 2, 3][: len(tokens)])
     assert [node.parent for node in nodes] == list(range(-1, len(nodes) - 1))
@@ -280,8 +298,8 @@ def test_a_drafter_that_is_off_is_probed_with_back_off() -> None:
     assert probes, "but it is tried again"
     gaps = [b - a for a, b in pairwise(probes)]
     assert all(b >= a for a, b in pairwise(gaps))
-    assert gaps[0] >= FIRST_WAIT
-    assert controller.allowance.spent > 0.0
+    assert gaps[0] >= DEFAULT.probe_first_wait
+    assert controller.planner.budget.spent > 0.0
 
 
 def test_a_success_brings_it_back_and_a_long_match_too() -> None:
@@ -295,21 +313,21 @@ def test_a_success_brings_it_back_and_a_long_match_too() -> None:
 def test_what_is_not_verified_for_its_small_chance_is_learned_from_too() -> None:
     """The text tells whether a lookup would have been right. Else its chance would stay small for good."""
 
-    class TriesOnly(AutoController):
+    class VerifiedOnly(Planner):
         """The twin: learns from what was verified."""
 
-        def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-            super().observe(request_id, accepted, emitted if self._states[request_id].nodes else ())
+        def observe(self, state: RequestState, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+            super().observe(state, accepted, emitted if state.tree else ())
 
-    def drafts_again(controller: AutoController) -> int | None:
+    def drafts_again(controller: Named) -> int | None:
         """Steps until a lookup that becomes right after many misses is verified again."""
-        controller.allowance.take(controller.allowance.seconds)  # nothing to probe with
+        controller.planner.budget.take(controller.planner.budget.seconds)  # nothing to probe with
         for right in (False, True):
             for at in range(100):
-                controller.choose(rooms())
+                controller.choose(limits())
                 asked = ask(lookup=chain([1], 0.4))
-                (choice,) = controller.plan([asked])
-                (tree,) = controller.finish([asked], [choice], [None])
+                (plan,) = controller.plan([asked])
+                (tree,) = controller.finish([asked], [plan], [None])
                 if right and tree:
                     return at
                 controller.observe("0", [], [1, 2] if right else [2])
@@ -318,24 +336,24 @@ def test_what_is_not_verified_for_its_small_chance_is_learned_from_too() -> None
     again = drafts_again(make(model=False))
     assert again is not None
     assert again < 30
-    assert drafts_again(TriesOnly(CostModel(TARGET))) is None
+    assert drafts_again(Named(make_auto(CostModel(TARGET), planner=VerifiedOnly))) is None
 
 
 def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
     controller = make(model=False)
     budgets = []
     for _ in range(60):
-        (budget,) = controller.choose(rooms())
+        (budget,) = controller.choose(limits())
         budgets.append(budget)
         if budget:
-            controller.looked(0.002)
-            (choice,) = controller.plan([ask(lookup=Lookup())])
-            controller.finish([ask()], [choice], [None])
+            controller.planner.observe_lookup_seconds(0.002, 1)
+            (plan,) = controller.plan([ask(lookup=Lookup())])
+            controller.finish([ask()], [plan], [None])
         record(controller, [], 0)
     assert all(budgets[:4])
     assert budgets.count(0) > 30
     longest = max(len(run) for run in "".join("z" if not b else " " for b in budgets).split())
-    assert longest == LONGEST_SLEEP
+    assert longest == DEFAULT.backoff_steps
     controller.choose([DraftLimits("0", 100, 100, constrained=True)])
     assert controller.choose([DraftLimits("0", 100, 100, constrained=True)]) == [16], (
         "a grammar's own tokens are free"
@@ -347,18 +365,18 @@ def test_lookups_that_save_less_than_they_take_are_slept_over_too() -> None:
     slower than not."""
 
     def looks(seconds: float, chance: float) -> int:
-        controller = AutoController(CostModel({1: 0.01, 2: 0.0101, 4: 0.012, 8: 0.02, 16: 0.04}))
+        controller = Named(make_auto(CostModel({1: 0.01, 2: 0.0101, 4: 0.012, 8: 0.02, 16: 0.04})))
         found = 0
         for at in range(120):
-            (budget,) = controller.choose(rooms())
+            (budget,) = controller.choose(limits())
             if not budget:
                 record(controller, [], 0)
                 continue
             found += 1
             asked = ask(lookup=chain([1], 0.27))
-            (choice,) = controller.plan([asked])
-            (tree,) = controller.finish([asked], [choice], [None])
-            controller.looked(seconds)
+            (plan,) = controller.plan([asked])
+            (tree,) = controller.finish([asked], [plan], [None])
+            controller.planner.observe_lookup_seconds(seconds, 1)
             record(controller, tree, len(tree) if at % 100 < 100 * chance else 0)
         return found
 
@@ -378,9 +396,9 @@ def test_a_text_counts_as_one_like_those_before_until_it_shows() -> None:
             if not budget:
                 return at
             asked = ask(name, lookup)
-            (choice,) = controller.plan([asked])
-            (tree,) = controller.finish([asked], [choice], [None])
-            controller.looked(0.002)
+            (plan,) = controller.plan([asked])
+            (tree,) = controller.finish([asked], [plan], [None])
+            controller.planner.observe_lookup_seconds(0.002, 1)
             record(controller, tree, len(tree), name)
         return steps
 
@@ -398,17 +416,19 @@ def test_a_wide_step_sleeps_longer_over_what_all_its_requests_look_up_in_vain() 
     names = [str(i) for i in range(8)]
     asleep: list[int] = []
     for _ in range(200):
-        budgets = controller.choose(rooms(8))
+        budgets = controller.choose(limits(8))
         asleep.append(budgets.count(0))
         awake = [name for name, budget in zip(names, budgets, strict=True) if budget]
         if awake:
-            choices = controller.plan([ask(name, Lookup()) for name in awake])
-            controller.finish([ask(name) for name in awake], choices, [None] * len(awake))
-            controller.looked(0.0013 * len(awake))  # 15% of a pass when all do
+            plans = controller.plan([ask(name, Lookup()) for name in awake])
+            controller.finish([ask(name) for name in awake], plans, [None] * len(awake))
+            controller.planner.observe_lookup_seconds(
+                0.0013 * len(awake), len(awake)
+            )  # 15% of a pass when all do
         for name in names:
             record(controller, [], 0, name, TARGET[8] / 8)
     runs = "".join("z" if count == 8 else " " for count in asleep).split()
-    assert LONGEST_SLEEP < max(map(len, runs)) <= DEAREST_SLEEP
+    assert DEFAULT.backoff_steps < max(map(len, runs)) <= DEFAULT.backoff_steps_costly
 
 
 def test_budgets_are_within_the_room() -> None:
@@ -416,11 +436,11 @@ def test_budgets_are_within_the_room() -> None:
 
 
 def test_across_requests_the_likeliest_nodes_win() -> None:
-    controller = AutoController(CostModel({1: 0.05, 2: 0.05, 5: 0.05, 6: 0.2, 16: 2.0}))
-    controller.choose(rooms(2))
+    controller = Named(make_auto(CostModel({1: 0.05, 2: 0.05, 5: 0.05, 6: 0.2, 16: 2.0})))
+    controller.choose(limits(2))
     asks = [ask("0", chain(range(8), 0.95)), ask("1", chain(range(8), 0.3))]
-    choices = controller.plan(asks)
-    assert [len(choice.nodes) for choice in choices] == [3, 0]
+    plans = controller.plan(asks)
+    assert [len(plan.nodes) for plan in plans] == [3, 0]
 
 
 def test_a_jump_of_the_costs_asks_for_a_plain_step() -> None:
@@ -430,13 +450,13 @@ def test_a_jump_of_the_costs_asks_for_a_plain_step() -> None:
         step(controller, lookup)
     widths = []
     for _ in range(8):
-        controller.choose(rooms())
-        (choice,) = controller.plan([lookup])
-        (tree,) = controller.finish([lookup], [choice], [None])
+        controller.choose(limits())
+        (plan,) = controller.plan([lookup])
+        (tree,) = controller.finish([lookup], [plan], [None])
         widths.append(len(tree))
         record(controller, tree, len(tree), seconds=0.2 if tree else 0.05)
     assert 0 in widths[2:5]
-    curve = controller.target.at(100)
+    curve = controller.planner.target.at(100)
     assert curve.seconds(1) < 0.08
     assert curve.seconds(5) > 0.15
 
@@ -450,7 +470,7 @@ def test_it_explains_itself() -> None:
     assert said.startswith("on in 30 of 30 steps: suffix in 30 (")
     assert "tokens accepted" in said
     assert "measured" in said
-    account = controller.report.of("0")
+    account = controller.state("0").account
     assert account.measured is not None
     assert 2.0 < account.measured < 8.0
     assert account.predicted == pytest.approx(account.measured, rel=0.35)
@@ -469,15 +489,14 @@ def test_it_says_what_else_keeps_it_from_drafting() -> None:
         step(controller, ask(lookup=chain([1], 0.9)), 1)
     controller.release("0")
     for _ in range(5):
-        step(controller, ask(behind=300), 0)
-    step(controller, ask(lookup=chain([1], 0.9), behind=300), 1)
+        step(controller, ask(unprocessed=300), 0)
+    step(controller, ask(lookup=chain([1], 0.9), unprocessed=300), 1)
     said = controller.explain("0")
     assert said.startswith("off in 5 of 6 steps: ")
     assert "where it finds one (in 1 of 6 steps); one of draft_model" in said
     found = re.search("but reading what it has missed takes as long as ([0-9.]+) plain steps", said)
     assert found is not None
-    assert controller.drawing is not None
-    takes = controller.drawing.draw(300) / controller.target.at(0).seconds(1)
+    takes = controller.model.cost.at(0).seconds(300) / controller.planner.target.at(0).seconds(1)
     assert float(found[1]) == pytest.approx(takes, rel=0.05)
 
 
@@ -485,14 +504,15 @@ def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
     controller = make(model=True)
     for _ in range(20):
         step(controller, ask(lookup=chain(range(4), 0.5)), 0)
-    learned = controller.by_lookup.mean
+    learned = controller.lookup.rates.mean
+    state = controller.states["0"]
     controller.release("0")
-    controller.release("0")
-    controller.observe("0", [], [1])
-    record(controller, [], 0)
-    assert controller._states == {}
-    assert controller.by_lookup.mean == learned
-    assert controller.report.ended.emitted == 20
+    controller.controller.release(state)
+    controller.planner.observe(state, [], [1])
+    controller.controller.record(state, StepRecord("none", 0, 0, 1, 0.0, 0.05, 0.001))
+    assert sys.getrefcount(state) == 2, "nothing holds it but this test"
+    assert controller.lookup.rates.mean == learned
+    assert controller.controller.account().emitted == 20
 
 
 def test_a_step_costs_little() -> None:
@@ -507,10 +527,10 @@ def test_prompts_in_the_pass_make_no_draft_pay_that_would_not_without() -> None:
     sizes = []
     for prompt_tokens in (0, 48):
         controller = make(model=False)
-        controller.choose(rooms(), prompt_tokens)
+        controller.choose(limits(), prompt_tokens)
         asked = ask(lookup=chain(range(16), 0.9))
-        (choice,) = controller.plan([asked])
-        sizes.append(len(choice.nodes))
+        (plan,) = controller.plan([asked])
+        sizes.append(len(plan.nodes))
     alone, beside = sizes
     assert 0 < beside <= alone
 
@@ -518,29 +538,30 @@ def test_prompts_in_the_pass_make_no_draft_pay_that_would_not_without() -> None:
 def test_more_prompt_tokens_join_passes_that_usual_drafts_make_long() -> None:
     """Else a prompt would wait for as many passes as without speculation, and for longer ones."""
     controller = make(model=False)
-    plainly = controller.beside(1)
+    plainly = controller.controller.prefill_budget(1)
     for _ in range(60):
         _, tree = step(controller, ask(lookup=chain(range(16), 0.9)))
-    seconds = controller.target.at(100).seconds
+    seconds = controller.planner.target.at(100).seconds
     usual = 1 + len(tree)
     assert usual > 8
-    assert controller.beside(1) > plainly
-    assert seconds(usual + controller.beside(1)) <= 2.0 * seconds(usual)
+    assert controller.controller.prefill_budget(1) > plainly
+    assert seconds(usual + controller.controller.prefill_budget(1)) <= 2.0 * seconds(usual)
 
 
 @pytest.mark.parametrize(("usual", "share"), [(0.8, 0.99), (0.9, 0.5)])
 def test_a_text_of_which_the_target_is_sure_is_read_sooner(usual: float, share: float) -> None:
     def waits(certain: tuple[float, ...]) -> int:
         controller = taught(make(), usual)
-        assert controller.curious("0") > 0
+        controller.choose(limits())
+        assert controller.controller.confidence_rows_wanted(controller.state("0")) > 0
         for steps in range(100):
-            asked = ask(lookup=chain(range(2), 0.5), behind=300 + steps)
-            controller.choose(rooms(tokens=2000))
-            (choice,) = controller.plan([asked])
-            if choice.draft:
+            asked = ask(lookup=chain(range(2), 0.5), unprocessed=300 + steps)
+            controller.choose(limits(tokens=2000))
+            (plan,) = controller.plan([asked])
+            if plan.draft_tokens:
                 return steps
-            controller.finish([asked], [choice], [None])
-            seen = StepRecord("none", 0, 0, 1, 0.0, controller.target.at(100).seconds(1), 0.001)
+            controller.finish([asked], [plan], [None])
+            seen = StepRecord("none", 0, 0, 1, 0.0, controller.planner.target.at(100).seconds(1), 0.001)
             controller.record("0", replace(seen, certain=certain))
             certain = ()
         return 100
@@ -550,5 +571,7 @@ def test_a_text_of_which_the_target_is_sure_is_read_sooner(usual: float, share: 
     assert (here < without) == (share > 0.85)
 
 
-def test_without_a_draft_model_nobody_is_curious() -> None:
-    assert make(model=False).curious("0") == 0
+def test_without_a_draft_model_no_confidence_of_the_target_is_wanted() -> None:
+    controller = make(model=False)
+    controller.choose(limits())
+    assert controller.controller.confidence_rows_wanted(controller.state("0")) == 0

@@ -1,110 +1,141 @@
-"""decoding/catching_up.py: when a draft model is fed what it missed."""
+"""When a draft model processes a sequence's unprocessed tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.policy.draft_prefill import DEAR, LONGEST_NEW, LONGEST_WAIT, DraftPrefillPolicy
+from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
+from outrider.policy.tuning import DEFAULT
 
-WAIT = 12  # steps that promise a token each before a price of 8 is paid: 64 / DEAR with the last one
+FULL_WAIT_PRICE, MAX_WAIT = DEFAULT.prefill_full_wait_price, DEFAULT.prefill_max_wait
+MAX_WAIT_NEW = DEFAULT.prefill_max_wait_new
+WAIT = 12  # steps of a token each before a price of 8 is paid: 64 / FULL_WAIT_PRICE with the last one
+
+
+class Named:
+    """A policy whose requests go by names."""
+
+    def __init__(self) -> None:
+        self.policy = DraftPrefillPolicy()
+        self.requests: dict[str, PrefillState] = {}
+
+    def _of(self, names: Sequence[str]) -> list[PrefillState]:
+        return [self.requests.setdefault(name, PrefillState()) for name in names]
+
+    def begin_step(self) -> None:
+        self.policy.begin_step()
+
+    def is_worth(self, names: Sequence[str], price: float, gain: float, *, new: bool) -> bool:
+        return self.policy.is_worth(self._of(names), price, gain, new=new)
+
+    def buy(self, price: float) -> None:
+        self.policy.buy(price)
+
+    def end_step(self, names: Sequence[str], batch: int) -> None:
+        self.policy.end_step(self._of(names), batch)
+
+    def discount(self, name: str, tokens: int) -> None:
+        self.policy.discount_lookup_overlap(self._of([name])[0], tokens)
+
+    def end(self, name: str) -> None:
+        self.policy.end_request(self._of([name])[0])
+        del self.requests[name]
 
 
 def steps_until_worth(
-    catching_up: DraftPrefillPolicy, price: float, *, promise: float = 1.0, new: bool = False, text: str = "a"
+    prefill: Named, price: float, *, gain: float = 1.0, new: bool = False, text: str = "a"
 ) -> int:
     """Steps in which it waits; then the price is paid."""
     for steps in range(1000):
-        catching_up.begin_step()
-        if catching_up.is_worth([text], price, promise, new=new):
-            catching_up.pay(price)
-            catching_up.end_step([text], 1)
+        prefill.begin_step()
+        if prefill.is_worth([text], price, gain, new=new):
+            prefill.buy(price)
+            prefill.end_step([text], 1)
             return steps
-        catching_up.end_step([text], 1)
+        prefill.end_step([text], 1)
     return 1000
 
 
-def write(
-    catching_up: DraftPrefillPolicy, steps: int, promise: float, text: str = "a", covered: int = 0
-) -> None:
+def write(prefill: Named, steps: int, gain: float, text: str = "a", covered: int = 0) -> None:
     """A text goes on that is caught up."""
     for _ in range(steps):
-        catching_up.begin_step()
-        assert catching_up.is_worth([text], 0.0, promise, new=False)
-        catching_up.end_step([text], 1)
-        catching_up.covered(text, covered)
-    catching_up.forget(text)
+        prefill.begin_step()
+        assert prefill.is_worth([text], 0.0, gain, new=False)
+        prefill.end_step([text], 1)
+        prefill.discount(text, covered)
+    prefill.end(text)
 
 
-def wait(
-    catching_up: DraftPrefillPolicy, steps: int, price: float, text: str = "a", covered: int = 0
-) -> None:
+def wait(prefill: Named, steps: int, price: float, text: str = "a", covered: int = 0) -> None:
     """A text goes on that is not caught up yet."""
     for _ in range(steps):
-        catching_up.begin_step()
-        assert not catching_up.is_worth([text], price, 1.0, new=False)
-        catching_up.end_step([text], 1)
-        catching_up.covered(text, covered)
+        prefill.begin_step()
+        assert not prefill.is_worth([text], price, 1.0, new=False)
+        prefill.end_step([text], 1)
+        prefill.discount(text, covered)
 
 
 def test_it_waits_for_the_price() -> None:
-    assert steps_until_worth(DraftPrefillPolicy(), DEAR) == DEAR - 1, "the step's own promise counts"
-    assert steps_until_worth(DraftPrefillPolicy(), DEAR / 2) == 1, "half of half the price"
-    assert steps_until_worth(DraftPrefillPolicy(), 100.0) == 100 * LONGEST_WAIT - 1
-    assert steps_until_worth(DraftPrefillPolicy(), 100.0, new=True) == 100 * LONGEST_NEW - 1
-    assert steps_until_worth(DraftPrefillPolicy(), 0.0) == 0
+    assert steps_until_worth(Named(), FULL_WAIT_PRICE) == FULL_WAIT_PRICE - 1, "the step's own gain counts"
+    assert steps_until_worth(Named(), FULL_WAIT_PRICE / 2) == 1, "half of half the price"
+    assert steps_until_worth(Named(), 100.0) == 100 * MAX_WAIT - 1
+    assert steps_until_worth(Named(), 100.0, new=True) == 100 * MAX_WAIT_NEW - 1
+    assert steps_until_worth(Named(), 0.0) == 0
 
 
-def test_it_waits_longer_where_catching_up_has_not_paid() -> None:
+def test_it_waits_longer_where_prefill_has_not_paid() -> None:
     waits = []
     for text in range(6):
-        catching_up = DraftPrefillPolicy()
+        prefill = Named()
         for before in range(text):
-            steps_until_worth(catching_up, 8.0, text=str(before))
-            write(catching_up, 10, 0.0, str(before))
-        waits.append(steps_until_worth(catching_up, 8.0))
+            steps_until_worth(prefill, 8.0, text=str(before))
+            write(prefill, 10, 0.0, str(before))
+        waits.append(steps_until_worth(prefill, 8.0))
     assert waits == sorted(waits)
     assert waits[0] == WAIT
-    assert waits[-1] == 8 * LONGEST_WAIT - 1, "but not for ever"
+    assert waits[-1] == 8 * MAX_WAIT - 1, "but not for ever"
 
 
 def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> None:
-    catching_up = DraftPrefillPolicy()
+    prefill = Named()
     for text in "abcdefgh":
-        assert steps_until_worth(catching_up, 8.0, text=text) == WAIT
-        write(catching_up, 8, 1.0, text)
+        assert steps_until_worth(prefill, 8.0, text=text) == WAIT
+        write(prefill, 8, 1.0, text)
     for text in "xy":
-        steps_until_worth(catching_up, 8.0, text=text)
-        write(catching_up, 4, 0.0, text)
-    worse = steps_until_worth(catching_up, 8.0, text="z")
+        steps_until_worth(prefill, 8.0, text=text)
+        write(prefill, 4, 0.0, text)
+    worse = steps_until_worth(prefill, 8.0, text="z")
     assert worse > WAIT
-    write(catching_up, 100, 1.0, "z")
-    assert WAIT < steps_until_worth(catching_up, 8.0) < worse
+    write(prefill, 100, 1.0, "z")
+    assert WAIT < steps_until_worth(prefill, 8.0) < worse
 
 
 def test_what_lookups_would_have_found_soon_pays_for_nothing() -> None:
     waits = []
     for covered in (0, 1, 2, 3, 9):
-        catching_up = DraftPrefillPolicy()
+        prefill = Named()
         for text in "abcdef":
-            steps_until_worth(catching_up, 8.0, text=text)
-            write(catching_up, 4, 3.0, text, covered)
-        waits.append(steps_until_worth(catching_up, 8.0))
+            steps_until_worth(prefill, 8.0, text=text)
+            write(prefill, 4, 3.0, text, covered)
+        waits.append(steps_until_worth(prefill, 8.0))
     assert waits[0] == waits[1] == WAIT, "the price is made up for"
     assert waits[1] < waits[2] < waits[3] == waits[4], "but what a step lacks takes nothing from others"
 
 
 def test_what_is_covered_counts_in_texts_that_were_caught_up() -> None:
-    catching_up = DraftPrefillPolicy()
-    wait(catching_up, 8, 8.0, covered=5)
-    assert steps_until_worth(catching_up, 8.0) == WAIT - 8, "what was promised stays promised"
+    prefill = Named()
+    wait(prefill, 8, 8.0, covered=5)
+    assert steps_until_worth(prefill, 8.0) == WAIT - 8, "what was promised stays promised"
 
 
 def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
-    catching_up = DraftPrefillPolicy()
-    wait(catching_up, 5, 50.0, "b")
-    catching_up.forget("b")
-    assert steps_until_worth(catching_up, 8.0) == WAIT
+    prefill = Named()
+    wait(prefill, 5, 50.0, "b")
+    prefill.end("b")
+    assert steps_until_worth(prefill, 8.0) == WAIT
 
 
 @given(
@@ -114,15 +145,15 @@ def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
     price=st.floats(0.0, 1e4),
 )
 def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]], price: float) -> None:
-    catching_up = DraftPrefillPolicy()
-    for number, (paid, promise, steps, among) in enumerate(texts):
+    prefill = Named()
+    for number, (paid, gain, steps, among) in enumerate(texts):
         for _ in range(steps):
-            catching_up.begin_step()
-            if catching_up.is_worth([str(number)], paid, promise, new=False):
-                catching_up.pay(paid)
-            catching_up.end_step([str(number)], among)
-        catching_up.forget(str(number))
-    catching_up.begin_step()
-    assert catching_up.is_worth(["a"], price, LONGEST_WAIT * price, new=False)
-    least = 0.99 * price * min(LONGEST_WAIT, price / DEAR)
-    assert least == 0.0 or not catching_up.is_worth(["a"], price, least - 1e-9, new=False)
+            prefill.begin_step()
+            if prefill.is_worth([str(number)], paid, gain, new=False):
+                prefill.buy(paid)
+            prefill.end_step([str(number)], among)
+        prefill.end(str(number))
+    prefill.begin_step()
+    assert prefill.is_worth(["a"], price, MAX_WAIT * price, new=False)
+    least = 0.99 * price * min(MAX_WAIT, price / FULL_WAIT_PRICE)
+    assert least == 0.0 or not prefill.is_worth(["a"], price, least - 1e-9, new=False)

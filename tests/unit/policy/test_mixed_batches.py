@@ -1,4 +1,4 @@
-"""Prompt tokens beside texts in work: how many, and what they may cost those."""
+"""Mixed batches: how many prompt tokens, and what they may cost the sequences that decode."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ import pytest
 
 from outrider.decoding.controller import Controller, DraftLimits
 from outrider.decoding.types import StepRecord
-from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
 from outrider.policy.mixed_batches import MixedBatchPolicy
+from tests.support.controllers import make_auto
 
 CURVE = {1: 0.060, 2: 0.061, 4: 0.067, 8: 0.090, 16: 0.160, 32: 0.320}
 
 
 def test_a_pass_becomes_longer_but_not_much() -> None:
     costs = CostModel(CURVE)
-    joining, seconds = MixedBatchPolicy(costs), costs.at(0).seconds
+    batches, seconds = MixedBatchPolicy(costs), costs.at(0).seconds
     for sequences in (1, 4):
-        count = joining.count(sequences, 0)
+        count = batches.prefill_budget(sequences, 0)
         assert count >= 1
         assert seconds(sequences + count) <= 2.0 * seconds(sequences)
         assert seconds(sequences + count + 1) > 1.5 * seconds(sequences), "nor fewer than could be"
     for sequences, more in ((1, 3), (4, 4)):  # the more they will be, the quicker they are let in
-        count = joining.count(sequences, more)
-        assert count > joining.count(sequences, 0)
+        count = batches.prefill_budget(sequences, more)
+        assert count > batches.prefill_budget(sequences, 0)
         assert seconds(sequences + count) <= 2.0 * seconds(sequences + more)
 
 
 def test_prompts_alone_have_wide_passes_within_reason() -> None:
-    assert MixedBatchPolicy(CostModel({1: 1.0, 16: 3.0})).count(0, 1) == 32
-    assert MixedBatchPolicy(CostModel({1: 1e-3, 16: 2e-3})).count(0, 1) == 256
+    assert MixedBatchPolicy(CostModel({1: 1.0, 16: 3.0})).prefill_budget(0, 1) == 32
+    assert MixedBatchPolicy(CostModel({1: 1e-3, 16: 2e-3})).prefill_budget(0, 1) == 256
 
 
 def plainly(controller: Controller, count: int) -> None:
     """Passes of two texts without prompt tokens."""
+    states = [controller.begin() for _ in range(2)]
     for _ in range(count):
-        controller.choose([DraftLimits(name, 100, 100) for name in "01"])
-        for name in "01":
+        controller.choose([DraftLimits(state, 100, 100) for state in states])
+        for state in states:
             took = CostModel(CURVE).at(0).seconds(2) / 2
-            controller.record(name, StepRecord("none", 0, 0, 1, 0.0, took, 0.0, width=2))
+            controller.record(state, StepRecord("none", 0, 0, 1, 0.0, took, 0.0, width=2))
 
 
 def passes(controller: Controller, dearer: float, count: int) -> tuple[float, list[int]]:
@@ -47,13 +48,14 @@ def passes(controller: Controller, dearer: float, count: int) -> tuple[float, li
     what CURVE says."""
     seconds = CostModel(CURVE).at(0).seconds
     alone, total, joined = seconds(2), 0.0, []
+    states = [controller.begin() for _ in range(2)]
     for _ in range(count):
-        prompt_tokens = controller.beside(2, 1)
-        controller.choose([DraftLimits(name, 100, 100) for name in "01"], prompt_tokens)
+        prompt_tokens = controller.prefill_budget(2, 1)
+        controller.choose([DraftLimits(state, 100, 100) for state in states], prompt_tokens)
         took = alone + dearer * (seconds(2 + prompt_tokens) - alone)
-        for name in "01":
+        for state in states:
             done = StepRecord("none", 0, 0, 1, 0.0, took / 2, 0.0, width=2 + prompt_tokens)
-            controller.record(name, done)
+            controller.record(state, done)
         total += took
         joined.append(prompt_tokens)
     return total / count, joined
@@ -63,10 +65,10 @@ def passes(controller: Controller, dearer: float, count: int) -> tuple[float, li
 @pytest.mark.parametrize("dearer", [1.0, 3.0, 10.0])
 def test_texts_slow_down_to_half_at_most_while_a_long_prompt_is_read(kind: str, dearer: float) -> None:
     """Far into a prompt its tokens see more keys, so that a pass takes longer than the curve knows of."""
-    controller: Controller = AutoController(CostModel(CURVE)) if kind == "auto" else FixedController(0)
+    controller: Controller = make_auto(CostModel(CURVE)) if kind == "auto" else FixedController(0)
     alone = CostModel(CURVE).at(0).seconds(2)
     plainly(controller, 20)
-    usual = controller.beside(2, 1)
+    usual = controller.prefill_budget(2, 1)
     mean, joined = passes(controller, dearer, 400)
     assert 1.7 * alone < mean < 2.0 * alone
     assert set(joined) <= {0, usual}
@@ -76,7 +78,7 @@ def test_texts_slow_down_to_half_at_most_while_a_long_prompt_is_read(kind: str, 
 
 
 def test_a_long_prompt_teaches_nothing_about_drafts() -> None:
-    controller = AutoController(costs := CostModel(CURVE))
+    controller = make_auto(costs := CostModel(CURVE))
     before = [costs.at(100).seconds(n) for n in range(1, 17)]
     usual = set(passes(controller, 1.0, 40)[1])
     for dearer in (3.0, 10.0):
@@ -89,22 +91,22 @@ def test_passes_are_learned_from_together_but_at_once_where_they_are_news(
     times: float, passes_until: int
 ) -> None:
     costs = CostModel(CURVE)
-    joining, before = MixedBatchPolicy(costs), costs.at(100).seconds(1)
+    batches, before = MixedBatchPolicy(costs), costs.at(100).seconds(1)
     for done in range(1, 9):
-        joining.begin([100])
+        batches.begin_pass([100])
         took = times * before
-        assert joining.record(StepRecord("none", 0, 0, 1, 0.0, took, 0.0, width=1))
+        assert batches.record(StepRecord("none", 0, 0, 1, 0.0, took, 0.0, width=1))
         learned = costs.at(100).seconds(1) != before
         assert learned == (done >= passes_until)
 
 
 def test_what_is_learned_together_is_what_each_pass_teaches() -> None:
     together, one_by_one = CostModel(CURVE), CostModel(CURVE)
-    joining = MixedBatchPolicy(together)
+    batches = MixedBatchPolicy(together)
     for drafted in (0, 3, 7, 0, 1, 15, 2, 0):
         took = 1.1 * CostModel(CURVE).at(100).seconds(1 + drafted)
-        joining.begin([100])
-        joining.record(StepRecord("suffix", drafted, 0, 1, 0.0, took, 0.0, width=1 + drafted))
+        batches.begin_pass([100])
+        batches.record(StepRecord("suffix", drafted, 0, 1, 0.0, took, 0.0, width=1 + drafted))
         one_by_one.observe(100, 1 + drafted, took)
     for n in range(1, 33):
         assert together.at(100).seconds(n) == pytest.approx(one_by_one.at(100).seconds(n))

@@ -15,13 +15,18 @@ import pytest
 
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
-from outrider.policy.exploration import DEAREST, REFILL, RESERVE, SHARE, WINDOW, ExplorationBudget
+from outrider.policy.exploration import ExplorationBudget
+from outrider.policy.planner import Planner
+from outrider.policy.request_state import RequestState
 from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, Node
-from tests.support.simulator import FixedPolicy, Outcome, Policy, Trace, World, simulate
+from outrider.policy.tuning import DEFAULT
+from tests.support.controllers import make_auto
+from tests.support.simulator import MODEL, FixedPolicy, Outcome, Policy, Trace, World, simulate
 from tests.support.traces import Machine, machine, text
 
 CASES = int(os.environ.get("OUTRIDER_CASES", "40"))  # for each family
 LENGTH, TEXTS = 150, 3
+MOST_PROBED = DEFAULT.exploration_share * DEFAULT.exploration_window  # seconds of any such window
 MOST_LOST = 0.02  # of plain decoding's time
 WARM_UP = 12  # plain steps' time, once for all texts, that learning may cost beyond that
 
@@ -53,9 +58,9 @@ class Case:
     def step(self) -> float:
         return self.plain / sum(len(t.truth) for t in self.texts)
 
-    def auto(self, make: Callable[..., AutoController] = AutoController) -> AutoController:
+    def auto(self, **twins: Any) -> AutoController:
         model = CostModel(self.machine.measured_draft()) if self.texts[0].model is not None else None
-        return make(CostModel(self.machine.measured()), model, confident=self.confident)
+        return make_auto(CostModel(self.machine.measured()), model, confident=self.confident, **twins)
 
     def run(self, policy: Policy, width: int = 1) -> Outcome:
         return simulate(policy, self.texts, self.world, width=width)
@@ -64,7 +69,7 @@ class Case:
         lookups = [(n, 0) for n in (1, 3, 6, 16)] if self.texts[0].lookups is not None else []
         models = [(0, k) for k in (1, 2, 4, 8)] if self.texts[0].model is not None else []
         both = [(8, 3)] if lookups and models else []
-        combs = [FixedPolicy(0, k, beside=True) for k in (1, 2, 4) if self.texts[0].second is not None]
+        combs = [FixedPolicy(0, k, siblings=True) for k in (1, 2, 4) if self.texts[0].second is not None]
         return [*combs, *(FixedPolicy(*setting) for setting in lookups + models + both)]
 
 
@@ -115,7 +120,7 @@ def test_branches_and_the_models_chain() -> None:
 def test_second_choices_are_verified_beside_the_first() -> None:
     even = [0.5] * 6
     trace = Trace(5, [1, 2, 3, 4, 5, 6], None, [1, 9, 3, 4, 5, 6], even, [7, 2, 7, 7, 7, 7], even)
-    out = simulate(FixedPolicy(0, 2, beside=True), [trace], FLAT)
+    out = simulate(FixedPolicy(0, 2, siblings=True), [trace], FLAT)
     assert out.steps[0][1:] == (3, 4), "first right, then wrong, but right beside"
     assert [step[1] for step in out.steps] == [3, 5, 6]
     alone = simulate(FixedPolicy(0, 2), [trace], FLAT)
@@ -137,8 +142,11 @@ def test_branches_are_drawn_on_from_in_one_pass_and_stay_in_the_cache() -> None:
             return [0, 1] if self.drawn == 2 else []
 
     class Splits(FixedPolicy):
-        def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
-            return [DraftPlan(draft=2, guide=Both()) if ask.room > 3 else DraftPlan() for ask in asks]
+        def plan(self, queries: Sequence[DraftQuery]) -> list[DraftPlan]:
+            return [
+                DraftPlan(source=MODEL, draft_tokens=2, guide=Both()) if query.budget > 3 else DraftPlan()
+                for query in queries
+            ]
 
     fed: list[int] = []
     world = World(lambda n, step: 1.0, lambda n: fed.append(n) or 0.0)  # type: ignore[func-returns-value]
@@ -181,8 +189,8 @@ def test_a_stop_of_the_controller_is_heeded() -> None:
             return [len(self.said) - 1] if self.said[-1] > 0.5 else []
 
     class Stops(FixedPolicy):
-        def plan(self, asks: Sequence[DraftQuery]) -> list[DraftPlan]:
-            return [DraftPlan(draft=5, guide=Stop()) for _ in asks]
+        def plan(self, queries: Sequence[DraftQuery]) -> list[DraftPlan]:
+            return [DraftPlan(source=MODEL, draft_tokens=5, guide=Stop()) for _ in queries]
 
     trace = Trace(5, list(range(8)), None, list(range(8)), [0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9])
     assert simulate(Stops(0, 5), [trace], FLAT).steps[0][2] == 3
@@ -267,7 +275,7 @@ def test_batches(family: str, width: int) -> None:
 def test_without_a_measurement_it_learns_the_curve() -> None:
     for seed in range(CASES):
         made = case("copies and none", seed)
-        seconds = made.run(AutoController()).seconds
+        seconds = made.run(make_auto()).seconds
         assert lost(made, seconds) <= 2 * WARM_UP, seed
 
 
@@ -314,13 +322,19 @@ class Watched(ExplorationBudget):
 
     def most_in_a_window(self) -> float:
         return max(
-            (sum(s for at, s in self.log if start <= at <= start + WINDOW) for start, _ in self.log),
+            (
+                sum(s for at, s in self.log if start <= at <= start + DEFAULT.exploration_window)
+                for start, _ in self.log
+            ),
             default=0.0,
         )
 
 
 def test_the_allowance_adds_up() -> None:
-    assert pytest.approx(SHARE * WINDOW) == RESERVE + REFILL * WINDOW + (DEAREST - RESERVE)
+    most = DEFAULT.exploration_share * DEFAULT.exploration_window
+    refill = DEFAULT.exploration_refill * DEFAULT.exploration_window
+    reserve = DEFAULT.exploration_reserve
+    assert most == pytest.approx(reserve + refill + (DEFAULT.max_probe_seconds - reserve))
 
 
 @pytest.mark.parametrize("family", ["useless drafters", "a bad model", "collapses"])
@@ -329,9 +343,9 @@ def test_probes_take_at_most_a_hundredth_of_any_ten_seconds(family: str) -> None
     for seed in range(CASES):
         made = case(family, seed)
         controller = made.auto()
-        controller.allowance = watched = Watched()
+        controller.planner.budget = watched = Watched()
         made.run(controller)
-        assert watched.most_in_a_window() <= SHARE * WINDOW + 1e-9, seed
+        assert watched.most_in_a_window() <= MOST_PROBED + 1e-9, seed
         probed += sum(seconds > 0.0 for _, seconds in watched.log)
     assert probed > CASES, "it does probe"
 
@@ -342,16 +356,16 @@ def test_a_probe_verifies_one_token(family: str) -> None:
 
     probed: set[int] = set()
 
-    class Probing(AutoController):
+    class Probing(Planner):
         def finish(self, *arguments: Any) -> list[list[Node]]:
             trees = super().finish(*arguments)
-            probing = [self._states[ask.request_id].probe > 0.0 for ask in arguments[0]]
+            probing = [query.state.probe_price > 0.0 for query in arguments[0]]
             probed.update(len(tree) for tree, probes in zip(trees, probing, strict=True) if probes)
             return trees
 
     for seed in range(CASES):
         made = case(family, seed)
-        made.run(made.auto(Probing))
+        made.run(made.auto(planner=Probing))
     assert probed == {1}
 
 
@@ -373,33 +387,33 @@ class FreeTime(AutoController):
 
     def choose(self, batch: Sequence[Any], prompt_tokens: int = 0) -> list[int]:
         budgets = super().choose(batch, prompt_tokens)
-        self._rate *= 0.1
+        self.step.rate *= 0.1
         return budgets
 
 
-class Deaf(AutoController):
+class Deaf(Planner):
     """Does not learn from what is accepted."""
 
-    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+    def observe(self, state: RequestState, accepted: Sequence[int], emitted: Sequence[int]) -> None:
         pass
 
 
-class Blindfold(AutoController):
+class Blindfold(Planner):
     """Counts every node as accepted."""
 
-    def observe(self, request_id: str, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-        nodes = self._states[request_id].nodes
-        super().observe(request_id, range(len(nodes)), [node.token for node in nodes])
+    def observe(self, state: RequestState, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+        nodes = state.tree
+        super().observe(state, range(len(nodes)), [node.token for node in nodes])
 
 
-@pytest.mark.parametrize("twin", [FreeTime, Deaf, Blindfold])
-def test_a_controller_that_does_not_learn_or_count_is_caught(twin: type[AutoController]) -> None:
-    assert breaks("useless drafters", lambda made: made.auto(twin))
+@pytest.mark.parametrize("twin", [{"controller": FreeTime}, {"planner": Deaf}, {"planner": Blindfold}])
+def test_a_controller_that_does_not_learn_or_count_is_caught(twin: dict[str, Any]) -> None:
+    assert breaks("useless drafters", lambda made: made.auto(**twin))
 
 
 def test_one_that_does_not_count_is_caught_in_batches() -> None:
     made = case("useless drafters", 0)
-    assert lost_in_batch(made, made.auto(FreeTime), 5) > WARM_UP
+    assert lost_in_batch(made, made.auto(controller=FreeTime), 5) > WARM_UP
 
 
 def test_always_and_never_drafting_are_caught() -> None:
@@ -410,14 +424,14 @@ def test_always_and_never_drafting_are_caught() -> None:
 def test_probing_at_will_is_caught() -> None:
     class Spendthrift(Watched):
         def take(self, seconds: float) -> bool:
-            self.seconds = RESERVE
+            self.seconds = DEFAULT.exploration_reserve
             return super().take(seconds)
 
     most = []
     for seed in range(12):
         made = case("useless drafters", seed)
         controller = made.auto()
-        controller.allowance = watched = Spendthrift()
+        controller.planner.budget = watched = Spendthrift()
         made.run(controller)
         most.append(watched.most_in_a_window())
-    assert max(most) > SHARE * WINDOW
+    assert max(most) > MOST_PROBED

@@ -6,20 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.policy.growth_passes import levels, tokens_to_feed
 from outrider.policy.tree import (
     DraftPlan,
     Lookup,
     ModelDraft,
     Node,
-    agreed,
+    OfferedTree,
+    WeightedTree,
+    agreement,
     chosen,
-    contested,
+    conflict,
     merge,
-    passes,
-    path_to,
-    refed,
+    offer,
     subtree,
 )
+from tests.support.controllers import LOOKUP, MODEL
 
 chances = st.floats(0.01, 0.99)
 
@@ -44,9 +46,25 @@ def trees(draw: st.DrawFn) -> tuple[Lookup, list[float]]:
 
 @given(chances, chances)
 def test_two_opinions(a: float, b: float) -> None:
-    assert max(a, b) <= agreed(a, b) == agreed(b, a) < 1.0
-    assert 0.0 < contested(a, b) <= a
-    assert contested(a, b) + contested(b, a) <= 1.0 + 1e-9, "only one of two tokens can be right"
+    assert max(a, b) <= agreement(a, b) == agreement(b, a) < 1.0
+    assert 0.0 < conflict(a, b) <= a
+    assert conflict(a, b) + conflict(b, a) <= 1.0 + 1e-9, "only one of two tokens can be right"
+
+
+def offered(lookup: Lookup) -> OfferedTree:
+    """As a lookup alone is offered, its confidence taken for calibrated."""
+    sources = [(LOOKUP,)] * len(lookup.tokens)
+    return OfferedTree(
+        lookup.tokens, lookup.parents, lookup.confidence, lookup.confidence, lookup.paths, sources
+    )
+
+
+def ready(lookup: Lookup, probabilities: list[float], source: str = LOOKUP) -> WeightedTree:
+    return WeightedTree(source, lookup.tokens, lookup.parents, probabilities)
+
+
+def grown(draft: ModelDraft, probabilities: list[float], after: int = -1) -> WeightedTree:
+    return WeightedTree(MODEL, draft.tokens, draft.parents, probabilities, draft.confidence, after)
 
 
 def prefixes(nodes: list[Node]) -> list[tuple[int, ...]]:
@@ -63,85 +81,109 @@ def test_a_merged_tree_has_every_prefix_once(
     lookup, own = tree
     after = data.draw(st.integers(-1, len(lookup.tokens) - 1))
     hopes = data.draw(st.lists(chances, min_size=len(tokens), max_size=len(tokens)))
-    nodes = merge(lookup, own, ModelDraft(tokens, [0.5] * len(tokens)), hopes, after)
+    nodes = merge([ready(lookup, own), grown(ModelDraft(tokens, [0.5] * len(tokens)), hopes, after)])
     found = prefixes(nodes)
-    looked = [tuple(path_to(lookup, i)) for i in range(len(lookup.tokens))]
-    start = tuple(path_to(lookup, after))
+    looked = [tuple(offered(lookup).path_to(i)) for i in range(len(lookup.tokens))]
+    start = tuple(offered(lookup).path_to(after))
     drawn = [start + tuple(tokens[: i + 1]) for i in range(len(tokens))]
     assert len(set(found)) == len(found)
     assert set(found) == set(looked) | set(drawn)
     for path, node in zip(found, nodes, strict=True):
         assert node.depth == len(path)
-        assert node.by_lookup == (path in looked)
-        assert bool(node.drawn) == (path in drawn)
-        assert node.drawn == (len(path) - len(start) if path in drawn else 0)
-        above = nodes[node.parent].path if node.parent >= 0 else 1.0
-        assert 0.0 < node.path <= above
+        assert (LOOKUP in node.sources) == (path in looked)
+        assert bool(node.model_rank) == (path in drawn)
+        assert node.model_rank == (len(path) - len(start) if path in drawn else 0)
+        above = nodes[node.parent].path_probability if node.parent >= 0 else 1.0
+        assert 0.0 < node.path_probability <= above
     for parent in {node.parent for node in nodes}:
-        drawn_too = [n for n in nodes if n.parent == parent and n.drawn]
-        others = [n for n in nodes if n.parent == parent and not n.drawn]
-        above = nodes[parent].path if parent >= 0 else 1.0
+        drawn_too = [n for n in nodes if n.parent == parent and n.model_rank]
+        others = [n for n in nodes if n.parent == parent and not n.model_rank]
+        above = nodes[parent].path_probability if parent >= 0 else 1.0
         for one, other in itertools.product(drawn_too, others):
-            assert one.by_lookup or one.path + other.path <= above * (1 + 1e-9)
+            assert LOOKUP in one.sources or one.path_probability + other.path_probability <= above * (
+                1 + 1e-9
+            )
 
 
 def test_agreement_raises_and_rivalry_lowers() -> None:
     lookup = Lookup([1, 2], [-1, -1], [0.5, 0.4], [0.5, 0.4], 3)
-    alone = merge(lookup, [0.5, 0.4], ModelDraft([], []), [])
-    assert [node.path for node in alone] == [0.5, 0.4]
-    both = merge(lookup, [0.5, 0.4], ModelDraft([1, 3], [0.7, 0.6]), [0.7, 0.6])
+    alone = merge([ready(lookup, [0.5, 0.4])])
+    assert [node.path_probability for node in alone] == [0.5, 0.4]
+    both = merge([ready(lookup, [0.5, 0.4]), grown(ModelDraft([1, 3], [0.7, 0.6]), [0.7, 0.6])])
     assert [node.token for node in both] == [1, 2, 3]
-    assert both[0].path > 0.7
-    assert both[1].path < 0.4
-    assert both[2].path == pytest.approx(both[0].path * 0.6)
-    assert [(node.by_lookup, node.model) for node in both] == [(True, 0.7), (True, None), (False, 0.6)]
+    assert both[0].path_probability > 0.7
+    assert both[1].path_probability < 0.4
+    assert both[2].path_probability == pytest.approx(both[0].path_probability * 0.6)
+    assert [((LOOKUP in node.sources), node.model_confidence) for node in both] == [
+        (True, 0.7),
+        (True, None),
+        (False, 0.6),
+    ]
 
 
 def test_a_part_of_a_tree() -> None:
     lookup = Lookup([1, 2, 3, 4], [-1, 0, -1, 2], [0.9, 0.8, 0.5, 0.4], [0.9, 0.72, 0.5, 0.2], 3)
-    whole = merge(lookup, lookup.confidence, ModelDraft([], []), [])
+    whole = merge([ready(lookup, lookup.confidence)])
     part = subtree(whole, [0, 2, 3])
     assert [(node.token, node.parent) for node in part] == [(1, -1), (3, -1), (4, 1)]
-    choice = DraftPlan([0, 2, 3], paths=[0.9, 0.72, 0.5, 0.2])
-    same = chosen(lookup, choice)
-    assert [(n.token, n.parent, n.depth, n.path) for n in same] == [
+    plan = DraftPlan(offered(lookup), nodes=[0, 2, 3])
+    same = chosen(plan)
+    assert [(n.token, n.parent, n.depth, n.path_probability) for n in same] == [
         (1, -1, 1, 0.9),
         (3, -1, 1, 0.5),
         (4, 1, 2, 0.2),
     ]
-    assert chosen(None, choice) == chosen(lookup, DraftPlan()) == []
+    assert chosen(DraftPlan()) == chosen(DraftPlan(offered(lookup))) == []
 
 
 def test_only_nodes_with_a_chance_are_merged() -> None:
     """There is no room for the rest of a lookup."""
     lookup = Lookup([1, 2, 3], [-1, 0, 1], [0.9] * 3, [0.9, 0.81, 0.73], 3)
-    assert len(merge(lookup, [0.9, 0.9], ModelDraft([], []), [])) == 2
+    assert len(merge([ready(lookup, [0.9, 0.9])])) == 2
 
 
 def test_siblings_that_the_model_drew_are_merged_with_the_lookups() -> None:
     lookup = Lookup([1, 2], [-1, -1], [0.5, 0.2], [0.5, 0.2], 3)
     drawn = ModelDraft([3, 2, 4, 5], [0.6, 0.5, 0.9, 0.8], parents=[-1, -1, 0, 1])
-    nodes = merge(lookup, [0.5, 0.2], drawn, [0.6, 0.2, 0.9, 0.8])
-    assert [(n.token, n.parent, n.drawn, n.beside) for n in nodes] == [
+    nodes = merge([ready(lookup, [0.5, 0.2]), grown(drawn, [0.6, 0.2, 0.9, 0.8])])
+    assert [(n.token, n.parent, n.model_rank, n.sibling_rank) for n in nodes] == [
         (1, -1, 0, 0),
         (2, -1, 1, 1),
         (3, -1, 1, 0),
         (4, 2, 2, 0),
         (5, 1, 2, 0),
     ]
-    assert nodes[1].path > contested(0.2, 0.6), "both drafters propose it"
-    assert nodes[4].path == pytest.approx(nodes[1].path * 0.8)
+    assert nodes[1].path_probability > conflict(0.2, 0.6), "both drafters propose it"
+    assert nodes[4].path_probability == pytest.approx(nodes[1].path_probability * 0.8)
 
 
 def test_what_is_fed_again() -> None:
     chain = [-1, 0, 1, 2]
-    assert refed(chain, [3]) == ([0, 1, 2], [3])
+    assert tokens_to_feed(chain, [3]) == ([0, 1, 2], [3])
     # 0 with 1 and 2 below; 3, 4 below 1; 5 below 2
     parents = [-1, 0, 0, 1, 1, 2]
-    assert refed(parents, [1, 2]) == ([0], [1, 2])
-    assert refed(parents, [4, 3]) == ([0, 1], [3, 4])
-    assert refed(parents, [3, 5]) == ([0], [1, 2, 3, 5])
-    assert refed([-1, -1], [0, 1]) == ([], [0, 1])
-    assert passes(parents) == [[0], [1, 2]]
-    assert passes(chain) == [[0], [1], [2]]
-    assert passes([-1, -1]) == passes([]) == []
+    assert tokens_to_feed(parents, [1, 2]) == ([0], [1, 2])
+    assert tokens_to_feed(parents, [4, 3]) == ([0, 1], [3, 4])
+    assert tokens_to_feed(parents, [3, 5]) == ([0], [1, 2, 3, 5])
+    assert tokens_to_feed([-1, -1], [0, 1]) == ([], [0, 1])
+    assert levels(parents) == [[0], [1, 2]]
+    assert levels(chain) == [[0], [1], [2]]
+    assert levels([-1, -1]) == levels([]) == []
+
+
+@given(st.lists(trees(), min_size=3, max_size=3))
+def test_any_number_of_proposals_make_one_tree(drafters: list[tuple[Lookup, list[float]]]) -> None:
+    proposals = [ready(tree, own, name) for (tree, own), name in zip(drafters, "abc", strict=True)]
+    nodes = merge(proposals)
+    found = prefixes(nodes)
+    assert len(set(found)) == len(found)
+    for (tree, _), name in zip(drafters, "abc", strict=True):
+        looked = {tuple(offered(tree).path_to(i)) for i in range(len(tree.tokens))}
+        assert looked == {path for path, node in zip(found, nodes, strict=True) if name in node.sources}
+    for node in nodes:
+        above = nodes[node.parent].path_probability if node.parent >= 0 else 1.0
+        assert 0.0 < node.path_probability <= above
+    first = merge(proposals[:2])
+    assert prefixes(first) == found[: len(first)], "later proposals leave the numbers of earlier ones"
+    joined = offer(proposals, drafters[0][0].confidence)
+    assert list(joined.path_probabilities) == [node.path_probability for node in nodes]

@@ -4,43 +4,45 @@ import timeit
 
 import pytest
 
-from outrider.policy.acceptance_rates import Acceptance
-from outrider.policy.tree_growth import PathProbabilities, TreeGrowth
+from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
+from outrider.policy.tree_growth import ModelRates, NodeProbabilities, TreeGrowth
 
 
-def reckoner() -> PathProbabilities:
-    return PathProbabilities(Acceptance(0.7), Acceptance(0.4), "r")
+def nodes() -> NodeProbabilities:
+    return NodeProbabilities(
+        ModelRates(AcceptanceRates(0.7), RequestRates(), AcceptanceRates(0.4), RequestRates())
+    )
 
 
 def make(
-    draw: float = 1.0, more: float = 0.25, rate: float = 0.4, *, tree: bool = True, longest: int = 8
+    draw: float = 1.0, more: float = 0.25, rate: float = 0.4, *, branching: bool = True, max_depth: int = 8
 ) -> TreeGrowth:
     """Drawing takes `draw` seconds for one token and a tenth more for each further one; verifying `more`."""
     return TreeGrowth(
-        reckoner(),
+        nodes(),
         lambda n: 3.0 + more * n,
         lambda n: draw * (0.9 + 0.1 * n),
         rate,
         1,
-        tree=tree,
-        longest=longest,
+        branching=branching,
+        max_depth=max_depth,
     )
 
 
 def test_siblings_share_what_chance_there_is() -> None:
-    made = reckoner()
+    made = nodes()
     chances = [made.add(-1, 0.5), made.add(-1, 0.4), made.add(-1, 0.09)]
     assert sum(chances) < 1.0
-    assert made.left == pytest.approx(1.0 - sum(chances))
+    assert made.remaining == pytest.approx(1.0 - sum(chances))
     assert chances[0] > chances[1] > chances[2]
-    assert made.said == [0.5, pytest.approx(0.8), pytest.approx(0.9)]
-    assert (made.ranks, made.besides) == ([1, 1, 1], [0, 1, 2])
+    assert made.confidence == [0.5, pytest.approx(0.8), pytest.approx(0.9)]
+    assert (made.ranks, made.sibling_ranks) == ([1, 1, 1], [0, 1, 2])
     made.add(1, 0.9)
     made.add(0, 0.3)
     made.add(0, 0.3)
-    assert (made.ranks[3:], made.besides[3:]) == ([2, 2, 2], [0, 0, 1])
-    assert made.said[5] == pytest.approx(0.3 / 0.7)
-    silent = reckoner()
+    assert (made.ranks[3:], made.sibling_ranks[3:]) == ([2, 2, 2], [0, 0, 1])
+    assert made.confidence[5] == pytest.approx(0.3 / 0.7)
+    silent = nodes()
     assert silent.add(-1, None) == pytest.approx(0.7)
     assert silent.add(-1, None) == pytest.approx(0.3 * 0.4)
 
@@ -48,7 +50,7 @@ def test_siblings_share_what_chance_there_is() -> None:
 def test_it_branches_where_the_first_choice_is_in_doubt() -> None:
     assert make().drew(-1, 0.5)
     assert not make(more=0.5).drew(-1, 0.97), "what is left is not worth its verification"
-    assert not make(tree=False).drew(-1, 0.5)
+    assert not make(branching=False).drew(-1, 0.5)
     assert not make(more=2.0).drew(-1, 0.5)
 
 
@@ -59,7 +61,7 @@ def test_it_draws_on_while_that_pays() -> None:
     made.drew(0, 0.1)
     assert made.frontier() == []
     assert made.frontier() == [], "nothing new"
-    short = make(longest=2)
+    short = make(max_depth=2)
     short.drew(-1, 0.97)
     assert short.frontier() == [0]
     short.drew(0, 0.97)

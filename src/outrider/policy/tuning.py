@@ -1,0 +1,153 @@
+"""Every tuned number of speculation under `auto`, with its meaning and unit.
+
+None of them changes a text; they decide speed only. Probabilities and shares are 0..1, "tokens" are tokens of
+evidence where a weight is meant, and a decay is the factor on older evidence for each further unit.
+
+Where a number came from: "ablation" is `benchmarks/ablation.py`, which switches whole mechanisms off over
+`benchmarks/replay.py --limit 8 --seeds 5`; its table is in docs/speculation.md. Numbers without a note were
+chosen by hand on the replay of the built-in prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The defaults are what Outrider runs with; tests and benchmarks pass others."""
+
+    # --- Token rate, and the costs of a step (token_rate.py, mixed_batches.py) ---
+    token_rate_decay: float = 0.7
+    """Of the evidence for the token rate, for each step: texts change character within a few."""
+    overhead_smoothing: float = 0.05
+    """Weight of a new value in the running means of a step's overhead and of the time lookups take."""
+    cost_batch_passes: int = 4
+    """Passes that the cost curve learns from together; learning after one alone finds cold caches."""
+    cost_surprise_ratio: float = 1.25
+    """A pass this many times as long, or as short, as predicted is learned from at once."""
+    drafts_smoothing: float = 0.05
+    """Weight of a new value in the running mean of draft tokens in a pass."""
+
+    # --- Mixed batches (mixed_batches.py) ---
+    mixed_pass_ratio: float = 1.8
+    """Length of a pass with prompt tokens, in passes without them."""
+    prefill_pass_seconds: float = 0.25
+    """Seconds that a pass of prompt tokens alone may take."""
+    min_prefill_tokens: int = 32
+    """Prompt tokens of a pass of prompt tokens alone, at least: the weights are read once for all of them."""
+    max_prefill_tokens: int = 256
+    """Prompt tokens of any pass, at most."""
+
+    # --- Exploration (exploration.py, planner.py) ---
+    exploration_window: float = 10.0
+    """Seconds over which `exploration_share` holds."""
+    exploration_share: float = 0.01
+    """Of any window's time that probes may take."""
+    exploration_refill: float = 0.004
+    """Of the time that passes, which is added to the budget."""
+    exploration_reserve: float = 0.04
+    """Seconds that the budget may hold."""
+    probe_first_wait: int = 8
+    """Steps before a drafter that is off is probed; doubles with each probe …"""
+    probe_last_wait: int = 64
+    """… up to this."""
+    max_cost_deviation: float = 0.10
+    """Standard deviation of log(T(n) / T(1)) from which on a plain step is worth a probe's price."""
+
+    # --- Lookups (lookup.py, lookup_backoff.py) ---
+    lookup_start: float = 0.3
+    """Acceptance probability of a lookup before anything is known."""
+    lookup_decay: float = 0.97
+    """Of a request's evidence for lookups, for each token; one step gives evidence of several."""
+    new_regime_match: int = 12
+    """A match of at least so many tokens, `new_regime_ratio` times the one before, is a change of regime."""
+    new_regime_ratio: int = 3
+    backoff_steps: int = 4
+    """Most steps in a row without looking up, where it is cheap …"""
+    backoff_steps_costly: int = 16
+    """… and where it takes a large share of a step."""
+    backoff_min_cost: float = 0.003
+    """Of a plain step: lookups in vain that take less are never left out."""
+    lookup_time_share: float = 0.01
+    """Of the time that lookups in vain may take before the backoff grows longer."""
+    lookup_gain: float = 0.1
+    """Of a plain step: what a lookup is expected to save before anything is known."""
+    lookup_gain_weight: float = 8.0
+    """Steps of a request that the gain of all requests counts for."""
+    lookup_gain_decay: float = 0.95
+    """Of a request's evidence for that gain, for each step."""
+    lookup_gain_shared_decay: float = 0.98
+    """The same over all requests."""
+
+    # --- Draft models (draft_model.py) ---
+    model_start: float = 0.8
+    """Acceptance probability of a draft model's token before anything is known."""
+    model_start_weight: float = 8.0
+    """Tokens that `model_start` counts for."""
+    model_new_tokens: float = 24.0
+    """A draft model with less evidence counts as new: its prefill is deferred less."""
+    model_cold_tokens: float = 8.0
+    """With less evidence, it drafts for one request at a time."""
+    sibling_start: float = 0.4
+    """Acceptance probability of a second choice, the first being wrong, before anything is known."""
+    sibling_gain_smoothing: float = 0.1
+    """Weight of a new value in the running mean of what siblings add to a draft."""
+    lookahead_start: float = 0.3
+    """Probability that the draft model draws what a lookup expects, before anything is known."""
+    pass_share_weight: float = 8.0
+    """Draft passes that the mean of all requests counts for, in the passes that a drawn token takes."""
+    pass_share_decay: float = 0.95
+    """Of the evidence for that, for each draft."""
+
+    # --- Draft prefill (draft_prefill.py) ---
+    prefill_horizon: int = 32
+    """Steps over which a draft prefill is paid off, if the output lasts as long."""
+    prefill_full_wait_price: float = 5.0
+    """Tokens: a prefill at this price is deferred until it would have gained its price; half the price waits
+    for half of it, and so on."""
+    prefill_max_wait: float = 2.5
+    """Most that a prefill waits for, in its own prices."""
+    prefill_full_wait_price_new: float = 6.5
+    """`prefill_full_wait_price` while the draft model is new …"""
+    prefill_max_wait_new: float = 1.5
+    """… and `prefill_max_wait`: a first prefill also shows what drafting is worth."""
+    prefill_prior_weight: float = 6.0
+    """Tokens of prefill that count as having paid before anything is known."""
+    prefill_decay: float = 0.8
+    """Of the evidence whether prefills pay, for each request."""
+    prefill_max_steps: float = 14.0
+    """Plain steps: a prompt that takes the draft model longer is processed without its middle."""
+
+    # --- Target confidence (target_confidence.py) ---
+    target_confidence_rows: int = 24
+    """First tokens of a request for which the target's confidence is taken. Over the 36 built-in prompts,
+    with a 0.5B draft of a 1.5B target, the correlation with the draft's acceptance is 0.82 after 16."""
+    target_confidence_start: float = 0.85
+    """Expected before anything is known …"""
+    target_confidence_start_weight: float = 8.0
+    """… and the tokens it counts for."""
+    target_confidence_prior_weight: float = 4.0
+    """Tokens that the mean of all requests counts for in a new one."""
+    target_confidence_slope: float = 0.6
+    """Log-odds of a draft token's acceptance for one of the target's confidence."""
+    target_confidence_max: float = 0.99
+    """Confidence is taken for at most this, as odds grow without bound."""
+
+    # --- Growing trees (tree_growth.py) ---
+    max_siblings: int = 2
+    """Children of a node; a third one is hardly ever right."""
+    max_frontier: int = 4
+    """Nodes that get children in one draft pass."""
+    branch_discount: float = 0.75
+    """Of the usual probability: a token below a further branch."""
+
+    @property
+    def max_probe_seconds(self) -> float:
+        """Seconds of a single probe at most; spent ahead and paid back. What probes take within a window is
+        at most what was saved before it, the refill, and what one probe overdraws: reserve + refill * window
+        + (max_probe_seconds - reserve) = share * window."""
+        return self.exploration_window * (self.exploration_share - self.exploration_refill)
+
+
+DEFAULT = Tuning()
