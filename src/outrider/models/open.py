@@ -1,4 +1,4 @@
-"""One door for every model format."""
+"""Opens a model of any format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _open(path: Path) -> ModelSource:
             )
         return open_gguf(path)
     found = sorted(path.glob("*.gguf"))
-    # Some repositories put a config.json beside their GGUF files, for its download counter.
+    # Some repositories have a config.json next to their GGUF files, for a download counter.
     if (path / "config.json").exists() and (not found or any(path.glob("*.safetensors"))):
         return open_huggingface(path)
     if len(found) > 1:

@@ -89,7 +89,7 @@ class ModelSource:
     quantization: str | None = None
 
     def file_facts(self) -> list[str | int | None]:
-        """What tells these weights from others in a record that is kept of them: the file's path, its bytes,
+        """What identifies these weights in a record that is kept of them: the file's path, its bytes,
         the time of its last change in nanoseconds, and the quantization. Raises OSError when it is gone."""
         path = self.path.resolve()
         stat = path.stat()
