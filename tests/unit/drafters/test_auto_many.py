@@ -15,7 +15,7 @@ from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.types import Draft, FloatArray, StepRecord, Verdict
+from outrider.decoding.types import Draft, FloatArray, StepRecord, TargetScores, Verdict
 from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.drafters.auto import AutoDrafter, LookupDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
