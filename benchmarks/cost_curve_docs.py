@@ -1,4 +1,4 @@
-"""Writes the cost curves measured by benchmarks/cost_curve.py into docs/kernels.md, between its markers.
+"""Writes the cost curves measured by benchmarks/cost_curve.py into benchmarks/results/cost_curve.md.
 
     python benchmarks/cost_curve.py -m MODEL.gguf … --json benchmarks/results/cost_curve-NAME.json
     python benchmarks/cost_curve_docs.py
@@ -17,7 +17,7 @@ from outrider.bench.report import markdown_table, markers, put_into
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-DOCUMENT = HERE.parent / "docs" / "kernels.md"
+DOCUMENT = RESULTS / "cost_curve.md"
 BEGIN, END = markers("cost_curve")
 
 

@@ -90,7 +90,7 @@ struct Kernels {
 };
 
 // Whether the processor may drop software prefetches while all of its miss buffers are in use
-// (avx512.cpp, docs/kernels.md).
+// (avx512.cpp, docs/notes/kernels-log.md).
 extern const bool kDropsPrefetches;
 
 const Kernels* portable_kernels();

@@ -38,7 +38,7 @@ static Visible visible_to(const BatchItem& item, int i, int position, std::vecto
     while (direct <= position && path[size_t(position - direct)] == direct) direct++;
     Visible visible{position + 1, position + 1, nullptr};
     if (direct <= position) {
-        visible.direct = direct / 16 * 16;
+        visible.direct = direct / kCacheBlock * kCacheBlock;
         for (int p = visible.direct; p <= position; p++)
             tail.push_back(p < base ? p : path[size_t(position - p)]);
     }

@@ -22,8 +22,8 @@ void Cache::reserve(int count) {
         throw std::length_error("the cache holds " + std::to_string(length_) + " of " +
                                 std::to_string(capacity_) + " positions; " + std::to_string(count) +
                                 " more do not fit");
-    const size_t needed = (size_t(length_) + size_t(count) + 15) / 16;
-    for (size_t i = size_t(length_) / 16; i < std::min(needed, blocks_.size()); i++) own(i);
+    const size_t needed = (size_t(length_) + size_t(count) + kCacheBlock - 1) / kCacheBlock;
+    for (size_t i = size_t(length_) / kCacheBlock; i < std::min(needed, blocks_.size()); i++) own(i);
     while (blocks_.size() < needed) {
         // (Cleared: lanes beyond the last position are read, and masked, so they must be harmless numbers.)
         blocks_.push_back(store_->take());
@@ -41,19 +41,20 @@ void Cache::own(size_t block) {
 
 SharedBlocks Cache::share(int start, int stop) const {
     check_open();
-    if (start < 0 || stop < start || stop > length_ || start % 16 || stop % 16)
+    if (start < 0 || stop < start || stop > length_ || start % kCacheBlock || stop % kCacheBlock)
         throw std::invalid_argument("share: positions must be multiples of 16 inside the cache");
-    return {shape_, {blocks_.begin() + start / 16, blocks_.begin() + stop / 16}};
+    return {shape_, {blocks_.begin() + start / kCacheBlock, blocks_.begin() + stop / kCacheBlock}};
 }
 
 void Cache::adopt(const SharedBlocks& shared) {
     check_open();
     if (!(shared.shape == shape_)) throw std::invalid_argument("adopt: the blocks are of another model");
-    if (length_ % 16) throw std::invalid_argument("adopt: the cache must hold a multiple of 16 positions");
+    if (length_ % kCacheBlock)
+        throw std::invalid_argument("adopt: the cache must hold a multiple of 16 positions");
     if (shared.positions() > capacity_ - length_)
         throw std::length_error("adopt: " + std::to_string(shared.positions()) +
                                 " positions more do not fit");
-    blocks_.resize(size_t(length_) / 16);
+    blocks_.resize(size_t(length_) / kCacheBlock);
     pointers_.resize(blocks_.size());
     for (const auto& block : shared.blocks) {
         blocks_.push_back(block);
@@ -80,9 +81,9 @@ void Cache::keep(int base, const std::vector<int>& slots, const Kernels& kernels
         before = slot;
     }
     for (size_t i = 0; i < slots.size(); i++) {
-        const int to = base + int(i);  // never behind a slot that is still to be read
+        const int to = base + int(i);  // never after a slot that is still to be read
         if (slots[i] == to) continue;
-        own(size_t(to) / 16);
+        own(size_t(to) / kCacheBlock);
         for (int layer = 0; layer < shape_.layers; layer++)
             for (int h = 0; h < shape_.kv_heads; h++)
                 kernels.copy_kv(head(layer, h), slots[i], to, shape_.head_dim);

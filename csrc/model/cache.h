@@ -1,4 +1,4 @@
-// Keys and values of one sequence, in blocks of 16 positions that hold all layers.
+// Keys and values of one sequence, in cache blocks of 16 positions that hold all layers.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,16 +14,18 @@ struct CacheShape {
 
     bool operator==(const CacheShape&) const = default;
     size_t element() const { return half ? 2 : 4; }
-    size_t head_bytes() const { return size_t(16) * head_dim * element(); }  // keys or values of one head
+    size_t head_bytes() const {
+        return size_t(kCacheBlock) * head_dim * element();
+    }  // keys or values of one head
     size_t block_bytes() const { return size_t(layers) * kv_heads * 2 * head_bytes(); }
 };
 
-// Full blocks of one cache that others may hold too. Nobody writes to a block that several hold.
+// Full cache blocks of one cache that others may hold too. A block that several hold is never written to.
 struct SharedBlocks {
     CacheShape shape;
     std::vector<std::shared_ptr<uint8_t>> blocks;
 
-    int positions() const { return int(blocks.size()) * 16; }
+    int positions() const { return int(blocks.size()) * kCacheBlock; }
     size_t bytes() const { return blocks.size() * shape.block_bytes(); }
 };
 

@@ -42,7 +42,7 @@ void Model::quantize_gated(int first, int last) {
         for (int t = 0; t < gated.tokens; t++) kernels_.quantize(gated, t, from, to);
     };
     if (!gated.superblocks) return quantize_groups(first / kGroup, last / kGroup);
-    // A superblock of which other chunks give a part is quantized by whoever comes last.
+    // A superblock of which other chunks give a part is quantized by the one that comes last.
     for (int at = first; at < last;) {
         const int superblock = at / kSuperblock, to = std::min(last, (superblock + 1) * kSuperblock),
                   columns = to - at;

@@ -13,7 +13,7 @@ void Model::run_layers(const Taps* taps) {
     for (int i = 0; i < end; i++) {
         if (taps) copy_tap(i, *taps);
         attention_block(i, keep_all);
-        if (batch_.size() == 0) return;  // a prompt's part, of which nobody wants logits
+        if (batch_.size() == 0) return;  // prefill only: no logits are wanted
         ffn_block(i);
     }
     if (keep_all) copy_tap(end, *taps);

@@ -1,4 +1,4 @@
-"""`LLM`: the whole of Outrider behind the calls that vLLM users know."""
+"""`LLM`: the Python API, with the calls that vLLM users know."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LLM:
         self._pipeline = pipeline
         self._shared = shared
         self._maker = RequestMaker(pipeline.tokenizer, pipeline.vocab_size, pipeline.context)
-        self._template: ChatTemplate | None = None  # made when first needed: it is a process of its own
+        self._template: ChatTemplate | None = None  # made when first needed: it starts a process
         self._counter = 0  # requests so far
 
     def get_tokenizer(self) -> Tokenizer:
@@ -86,8 +86,8 @@ class LLM:
         """Complete one prompt or several; the outputs come in the prompts' order.
 
         prompts: a text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
-            Drafts are looked up in the prompt's own text and in recent outputs; with a "cache_salt" beside
-            these keys, in those of the same salt only.
+            Drafts are looked up in the prompt's own text and in recent outputs; with the further key
+            "cache_salt", in those of the same salt only.
         sampling_params: one for all, or one for each prompt; None means SamplingParams().
 
         With a seed, or at temperature 0, a prompt's output does not depend on the other prompts, on their
@@ -140,8 +140,7 @@ class LLM:
         """Complete one prompt, a list of chunks for each step that emitted something.
 
         cancelled: asked before each step; True ends the output with the finish reason "abort".
-        The last chunk of the last list has the whole output. Leaving the iterator early gives the caches
-        back.
+        The last chunk of the last list has the whole output. Leaving the iterator early frees the caches.
         """
         _refuse(unknown, "stream", ("prompt", "sampling_params", "cancelled"))
         (run,) = self._runs([prompt], [sampling_params or SamplingParams()])
@@ -226,7 +225,7 @@ class LLM:
         return None, _token_ids(prompt)
 
     def _namespace(self, prompt: Prompt) -> str | None:
-        """Whom a prompt shares its output with."""
+        """The namespace of a prompt: prompts of the same one share recent outputs."""
         if not self._shared:
             return None
         salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
@@ -237,7 +236,7 @@ class LLM:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A prompt under way: its requests, one for each sample, and the output as it grows."""
+    """A prompt that is running: its requests, one for each sample, and the output as it grows."""
 
     requests: list[Request]
     output: RequestOutput

@@ -1,4 +1,4 @@
-"""Will it fit? An estimate from the models' numbers alone, made before any weight is loaded.
+"""How much memory models and caches need: an estimate from the models' dimensions, before loading.
 
 Bytes throughout. The weights are counted as resident: the engine repacks them once into layouts of
 its own, which hold the file's values with a little padding.
@@ -22,13 +22,12 @@ REPACK = 1.03  # repacked weights / weights in their file's encoding
 KV_BYTES = 2  # a key or value is stored in fp16
 BLOCK = 16  # positions: the cache grows by blocks
 PASS_WIDTH = 256  # most tokens of one pass: a chunk of prefill
-PASS_ROWS = 32  # most rows of logits of one pass, where nothing else is said
-TEXT_BYTES = 512  # that lists, text and lookups take for a token of a text
+PASS_ROWS = 32  # most rows of logits of one pass, unless given
+TEXT_BYTES = 512  # of lists, text and lookups, for each token of a text
 SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
-# Of what is free, one in so many bytes is for prefixes, at most so many; and for recent outputs.
-PREFIX_SHARE, PREFIX_MOST = 4, 2 * 10**9
-LOOKUP_SHARE = 16
-MARGIN = 0.9  # of what is available may be used, where the user names no limit
+PREFIX_SHARE, PREFIX_MOST = 4, 2 * 10**9  # prefix caches get 1/4 of the free bytes, at most so many
+LOOKUP_SHARE = 16  # recent outputs get at most 1/16
+MARGIN = 0.9  # the part of the available memory that is used when no limit is given
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -38,7 +37,7 @@ def kv_bytes(arch: ModelSpec, positions: int) -> int:
 
 
 def buffer_bytes(arch: ModelSpec, width: int = PASS_WIDTH, rows: int = PASS_ROWS) -> int:
-    """Bytes that one pass over `width` tokens works in: float32 activations and so many rows of logits."""
+    """Bytes of the buffers of one pass over `width` tokens: float32 activations and `rows` rows of logits."""
     heads = (arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
     per_token = 4 * (4 * arch.hidden_size + 3 * arch.ffn_size + heads)
     return width * per_token + 4 * rows * arch.vocab_size
@@ -195,8 +194,8 @@ def share_out(
 
 
 def usable_bytes(weights: int = 0) -> int:
-    """What is wise to use where the user names no limit: most of what is available. `weights` bytes of it may
-    be loaded already; only as far as they are this process's own do they count as used."""
+    """Bytes to use when no limit is given: MARGIN of what is available, and the up to `weights` bytes of
+    weights that are loaded already and not shared with other processes."""
     info = psutil.Process().memory_info()
     own = max(0, int(info.rss) - int(getattr(info, "shared", 0)))
     return int(available_bytes() * MARGIN) + min(weights, own)
@@ -211,7 +210,7 @@ class Budget:
         self._parts: dict[str, int] = {}
 
     def fits(self, count: int) -> bool:
-        """Whether so many bytes could be reserved if nothing else were."""
+        """Whether `count` bytes could be reserved if nothing else were."""
         return 0 <= count <= self.limit
 
     def reserve(self, name: str, count: int) -> bool:

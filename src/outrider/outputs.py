@@ -1,4 +1,4 @@
-"""What `LLM` gives back, under vLLM's names."""
+"""What `LLM` returns, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.models.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """What the model thinks of one token at one position, before sampling parameters change it.
+    """The model's log-probability of one token at one position, before sampling parameters change it.
 
     rank:          1 for the likeliest token.
     decoded_token: its text, special tokens too; None with detokenize=False.
@@ -36,7 +36,7 @@ class CompletionOutput:
 
     index:         which of the prompt's `n` samples.
     token_ids:     the tokens generated; the one that ended the text (EOS, a stop token) is the last.
-    token_kinds:   how each came about: accepted from a draft, recovered, or bonus (plain decoding's too).
+    token_kinds:   the origin of each: accepted from a draft, recovered, or bonus (plain decoding's too).
     finish_reason: "stop" (EOS, stop token or string), "length", "abort", or None while running.
     stop_reason:   the stop string or stop token id that ended it; None otherwise.
     seed:          with this seed, the same prompt and parameters give the same tokens again.
@@ -65,7 +65,7 @@ class RequestOutput:
 
     prompt:  the text, or None when ids were given.
     metrics: of all samples together; each sample has its own as well.
-    seed:    of the request; sample i > 0 draws from a seed derived from it.
+    seed:    of the request; the seed of a sample i > 0 is derived from it.
     prompt_logprobs: for each token of the prompt, as in the outputs, if asked for; None for the first.
     """
 
@@ -90,10 +90,10 @@ class Chunk:
     """A piece of a running generation, from `LLM.stream`.
 
     index:    the sample it belongs to.
-    text:     what became certain; may be empty.
+    text:     the text that can be emitted now; may be empty.
     token_id: the token, or None for text that had been held back until the end.
     logprobs: the token's, if asked for.
-    kind:     how the token came about, or None.
+    kind:     the token's origin, or None.
     output:   the whole result, in the last chunk only.
     """
 

@@ -315,7 +315,7 @@ def _step_backend(config: EngineConfig) -> StepBackend:
 
 
 def _context(config: EngineConfig, source: ModelSource) -> int:
-    """Most positions of a sequence: the model's, or fewer where the configuration says so."""
+    """Most positions of a sequence: the model's limit, or the configured one."""
     most = source.architecture.max_positions
     return min(most, config.max_model_len or most)
 
@@ -365,7 +365,7 @@ def _distinct(drafts: Mapping[SpeculativeConfig, tuple[ModelSource, int]]) -> li
 
 
 def _key(source: ModelSource) -> tuple[Path, str | None]:
-    """What tells loaded weights apart."""
+    """Models with the same key have the same loaded weights."""
     return source.path, source.quantization
 
 

@@ -1,4 +1,4 @@
-"""From a prompt's ids and sampling parameters to requests: here is what takes a tokenizer."""
+"""From a prompt's ids and sampling parameters to requests: everything that needs a tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RequestMaker:
     """Makes the requests of one model.
 
-    vocab_size:  ids from here on cannot be drawn.
+    vocab_size:  ids from here on cannot be sampled.
     max_context: most tokens of prompt and output.
     """
 
@@ -77,8 +77,8 @@ class RequestMaker:
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of words that must not be written: each as it is, and with a blank before it where
-    that makes another first token and no more of them (vLLM's rule). Raises ConfigError for a word without
+    """The token sequences of words that must not be generated: each as it is, and with a space before it if
+    that changes the first token and not their number (vLLM's rule). Raises ConfigError for a word without
     tokens."""
     found: list[tuple[int, ...]] = []
     for word in words:

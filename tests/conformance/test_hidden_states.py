@@ -86,8 +86,8 @@ def test_every_positions_hidden_states_are_those_of_one_pass(name: str, drafter:
 class Mixing(FixedController):
     """Lets a few prompt tokens share every pass that decodes."""
 
-    def beside(self, sequences: int, joining: int = 0) -> int:
-        return 3 if sequences else 5
+    def prefill_budget(self, decoding: int, joining: int = 0) -> int:
+        return 3 if decoding else 5
 
 
 @pytest.mark.parametrize("name", ENGINES)

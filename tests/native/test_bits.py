@@ -13,12 +13,12 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
+from outrider.models.weight_types import SUPPORTED_TYPES
 from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import Dims, tiny_gguf
 from tests.support.reference import Reference
 
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
-CASES = [*TYPES, "F32 qwen3", "Q8_0 qwen3", "Q4_K qwen3"]  # qwen3: norms of queries and keys
+CASES = [*SUPPORTED_TYPES, "F32 qwen3", "Q8_0 qwen3", "Q4_K qwen3"]  # qwen3: norms of queries and keys
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd count of groups
 PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
 
@@ -78,7 +78,7 @@ def test_builds_and_threads_do_not_change_a_bit(sources: dict[str, ModelSource],
 
 @pytest.mark.parametrize("isa", usable_isas())
 def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
-    """Attention joins spans of 256 positions: threads take a lone token's apart, one thread goes through
+    """Attention merges spans of 256 positions: threads divide a lone token's, one thread goes through
     those of many tokens. Both give the same bits, along a tree's path too, and what float64 gives."""
     dims = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32, context=1024)
     source = open_model(tiny_gguf(tmp_path / "long.gguf", types="F32", dims=dims))
@@ -92,8 +92,8 @@ def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
     model = load(source, isa, 2)
     cache = model.new_cache(700)
     run(model, cache, tokens[:507])
-    beside = [9, *tokens[507:515]]  # a path behind a sibling, across the end of a span
-    tree = run(model, cache, beside, [-1, -1, *range(1, 8)])
+    draft = [9, *tokens[507:515]]  # a path after a sibling, across the end of a span
+    tree = run(model, cache, draft, [-1, -1, *range(1, 8)])
     assert same_bits(tree[1:], alone[507:515])
     wanted = Reference(source, rounded=True).logits(tokens)[500:]
     exact = load(source, isa, kv_dtype="f32")

@@ -1,4 +1,4 @@
-"""What passes cost is measured once, kept on disk, and never believed from a damaged file."""
+"""What passes cost is measured once, kept on disk, and never read from a damaged file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_draft_model_reads_what_it_missed_without_logits() -> None:
             wanted.setdefault(len(items[0].tokens), set()).add(len(items[0].rows))
             return super().forward(items)
 
-    calibrate.measure(Watched(40, 200, seed=1), clock=Clock(), drawn=8)
+    calibrate.measure(Watched(40, 200, seed=1), clock=Clock(), most_rows=8)
     assert {n: rows for n, rows in wanted.items() if n != calibrate.CONTEXT} == {
         n: {n if n <= 8 else 1} for n in calibrate.WIDTHS
     }
@@ -108,7 +108,7 @@ def test_another_build_is_another_record(
 
 
 @pytest.mark.parametrize(("again", "kept"), [(1.1e-3, True), (2.5e-3, False)])
-def test_what_was_measured_beside_other_load_is_not_kept(
+def test_what_was_measured_under_other_load_is_not_kept(
     model: NativeModel, tmp_path: Path, again: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate, "UNSTEADY", 1.4)

@@ -160,9 +160,9 @@ def test_verdicts_are_those_of_the_specification(
         params = SamplingParams(temperature=0.7, top_p=[1.0, 0.9][trial % 2], repetition_penalty=1.1)
         plain, fast = (Sampler(params, 400, seed=trial, rows=made) for made in (None, NATIVE))
         context = TokenContext([1, 2])
-        beside = rows + generator.normal(0, 0.4, rows.shape).astype(np.float32)  # the draft model's
+        draft_rows = rows + generator.normal(0, 0.4, rows.shape).astype(np.float32)  # the draft model's
         tokens, probs, at = [], [], context
-        for row in beside[:5]:
+        for row in draft_rows[:5]:
             probs.append(plain.distribution(row, at))
             tokens.append(int(generator.choice(probs[-1].ids, p=probs[-1].probs)))
             if not stated:

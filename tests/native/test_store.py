@@ -173,7 +173,7 @@ def test_any_flipped_byte_is_seen(source: ModelSource, tmp_path_factory: Any, da
     listed = entries(source, matrices(source))
     path = packed_file(folder)
     good = path.read_bytes()
-    used = [i for e, at in store_module._places(listed) for i in (at, at + e.nbytes - 1)]
+    used = [i for e, at in store_module._offsets(listed) for i in (at, at + e.nbytes - 1)]
     at = data.draw(st.one_of(st.integers(0, 200), st.sampled_from(used), st.integers(-8, -1)))
     bad = bytearray(good)
     bad[at] ^= data.draw(st.integers(1, 255))
@@ -199,7 +199,7 @@ def test_a_newer_layout_is_packed_again(
     packed_file(tmp_path)  # the old one is gone
 
 
-def test_a_file_of_other_shapes_is_not_believed(tmp_path: Path) -> None:
+def test_a_file_of_other_shapes_is_not_used(tmp_path: Path) -> None:
     """The header is compared, not read: one that promises more than the file has cannot hurt."""
     source = open_model(tiny_gguf(tmp_path / "m.gguf", types="Q8_0", dims=DIMS))
     folder = tmp_path / "packed"
@@ -334,7 +334,7 @@ def test_pages_that_were_let_go_are_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_loading_needs_little_more_memory_than_the_weights(tmp_path: Path) -> None:
-    """Packed anew, with the file's pages in memory beside it, this would be twice the weights."""
+    """Packed again, with the file's pages in memory too, this would be twice the weights."""
     dims = Dims(layers=12, hidden=512, heads=8, kv_heads=8, ffn=2048, context=64)
     path = tiny_gguf(tmp_path / "m.gguf", types="Q8_0", dims=dims)
     script = """

@@ -31,12 +31,17 @@ MODEL = "tiny"
 
 
 class SlowToy(ToyModel):
-    """A toy whose every pass takes a while; `pace` may be changed while it runs."""
+    """A toy whose passes take `pace` seconds, and do not end while `gate` is clear; one then sets `held`."""
 
     pace = 0.02
+    gate, held = threading.Event(), threading.Event()
+    gate.set()
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
         time.sleep(self.pace)
+        if not self.gate.is_set():
+            self.held.set()
+            assert self.gate.wait(60)
         return super().forward(items)
 
 
@@ -71,13 +76,12 @@ class Running:
         with self.http() as http:
             return http.post(path, json=body, **arguments)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> float:
-        """Wait for a condition; returns how long it took. Fails when it does not come."""
+    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Wait for a condition. Fails when it does not hold in time."""
         began = time.monotonic()
         while not condition():
             assert time.monotonic() - began < seconds, "it did not come"
             time.sleep(0.005)
-        return time.monotonic() - began
 
     def idle(self) -> bool:
         stats = self.engine.stats

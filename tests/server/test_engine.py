@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError, InsufficientMemoryError, PromptError
 from outrider.pipeline import Pipeline
 from outrider.server.engine.async_engine import Draining, EngineFailed, QueueFull, ServerEngine, Stream
-from outrider.server.engine.capacity import before_loading
+from outrider.server.engine.capacity import Capacity, before_loading
 from tests.server.engine_support import (
     SECONDS,
     alone,
@@ -158,30 +157,36 @@ def test_a_full_queue_says_when_to_try_again(target_file: Path) -> None:
 
 
 def limit_for(pipeline: Pipeline, asked: Request) -> int:
-    """The memory limit that leaves exactly what a request may need."""
+    """The memory limit that leaves exactly the cache memory that a request can need."""
     plenty = 10**10
     engine = ServerEngine(pipeline, memory_limit=plenty, prefix_bytes=0)
     stats = engine.stats
-    return plenty - stats.cache_limit - stats.lookup_limit + engine._capacity.need(asked)
+    return plenty - stats.cache_limit - stats.lookup_limit + need(pipeline, asked, plenty)
+
+
+def need(pipeline: Pipeline, asked: Request, limit: int) -> int:
+    """Bytes of cache memory that a request can need in an engine with a memory limit."""
+    return Capacity(pipeline, limit, 0).need(asked)
 
 
 def test_a_request_waits_for_memory(target_file: Path) -> None:
     pipeline, model = gated(target_file, "ngram")
     limit = limit_for(pipeline, request("a", max_tokens=None))
+    needs = {size: need(pipeline, request("a", max_tokens=size), limit) for size in (200, 20)}
     engine = ServerEngine(pipeline, memory_limit=limit, prefix_bytes=0)
     used: list[int] = []
     places: list[int] = []
     model.look = lambda: used.append(engine.stats.cache_bytes)
 
     async def client(engine: ServerEngine) -> None:
-        for size in (200, 20):  # there are two places each time
+        for size, bytes_needed in needs.items():  # there are two places each time
             asked = [request(name, max_tokens=size) for name in "abc"]
             used.clear()
             model.close()
             streams = [engine.submit([sample]) for sample in asked]
             model.open()
             found = [await read(stream) for stream in streams]
-            places.append(round(max(used) / engine._capacity.need(asked[0])))
+            places.append(round(max(used) / bytes_needed))
             assert max(used) <= engine.stats.cache_limit
             for sample, events in zip(asked, found, strict=True):
                 assert tokens(events, sample.request_id) == alone(pipeline, sample)
@@ -200,7 +205,7 @@ def test_a_context_that_does_not_fit_is_cut_unless_it_was_asked_for(
     engine = ServerEngine(pipeline, memory_limit=limit, prefix_bytes=0)
     assert 5005 <= engine.context < 5005 + 16
     assert "memory is short: a context of 50" in caplog.text
-    assert engine._capacity.need(request("a", max_tokens=None)) <= engine.stats.cache_limit
+    assert need(pipeline, request("a", max_tokens=None), limit) <= engine.stats.cache_limit
 
     async def client(engine: ServerEngine) -> None:
         with pytest.raises(PromptError, match=r"6000 tokens; a context of 50.. has room"):
@@ -346,16 +351,34 @@ def test_draining_that_is_cancelled_ends_all_at_once(target_file: Path) -> None:
     serve(ServerEngine(pipeline), client)
 
 
-def test_stop_ends_all_at_once(pipeline: Pipeline) -> None:
+def stopping(engine: ServerEngine) -> bool:
+    """Whether an engine that runs "a" accepts no more requests."""
+    try:
+        engine.submit([request("a")])
+    except Draining:
+        return True
+    except ConfigError:  # the id is in use
+        return False
+    raise AssertionError("a ended")
+
+
+def test_stop_ends_all_at_once(target_file: Path) -> None:
+    pipeline, model = gated(target_file)
+
     async def client(engine: ServerEngine) -> None:
+        model.close()
         streams = [engine.submit([request(name, max_tokens=200)]) for name in "abcd"]
+        model.allow(3)
         await streams[0].batch()
-        began = time.monotonic()
-        engine.stop()
-        assert time.monotonic() - began < 5
-        ended = [ends(await read(stream)) for stream in streams]
-        assert {e.finish_reason for events in ended for e in events.values()} <= {"abort", "length"}
-        assert all(len(events) == 1 for events in ended)
+        stop = asyncio.create_task(asyncio.to_thread(engine.stop))
+        while not stopping(engine):
+            await asyncio.sleep(0.001)
+        model.open()
+        await stop
+        assert engine.stats.output_tokens <= 2 * 4, "of two samples, three passes and the one under way"
+        for stream in streams:
+            (end,) = ends(await read(stream)).values()
+            assert end.finish_reason == "abort"
         with pytest.raises(Draining, match="stopping"):
             engine.submit([request("e")])
 

@@ -41,7 +41,7 @@ def test_a_client_that_leaves_frees_its_place(slow: Running, body: dict[str, Any
         slow.until(lambda: slow.engine.stats.running == body.get("n", 1))
         if body.get("stream"):
             assert b"200 OK" in bare.recv(5000)
-    assert slow.until(slow.idle) < 1.0
+    slow.until(slow.idle)  # long before the end of the text
     assert slow.engine.stats.finished["abort"] > 0
 
 
@@ -54,7 +54,7 @@ def test_a_client_that_leaves_while_it_waits(slow: Running) -> None:
         with connected(slow) as waiting:
             waiting.sendall(raw_request("/v1/completions", text))
             slow.until(lambda: slow.engine.stats.waiting == 1)
-        assert slow.until(lambda: slow.engine.stats.waiting == 0) < 1.0
+        slow.until(lambda: slow.engine.stats.waiting == 0)
         assert slow.engine.stats.running == 2
     slow.until(slow.idle)
 
@@ -245,16 +245,16 @@ def test_places_where_nobody_can_listen(slow: Running) -> None:
 
 
 def test_passes_may_be_slow(slow: Running) -> None:
-    """The event loop is never held up by the engine."""
-    pace, SlowToy.pace = SlowToy.pace, 0.5
-    try:
-        with ThreadPoolExecutor(1) as pool, slow.http() as http:
-            running_one = pool.submit(slow.post, "/v1/completions", {**LONG, "max_tokens": 3})
-            slow.until(lambda: slow.engine.stats.running == 1)
-            began = time.monotonic()
+    """The event loop does not wait for the engine: it answers while a pass cannot end."""
+    SlowToy.held.clear()
+    SlowToy.gate.clear()
+    with ThreadPoolExecutor(1) as pool, slow.http() as http:
+        running_one = pool.submit(slow.post, "/v1/completions", {**LONG, "max_tokens": 3})
+        try:
+            assert SlowToy.held.wait(30)
             for _ in range(5):
                 assert http.get("/health").status_code == 200
-            assert time.monotonic() - began < 0.5
-            assert running_one.result().status_code == 200
-    finally:
-        SlowToy.pace = pace
+            assert not running_one.done()
+        finally:
+            SlowToy.gate.set()
+        assert running_one.result().status_code == 200

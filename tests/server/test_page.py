@@ -211,13 +211,13 @@ def test_a_race_ends_identical(page: Page, server: Running, temperature: str) ->
 
 def test_a_race_of_different_texts_does_not(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not lossless: plain requests get another seed."""
-    make = chat._requests
+    parse = chat.parse
 
-    def broken(service: Any, body: Any, *more: Any) -> Any:
+    def broken(service: Any, arrival: Any, body: Any) -> Any:
         other = body.model_copy(update={"seed": 1 + body.seed}) if body.speculative is False else body
-        return make(service, other, *more)
+        return parse(service, arrival, other)
 
-    monkeypatch.setattr(chat, "_requests", broken)
+    monkeypatch.setattr(chat, "parse", broken)
     page("tab-race").click()
     page.set("temperature", "1")
     page("race-start").click()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.server.http.generation import Answer
+from outrider.server.http.openai_answer import OpenAIAnswer
 from tests.server.http_support import Running, running, toy_pipeline
 from tests.support.benchmarks import script
 
@@ -83,15 +83,13 @@ def test_a_changed_answer_is_noticed(soak: Any, toy: Running, known: tuple[list[
 def test_a_lost_answer_is_noticed(
     soak: Any, toy: Running, known: tuple[list[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Answer.stream
+    real = OpenAIAnswer.chunks
 
-    async def broken(self: Answer, stream: Any) -> AsyncGenerator[bytes, None]:
-        async for part in whole(self, stream):
-            if b"finish_reason" in part and b'"finish_reason":null' not in part:
-                return
-            yield part
+    def broken(self: OpenAIAnswer, sample: Any, tokens: Any) -> Iterator[bytes]:
+        chunks = list(real(self, sample, tokens))
+        return iter(chunks if sample.end is None else [])
 
-    monkeypatch.setattr(Answer, "stream", broken)
+    monkeypatch.setattr(OpenAIAnswer, "chunks", broken)
     tally = run(soak, toy, *known, 60)
     assert tally.faults["lost"] > 0
     assert not tally.passed

@@ -1,4 +1,5 @@
-"""Tool calls: found in texts however these are cut, enforced by grammars, told in OpenAI's shape."""
+"""Tool calls: found in text that arrives in pieces of any size, enforced by grammars, sent in OpenAI's
+shape."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.structured import StructuredOutputsParams
+from outrider.grammar import Grammars
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.tools import Family, ToolParser, family_of, grammar, use_of, with_tools_in_words
+from outrider.server.http.tool_parser import ToolParser
+from outrider.server.http.tools import Family, call_grammar, describe_in_words, family_of, tool_use
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 WEATHER = {
@@ -145,24 +149,26 @@ def test_the_form_goes_by_the_template() -> None:
 
 @pytest.mark.parametrize("family", ["hermes", "llama3_json"])
 def test_grammars_allow_calls_only(server: Running, family: Family) -> None:
-    from llguidance import LLMatcher
-
     body = ChatRequest.model_validate({"messages": HI, "tools": [WEATHER, NOW], "tool_choice": "required"})
-    text = grammar(use_of(body), family)
-    form = StructuredOutputsParams(grammar=text)
-    maker = server.server.config.app.state.service._maker  # type: ignore[union-attr]
+    form = StructuredOutputsParams(grammar=call_grammar(tool_use(body), family))
     key = "arguments" if family == "hermes" else "parameters"
-    ids = server.pipeline.tokenizer
+    tokenizer = server.pipeline.tokenizer
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
 
     def accepted(calls: list[dict[str, Any]]) -> bool:
+        """Whether every token of the calls may follow those before it, and EOS the last one."""
         written = [json.dumps(call) for call in calls]
         if family == "hermes":
             whole = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
         else:
             whole = "; ".join(written)
-        matcher: LLMatcher = maker._grammars.constraint(form)._matcher
-        tokens = ids.encode(whole, add_special=False)
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        constraint, context = grammars.constraint(form), TokenContext([])
+        for token in [*tokenizer.encode(whole, add_special=False), min(tokenizer.eos_ids)]:
+            mask = constraint.allowed(context)
+            if mask is None or not mask[token]:
+                return False
+            context.append(token)
+        return True
 
     paris = {"name": "weather", key: {"city": "Paris"}}
     assert accepted([paris])
@@ -181,14 +187,14 @@ def test_tools_in_words_for_templates_that_know_none() -> None:
         {"role": "tool", "content": "12", "tool_call_id": "x"},
         {"role": "tool", "content": [{"type": "text", "text": "13"}]},
     ]
-    found = with_tools_in_words(messages, [NOW])
+    found = describe_in_words(messages, [NOW])
     assert [m["role"] for m in found] == ["system", "user", "assistant", "user"]
     assert json.dumps(NOW) in found[0]["content"]
     assert parse("hermes", [found[2]["content"]]) == ("", [("now", '{"a": 1}')])
     assert found[3]["content"].count("<tool_response>") == 2
-    kept = with_tools_in_words([{"role": "system", "content": "be"}, *messages[:1]], [NOW])
+    kept = describe_in_words([{"role": "system", "content": "be"}, *messages[:1]], [NOW])
     assert kept[0]["content"].startswith("be\n\n")
-    assert with_tools_in_words(messages[:1], []) == messages[:1]
+    assert describe_in_words(messages[:1], []) == messages[:1]
 
 
 NAMED_X = {"type": "function", "function": {"name": "x"}}

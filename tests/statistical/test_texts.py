@@ -114,7 +114,7 @@ def test_a_rule_with_bad_numbers_is_caught(
 def test_a_draft_with_bad_numbers_is_caught(
     rule: type[RejectionVerifier] | type[BlockVerifier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_model, "Chance", OneNumberForAllNodes)
+    monkeypatch.setattr(draft_model, "StepRandomness", OneNumberForAllNodes)
     assert sample(rule(), DRAFTERS["independent"](), TWIN_SIZE).test().p < BAR
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams, pipeline
+from outrider.cli.main import main
 from outrider.config.engine import EngineConfig
 from outrider.errors import ConfigError, PromptError
 from outrider.outputs import Chunk, RequestOutput
@@ -87,3 +88,11 @@ def test_an_unknown_engine_is_refused_by_name(target_file: Path) -> None:
             LLM(target_file, engine=name)
     with pytest.raises(ConfigError, match="engine"):
         EngineConfig("m", engine="")
+
+
+@pytest.mark.parametrize("command", ["run -p x", "bench", "bench --cost-curve", "verify", "serve --port 0"])
+def test_the_commands_pass_the_engine_on(
+    command: str, target_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "-m", str(target_file), "--engine", "nativ"]) == 2
+    assert "engine 'nativ' is unknown; use 'auto' or 'native'" in capsys.readouterr().err

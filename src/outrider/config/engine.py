@@ -78,7 +78,7 @@ class EngineConfig:
             raise ConfigError(f"seed must be an integer from 0 to 2**64 - 1, not {self.seed!r}")
 
 
-_GPU = "it speaks of a GPU"
+_GPU = "it is a setting of GPU engines"
 _SPEED = "it is not built; leave it out"
 
 # Arguments of vLLM's LLM that are not supported: the values that change nothing, and why others are refused.
@@ -107,7 +107,7 @@ _REFUSED_ENGINE: dict[str, tuple[Neutral, str]] = {
     "max_num_batched_tokens": (only(), _SPEED),
     "enable_prefix_caching": (only(False), _SPEED),
     "block_size": (only(), "the engine chooses its blocks"),
-    "cpu_offload_gb": (only(0, 0.0), "the model lives in memory as it is"),
+    "cpu_offload_gb": (only(0, 0.0), "the whole model is kept in memory"),
     "device": (only("auto", "cpu"), "the native engine runs on the CPU"),
     "distributed_executor_backend": (only(), ONE_PROCESS),
     "compilation_config": (only(), _GPU),

@@ -1,4 +1,4 @@
-"""The tokens that a choice depends on: a sequence, and a draft path laid over it."""
+"""The tokens that the next one depends on: a sequence, and views of it along a draft path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenCounts:
 
     def add(self, token: int) -> None:
         slot = self._slot.setdefault(token, len(self._slot))
-        if slot == len(self._ids):  # full: room for as many again
+        if slot == len(self._ids):  # full: double the capacity
             more = max(64, slot)
             self._ids = np.concatenate((self._ids, np.zeros(more, np.int64)))
             self._counts = np.concatenate((self._counts, np.zeros(more, np.int64)))

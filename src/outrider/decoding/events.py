@@ -1,4 +1,4 @@
-"""What the loop tells its caller: one event per token, one when a request ends."""
+"""What a runner returns: one event per token, and one when a request ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One token of the output, with the text that it made certain (often "" or several tokens' worth).
+    """One token of the output, with the text that can be emitted now (often "", or that of several tokens).
 
     source:          name of the drafter that proposed the token, or None for the target's own.
     logprobs:        the token's, if `params.logprobs` asks for them.
@@ -36,8 +36,8 @@ class FinishEvent:
     """The end of a request; nothing follows it.
 
     finish_reason: "stop" (EOS, stop token or stop string), "length" (max_tokens or context end),
-                   "abort" (the caller's wish) or "error".
-    stop_reason:   the stop string or stop token id that ended the text; None for EOS and the rest.
+                   "abort" (the caller aborted it) or "error".
+    stop_reason:   the stop string or stop token id that ended the text; None otherwise, for EOS too.
     text_tail:     text that had been held back and belongs to the output.
     error:         what ended this request when finish_reason is "error".
     """

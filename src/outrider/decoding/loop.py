@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Controller, DraftLimits, RequestState
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
+from outrider.decoding.guard import Guard
 from outrider.decoding.metrics import CONSTRAINT, RequestMetrics
 from outrider.decoding.prefill import PromptLogprobs, prefill
 from outrider.decoding.request import ProposeJob, Request, check_prompt
@@ -71,24 +72,6 @@ class _Cost:
     draft: float
     verify: float
     width: int
-
-
-class _Guard:
-    """A context manager: an exception inside ends one request, by `finish`. (A generator would be slower.)"""
-
-    __slots__ = ("_finish", "_seq")
-
-    def __init__(self, finish: Callable[..., None], seq: _Sequence) -> None:
-        self._finish, self._seq = finish, seq
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._finish(self._seq, "error", error=error)
-        return True
 
 
 class StepLoop:
@@ -233,11 +216,12 @@ class StepLoop:
         that an error has ended."""
         if not self._taps:
             return batch
+        drafter = cast("HiddenStateDrafter", self._drafter)
         for seq in batch:
             assert seq.handle.hidden is not None, "opened with taps"
-            for start, rows in seq.handle.hidden.take_prompt():
-                with self._guard(seq):
-                    cast("HiddenStateDrafter", self._drafter).prefilled(seq.request_id, start, rows)
+            with self._guard(seq):
+                for start, rows in seq.handle.hidden.take_prompt():
+                    drafter.prefilled(seq.request_id, start, rows)
         return self._alive(batch)
 
     def _mixed(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:
@@ -398,9 +382,9 @@ class StepLoop:
         rows = islice((-1, *verdict.path), wanted)
         return tuple([top_probability(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
-    def _guard(self, seq: _Sequence) -> _Guard:
+    def _guard(self, seq: _Sequence) -> Guard:
         """A context manager: an exception inside ends this request only."""
-        return _Guard(self._finish, seq)
+        return Guard(lambda error: self._finish(seq, "error", error=error))
 
     def _finish(
         self,

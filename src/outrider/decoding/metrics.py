@@ -52,8 +52,8 @@ class RequestMetrics:
     num_passes:  target passes that scored this request (prefill not counted).
     num_tokens:  emitted tokens.
     sampling_seconds: the part of other_seconds that went into verifying and sampling.
-    cached_tokens: prompt tokens that others had computed.
-    speculation: why speculation was on or off, in words.
+    cached_tokens: prompt tokens that came from the prefix cache.
+    speculation: why speculation was on or off, as a sentence.
     """
 
     arrived: float = 0.0

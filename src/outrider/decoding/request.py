@@ -50,18 +50,18 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One sequence to generate (`params.n` is the caller's to fan out, see `rng.derive_seed`).
+    """One sequence to generate. (The caller makes one for each of `params.n`, see `rng.derive_seed`.)
 
     prompt:      token ids, at least one.
     eos_ids:     ids that end a text of this model.
     detokenizer: None gives token ids without text, and rules stop strings out.
     seed:        0 .. 2**64 - 1; `params.seed` itself is not read here.
     bad_words:   the token sequences that `params.bad_words` stands for.
-    constraint:  what `params.structured` permits; a request's own, as it follows the request's output.
-    draft_limit: most draft tokens of a step, below what the controller would choose; 0 decodes plainly.
-    drafters:    names of the drafters that may propose for this request; None for all there are.
-    namespace:   who may share what is kept of this request (looked-up outputs, cached prefixes): requests of
-                 the same namespace. None shares nothing.
+    constraint:  what `params.structured` permits; not shared between requests, as it follows the output.
+    draft_limit: most draft tokens of a step, where the controller would choose more; 0 is plain decoding.
+    drafters:    names of the drafters that may propose for this request; None for all of them.
+    namespace:   requests of the same namespace share what is kept of them (recent outputs to look up in,
+                 cached prefixes). None shares nothing.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""Where a text ends. Tokens go through one at a time, so nothing after an end is ever emitted."""
+"""Where an output ends. Tokens are checked one at a time, so nothing after an end is ever emitted."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Emitter:
 
     def __init__(self, request: Request, max_context: int) -> None:
         params = request.params
-        room = max_context - len(request.prompt)
-        self.remaining = room if params.max_tokens is None else min(room, params.max_tokens)
+        left = max_context - len(request.prompt)
+        self.remaining = left if params.max_tokens is None else min(left, params.max_tokens)
         """Most tokens that can still be emitted."""
         self._before_stops = params.min_tokens
         self._include_stop = params.include_stop_str_in_output

@@ -1,4 +1,4 @@
-"""The small nouns of a step: what a drafter proposes, what the target says, what a verifier decides."""
+"""The data of a step: what a drafter proposes, what the target computes, what a verifier decides."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Draft:
     probs:   for each node the distribution that it was drawn from, or None for a point mass; None for
              all of them (lookup drafters, and every drafter under the `coupled` rule).
     source:  name of the drafter, for metrics.
-    sources: for each node the name of its drafter, where several had a part; None if it is `source` for all.
+    sources: for each node the name of its drafter, in a draft of several; None if it is `source` for all.
 
-    A stated distribution must be the very one drawn from, given the path to the node, the siblings
-    before it (so without them, if they were ruled out) and that the node is there: no node may be
-    left out by a look at its token. None is always true: a rule then takes the token as it comes.
+    A stated distribution must be the one that the node was drawn from, given the path to the node, the
+    siblings before it (so without them, if they were excluded) and that the node exists: whether a node is
+    left out must not depend on its token. None is always correct: the rule then treats the token as given.
     """
 
     tokens: IntArray
@@ -78,7 +78,7 @@ class Draft:
         return Distribution.point(int(self.tokens[node])) if stated is None else stated
 
     def after(self, tokens: Sequence[int], source: str) -> Draft:
-        """This draft behind a chain of tokens (point masses) from another source, as one draft."""
+        """One draft: a chain of tokens (point masses) from another source, then this draft."""
         if not tokens:
             return self
         count = len(tokens)
@@ -119,7 +119,7 @@ class TargetScores:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What survives a step: the accepted nodes, in order from the anchor, and one token more.
+    """What a verifier keeps of a draft: the accepted nodes, in order from the anchor, and one more token.
 
     path:       indices into the draft; each one's parent is the one before it (the first's is -1).
     next_token: the target's own token after the path.
@@ -143,10 +143,10 @@ class StepRecord:
 
     emitted counts the tokens kept after stop checks; drafted and accepted are as verified.
     Seconds are this request's share of a batch's wall time; sampling_seconds is the part of
-    other_seconds that went into verifying and sampling. `forced` of the drafted tokens, the first ones,
-    are what the request's constraint left no choice about; `source` proposed the others. `width` is the
-    number of tokens in the whole pass, all sequences' drafts, anchors and prompt tokens together. `certain`
-    are the shares that the target gave to its likeliest tokens, as far as the controller is curious.
+    other_seconds that verifying and sampling took. The first `forced` of the drafted tokens are those that
+    the request's constraint left no choice about; `source` proposed the others. `width` counts the tokens of
+    the whole pass: all sequences' drafts, anchors and prompt tokens. `certain` has the target's probability
+    of its likeliest token, for as many rows as the controller wanted.
     """
 
     source: str

@@ -28,14 +28,14 @@ class Cache(Protocol):
         """Most positions that this cache may hold."""
 
     def truncate(self, length: int) -> None:
-        """Forget every position from `length` on. Raises ValueError when length > self.length."""
+        """Drop every position from `length` on. Raises ValueError when length > self.length."""
 
     def keep(self, base: int, slots: Sequence[int]) -> None:
         """Keep positions 0..base-1 and then, in order, the ones at `slots` (absolute, ascending,
         all >= base): the path of a tree becomes a chain. `length` is base + len(slots) after."""
 
     def close(self) -> None:
-        """Give the memory back. Any later use raises ValueError."""
+        """Free the memory. Any later use raises ValueError."""
 
 
 @runtime_checkable
@@ -55,9 +55,9 @@ class SharingCache(Cache, Protocol):
         whatever this cache does next. Raises ValueError for positions that it does not hold."""
 
     def adopt(self, blocks: CacheBlocks) -> None:
-        """Put blocks at the end, at the positions where they were shared: `length`, a multiple of
-        `share_unit`, must be their start. They hold for the same text before them only; the caller sees to
-        that. Raises ValueError when they do not fit."""
+        """Append blocks, at the positions where they were shared: `length`, a multiple of `share_unit`, must
+        be their start. They are valid after the same text only, which the caller ensures. Raises ValueError
+        when they do not fit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,8 +225,8 @@ class StepEngine(Protocol):
     def score(
         self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
     ) -> list[TargetScores]:
-        """Score anchor and draft nodes of each sequence of `batch`, whose prefill must be complete, and in
-        the same pass put up to so many pending prompt tokens of the sequences of `prefill` into their caches.
+        """Score anchor and draft nodes of each sequence of `batch`, whose prefill must be complete. The same
+        pass computes up to the given number of pending prompt tokens of each sequence of `prefill`.
 
         Returns one entry for each sequence of `batch`, which may be empty. A sequence appears once in all.
         When it raises, no sequence has changed.

@@ -73,7 +73,7 @@ class PrefixCache:
         namespace: str | None,
         hidden: HiddenStates | None = None,
     ) -> int:
-        """Append to `cache` what is known of a text after its positions. Returns how many were appended.
+        """Append to `cache` what is kept of a text after its positions. Returns how many were appended.
 
         tokens: the text as far as it may be taken; its first `cache.length` tokens are those in the cache.
         hidden: gets the hidden states of the positions, which are taken as far as these are known; None

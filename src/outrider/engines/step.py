@@ -106,13 +106,13 @@ class CachedStepEngine:
             seq.cached += taken
 
     def _computed(self, seq: SeqHandle, count: int, hidden: FloatArray | None) -> None:
-        """A pass has computed so many pending tokens, with their hidden states if it gave any."""
+        """A pass has computed the next `count` pending tokens, and `hidden` if it was asked to."""
         if seq.hidden is not None and hidden is not None:
             seq.hidden.add_prompt(seq.committed, hidden)
         self._written(seq, count)
 
     def _written(self, seq: SeqHandle, count: int) -> None:
-        """So many pending tokens are in the cache now."""
+        """The next `count` pending tokens are in the cache now."""
         seq.pending = seq.pending[count:]
         seq.committed += count
         self._keep(seq)

@@ -1,4 +1,4 @@
-"""Runs the application: connections, signals, an orderly end."""
+"""Runs the application in uvicorn: sockets, connection timeouts, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ from outrider.server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-FORCE_SECONDS = 2.0  # that an end at once may take; then the process is ended whatever it does
+FORCE_SECONDS = 2.0  # from the second signal until the process exits in any case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where and how to listen.
+    """Address, logs, certificates and timeouts of a listening server.
 
-    shutdown_seconds: for requests under way to end, after the first signal.
-    set_up_logs: send the logs of the whole process to stderr.
+    port:               0 for a free one.
+    keep_alive_seconds: until an idle connection is closed.
+    shutdown_seconds:   for running requests to end after the first signal.
+    set_up_logs:        send the logs of the whole process to stderr.
+    ssl_cert_reqs:      a constant of the module `ssl`, for clients' certificates.
     """
 
     host: str = "127.0.0.1"
@@ -53,7 +56,7 @@ class Listening:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with an engine: the first signal lets requests end, the second ends them.
+    """uvicorn's server with an engine. The first signal lets running requests end, the second aborts them.
 
     Raises ConfigError when a certificate or a key cannot be used.
     """
@@ -90,7 +93,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until told to stop. sockets: see `bind`."""
+        """Serve until a signal. sockets: see `bind`; None binds one."""
         sockets = sockets or [bind(self._at.host, self._at.port)]
         self._engine.start()
         try:
@@ -107,7 +110,7 @@ class Server(uvicorn.Server):
             logger.info("listening on %s://%s:%d", kind, shown, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take nothing new, let what runs end within the time, then end it."""
+        """Accept no more requests, let the running ones end within the time, then abort them."""
         seconds = 0.0 if self._at_once else self._at.shutdown_seconds
         self._drain = asyncio.ensure_future(self._engine.drain(seconds))
         await super().shutdown(sockets)
@@ -115,8 +118,8 @@ class Server(uvicorn.Server):
             await self._drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal stops in order; a second one tells those who still wait that it ends now. (uvicorn
-        would leave them without an answer, and the log with a traceback for each.)"""
+        """The first signal starts the shutdown; the second aborts all requests, which get an error as answer.
+        (uvicorn alone would close the connections without one, and log a traceback for each.)"""
         if not self.should_exit:
             self.should_exit = True
             return
@@ -129,7 +132,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal that was handled does not end the process again."""
+        """As uvicorn's, but without raising the handled signal again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -142,13 +145,13 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket to listen on; port 0 takes a free one. Raises ConfigError."""
+    """A bound socket; port 0 takes a free one. Raises ConfigError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         made = socket.socket(family, kind, protocol)
         try:
-            if sys.platform != "win32":  # there it would let two servers share a port
+            if sys.platform != "win32":  # on Windows it would let two servers share a port
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(address)
         except BaseException:
@@ -163,11 +166,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def connection(settings: Settings) -> type[H11Protocol]:
-    """uvicorn's connection, closed when a request's head does not come or what was sent is not read."""
+    """uvicorn's HTTP connection, closed when a request's head is late or sent data stays unread."""
 
     class Connection(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None  # for a head
-        _stall: asyncio.TimerHandle | None = None  # for the client to read
+        _head_timer: asyncio.TimerHandle | None = None
+        _stall_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -176,26 +179,26 @@ def connection(settings: Settings) -> type[H11Protocol]:
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
-                self._cancel()
-            elif self._timer is None:  # the start of a head
+                self._cancel_head_timer()
+            elif self._head_timer is None:  # the first bytes of a head
                 self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel()
-            self._cancel_stall()
+            self._cancel_head_timer()
+            self._cancel_stall_timer()
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._cancel_stall()
-            self._stall = self.loop.call_later(settings.stall_seconds, self.transport.abort)
+            self._cancel_stall_timer()
+            self._stall_timer = self.loop.call_later(settings.stall_seconds, self.transport.abort)
 
         def resume_writing(self) -> None:
-            self._cancel_stall()
+            self._cancel_stall_timer()
             super().resume_writing()
 
         def send_400_response(self, msg: str) -> None:
-            """As uvicorn's, in the form of the other errors."""
+            """As uvicorn's, with a body in the form of the API's errors."""
             body = json_bytes(bad(msg, code="invalid_http").document())
             headers = [
                 (b"content-type", b"application/json"),
@@ -208,37 +211,37 @@ def connection(settings: Settings) -> type[H11Protocol]:
             self.transport.close()
 
         def _expect_head(self) -> None:
-            self._timer = self.loop.call_later(settings.head_seconds, self._late)
+            self._head_timer = self.loop.call_later(settings.head_seconds, self._head_late)
 
-        def _late(self) -> None:
-            self._timer = None
+        def _head_late(self) -> None:
+            self._head_timer = None
             if self.conn.their_state is h11.IDLE:
                 self.transport.abort()
 
-        def _cancel(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+        def _cancel_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
 
-        def _cancel_stall(self) -> None:
-            if self._stall is not None:
-                self._stall.cancel()
-                self._stall = None
+        def _cancel_stall_timer(self) -> None:
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
+                self._stall_timer = None
 
     return Connection
 
 
 def _logs() -> dict[str, Any]:
-    """uvicorn's logging, all of it and ours on stderr."""
-    made: dict[str, Any] = {
+    """The logging configuration: uvicorn's and Outrider's logs on stderr."""
+    config: dict[str, Any] = {
         **uvicorn.config.LOGGING_CONFIG,
         "handlers": {
             name: {**handler, "stream": "ext://sys.stderr"}
             for name, handler in uvicorn.config.LOGGING_CONFIG["handlers"].items()
         },
     }
-    made["loggers"] = {
-        **made["loggers"],
+    config["loggers"] = {
+        **config["loggers"],
         "outrider": {"handlers": ["default"], "level": "INFO", "propagate": False},
     }
-    return made
+    return config

@@ -1,4 +1,4 @@
-"""What a server is told at its start, apart from its models."""
+"""The settings of a server, apart from its models."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Settings:
     """Names, keys and limits.
 
-    served_names:      names of the model, the first is told; () for the model's own.
-    api_keys:          any of them opens the API; () asks for none.
+    served_names:      names of the model; answers give the first one. () derives one from the model.
+    api_keys:          clients must send one of them; () for an open API.
+    host:              the address that the server listens on, see `hosts`.
     max_body_bytes:    of a request.
-    body_seconds:      for a request's body to arrive; head_seconds for its head.
-    prepare_seconds:   for rendering, tokenizing and compiling a grammar, before a request is given up.
-    stall_seconds:     that a client may leave what was sent to it unread.
+    head_seconds, body_seconds: in which the head and the body of a request must arrive.
+    prepare_seconds:   in which a request must be rendered, tokenized and its grammar compiled.
+    stall_seconds:     for which a client may leave sent data unread.
     max_samples:       of one request, all prompts together.
-    max_logprobs:      likeliest tokens that may be asked for at each position; -1 for all.
-    chat_template:     source that takes the place of the model's own.
-    tool_call_parser:  "hermes" or "llama3_json"; None goes by the chat template.
-    trust_request_chat_template: let a request bring its own template (it runs in the sandbox).
-    allowed_hosts:     values of the Host header; () for all, None for those of this machine alone when there
-                       are no keys and `host` is a loopback address (a page elsewhere cannot then reach the
-                       server through a name of its own).
-    allowed_origins, allowed_methods, allowed_headers, allow_credentials: of CORS; no origins, no CORS.
-    static:            folder of the web page, shown at / if it has an index.html.
+    max_logprobs:      most `top_logprobs` of a token; -1 for no limit.
+    chat_template:     source of a template to use in place of the model's.
+    tool_call_parser:  "hermes" or "llama3_json"; None chooses by the chat template.
+    trust_request_chat_template: allow chat templates in requests (they are rendered in the sandbox).
+    allowed_hosts:     accepted values of the Host header; () for all. None accepts only loopback names when
+                       there are no keys and `host` is one of them: a defence against DNS rebinding.
+    allowed_origins, allowed_methods, allowed_headers, allow_credentials: of CORS; without origins it is off.
+    root_path:         prefix under which a proxy publishes the server.
+    static:            folder of the web page, served at / if it has an index.html.
+
+    Raises ConfigError for values out of range.
     """
 
     served_names: tuple[str, ...] = ()
@@ -67,7 +70,7 @@ class Settings:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
 
     def hosts(self) -> Sequence[str]:
-        """The values of the Host header that are answered, without port; () for all."""
+        """The accepted values of the Host header, without port; () for all."""
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         return () if self.api_keys or self.host not in LOOPBACK else LOOPBACK

@@ -289,7 +289,7 @@ def test_a_draft_that_states_what_is_not_true_is_caught(kind: Any) -> None:
 
 
 class DropsTheDraft(RejectionVerifier):
-    """Where it fails behind an accepted token, starts again without the draft."""
+    """Where it fails after an accepted token, starts again without the draft."""
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         verdict = super().verify(draft, scores, sampler, context)

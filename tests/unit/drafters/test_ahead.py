@@ -1,4 +1,4 @@
-"""Drafters go on behind tokens that are drafted already (a job's context with a path)."""
+"""Drafters continue after tokens that are drafted already (a job's context with a path)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def proposed(drafter: Drafter, context: TokenContext, budget: int = 5) -> list[i
     return [int(token) for token in draft.tokens]
 
 
-def test_a_lookup_reads_what_lies_ahead() -> None:
+def test_a_lookup_includes_the_path() -> None:
     drafter, context = begun(NgramDrafter(2, 2))
     assert proposed(drafter, context.along([1, 2]), 3) == [5, 6, 1]
     assert proposed(drafter, context.along([2, 3]), 1) == [4]
@@ -40,7 +40,7 @@ def test_a_lookup_reads_what_lies_ahead() -> None:
     assert proposed(drafter, context.along([1]), 3) == []
 
 
-def test_a_suffix_is_looked_up_with_what_lies_ahead() -> None:
+def test_a_suffix_is_looked_up_with_the_path() -> None:
     drafter, context = begun(SuffixDrafter(tree=False))
     assert proposed(drafter, context.along([2, 3]), 1) == [4]
     assert proposed(drafter, context.along([3, 4, 1]), 2) == [2, 5]
@@ -53,7 +53,7 @@ def test_a_lookup_may_match_across_the_end_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("make", [model_drafter, lambda: NgramDrafter(3, 1), SuffixDrafter])
-def test_what_lay_ahead_and_did_not_come_leaves_no_trace(make: type[Drafter]) -> None:
+def test_a_path_that_was_not_kept_has_no_effect(make: type[Drafter]) -> None:
     drafter, context = begun(make())
     proposed(drafter, context.along([3, 4, 1]))
     proposed(drafter, context.along([9]))
@@ -67,14 +67,14 @@ def test_what_lay_ahead_and_did_not_come_leaves_no_trace(make: type[Drafter]) ->
 
 def test_a_draft_model_drafts_behind_as_it_would_if_the_tokens_had_come() -> None:
     drafter, context = begun(model_drafter())
-    behind = proposed(drafter, context.along([9, 3]))
+    continued = proposed(drafter, context.along([9, 3]))
     fresh, same = begun(model_drafter())
     for token in (9, 3):
         same.append(token)
-    assert behind == proposed(fresh, same)
+    assert continued == proposed(fresh, same)
     for token in (9, 3):  # they did come: its cache has them already
         context.append(token)
-    assert proposed(drafter, context) == behind
+    assert proposed(drafter, context) == continued
 
 
 def test_a_draft_model_keeps_within_its_context() -> None:

@@ -27,7 +27,7 @@ def follow(
 
 
 class Writer:
-    """Writes a text behind SOURCE, or another one, and notes what is expected after each token."""
+    """Writes a text after SOURCE, or another one, and notes what is expected after each token."""
 
     def __init__(self, source: Sequence[int] = SOURCE, stop_ids: Collection[int] = ()) -> None:
         self.text = [*source, 1, 2]
@@ -63,14 +63,14 @@ def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing() -
 def test_who_goes_on_where_a_source_ends_has_copied_all_of_it() -> None:
     """A prompt's message ends with a stop token, and another one's beginning follows."""
     stop = SOURCE[20]
-    for behind in ([7], SOURCE[19:20]):  # another token in its place, or one that the source has nearby
+    for after in ([7], SOURCE[19:20]):  # another token in its place, or one that the source has nearby
         writer, endless = Writer(stop_ids={stop}), Writer()
         for each in (writer, endless):
             copy = each.write(*SOURCE[:20])
             assert copy is not None
             assert copy.path[0] == stop
-        assert writer.write(*behind) is None
-        assert endless.write(*behind) is not None
+        assert writer.write(*after) is None
+        assert endless.write(*after) is not None
     inside = Writer(stop_ids={stop})
     copy = inside.write(*SOURCE[:17], 7)  # a change a little earlier is nothing of the kind
     assert copy is not None
@@ -170,7 +170,7 @@ def test_any_text_at_any_pace(text: list[int], paces: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=30, max_size=60, unique=True), st.data())
 def test_one_replaced_token_costs_one_guess(source: list[int], data: st.DataObject) -> None:
-    """A copy of different tokens with one replaced: every other one behind the first dozen is foretold."""
+    """A copy of different tokens with one replaced: every other one after the first dozen is predicted."""
     place = data.draw(st.integers(MIN_COPY, len(source) - 2))
     changed = [*source[:place], 99, *source[place + 1 :]]
     writer = Writer(source)

@@ -50,7 +50,7 @@ class Watched(ToyModel):
 
 
 class Wild:
-    """A guide that branches and goes on at random, or as it is told."""
+    """A guide that branches and continues at random, or as it is given."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ class Wild:
 
 
 class Greedy(Wild):
-    """Always asks for one more token beside, and goes on from the last one."""
+    """Always asks for one more sibling, and continues from the last one."""
 
     def drew(self, parent: int, confidence: float) -> bool:
         super().drew(parent, confidence)
@@ -224,7 +224,7 @@ def test_a_text_that_outgrows_its_context_goes_on_behind_its_beginning_and_its_e
     sampler, model = setting.samplers["a"], ToyModel(VOCAB, seed=3)
     view, anew = list(context.tokens), 0
     for step in range(250):
-        if step % 7:  # else the draft model falls behind
+        if step % 7:  # else tokens stay unprocessed
             if len(view) > size:
                 view, anew = [*view[:HEAD_TOKENS], *view[-TAIL_TOKENS:]], anew + 1
             (drawn,) = setting.propose(4, a=context)
@@ -432,30 +432,34 @@ def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
         text = [*right, token]
         confirmed += max((i + 1 for i in range(len(text) - 1) if text[: i + 1] in held), default=0)
         asked = ProposeJob("a", context, 1, setting.samplers["a"])
-        behind, most = setting.drafter.unprocessed(asked), len(context.tokens) - confirmed
-        assert behind is not None
-        assert behind == most or (len(draft) == budget and 1 <= behind < most), "full before its last branch"
-        confirmed = len(context.tokens) - behind
+        unprocessed, most = setting.drafter.unprocessed(asked), len(context.tokens) - confirmed
+        assert unprocessed is not None
+        assert unprocessed == most or (len(draft) == budget and 1 <= unprocessed < most), (
+            "full before its last branch"
+        )
+        confirmed = len(context.tokens) - unprocessed
 
 
-class Teller:
-    """Foretells what the model will draw, some of it wrongly, some with ids that it does not know."""
+class Predictor:
+    """Predicts what the model will draw, some of it wrongly, some with ids that it does not know."""
 
     def __init__(self, setting: Setting, seed: int, sure: float) -> None:
         self.setting, self.random, self.sure = setting, np.random.default_rng(seed), sure
 
     def __call__(self, context: TokenContext) -> list[int]:
-        told: list[int] = []
+        predicted: list[int] = []
         for _ in range(int(self.random.integers(5))):
             # (`distribution` and `expected` take the path apart from the context.)
-            whole = TokenContext([*context.tokens, *context.path, *told])
+            whole = TokenContext([*context.tokens, *context.path, *predicted])
             (row,) = ToyModel(VOCAB, seed=3).forward([_whole(ToyModel(VOCAB, seed=3), whole.tokens)])
-            along = context.along(told)
+            along = context.along(predicted)
             token = self.setting.samplers["a"].token(row[0], along)
-            told.append(token if self.random.random() < self.sure else int(self.random.integers(VOCAB + 3)))
-            if told[-1] != token:
+            predicted.append(
+                token if self.random.random() < self.sure else int(self.random.integers(VOCAB + 3))
+            )
+            if predicted[-1] != token:
                 break
-        return told
+        return predicted
 
 
 @settings(max_examples=80)
@@ -477,14 +481,14 @@ def test_lookaheading_changes_no_draft_and_no_later_one(
     sure: float,
     room: int | None,
 ) -> None:
-    """Chains (a kept node of -1 among others) and trees, beside a drafter that is told nothing."""
-    told, alone = (Setting(chunk=4, max_context=room) for _ in range(2))
+    """Chains (a kept node of -1 among others) and trees, compared with a drafter without predictions."""
+    predicted, alone = (Setting(chunk=4, max_context=room) for _ in range(2))
     params = SamplingParams(max_tokens=100, temperature=temperature, presence_penalty=0.5)
-    contexts = [setting.start("a", [1, 2, 3], params) for setting in (told, alone)]
+    contexts = [setting.start("a", [1, 2, 3], params) for setting in (predicted, alone)]
     for budget, seed, kept, token in steps:
         guides = [None if seed % 3 == 0 else Wild(seed) for _ in contexts]
-        teller = Teller(told, seed, sure)
-        (draft,) = told.drafts(budget, guides[0], teller, a=contexts[0].along(ahead))
+        predictor = Predictor(predicted, seed, sure)
+        (draft,) = predicted.drafts(budget, guides[0], predictor, a=contexts[0].along(ahead))
         (same,) = alone.drafts(budget, guides[1], a=contexts[1].along(ahead))
         assert draft.tokens.tolist() == same.tokens.tolist()
         assert draft.parents.tolist() == same.parents.tolist()
@@ -495,13 +499,13 @@ def test_lookaheading_changes_no_draft_and_no_later_one(
 
 
 @pytest.mark.parametrize("twin", [None, "place", "row"])
-def test_a_foretold_token_in_the_wrong_place_or_unasked_is_caught(
+def test_a_predicted_token_in_the_wrong_slot_or_row_is_caught(
     twin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, feed = DraftTree.predicted_slot, DraftTree.next_input
     if twin == "place":
         monkeypatch.setattr(DraftTree, "predicted_slot", lambda tree, i: place(tree, max(0, i - 1)))
-    elif twin == "row":  # every foretold token's row is the frontier's
+    elif twin == "row":  # every predicted token's row is the frontier's
 
         def wrong(tree: DraftTree, size: int | None) -> tuple[list[int], list[int], list[int]]:
             tokens, parents, rows = feed(tree, size)
@@ -516,7 +520,7 @@ def test_a_foretold_token_in_the_wrong_place_or_unasked_is_caught(
         )
         try:
             for token in (4, 9):
-                (draft,) = setting.drafts(7, None, Teller(setting, seed, 0.8), a=context)
+                (draft,) = setting.drafts(7, None, Predictor(setting, seed, 0.8), a=context)
                 assert draft.tokens.tolist() == setting.expected("a", context, 7)
                 for accepted in draft.tokens.tolist():
                     context.append(accepted)
@@ -526,26 +530,26 @@ def test_a_foretold_token_in_the_wrong_place_or_unasked_is_caught(
     assert bool(caught) == (twin is not None)
 
 
-def test_what_is_foretold_rightly_takes_no_pass() -> None:
+def test_what_is_predicted_correctly_takes_no_pass() -> None:
     setting = Setting()
     params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
     context = setting.start("a", [1, 2, 3], params)
     expected = setting.expected("a", context, 7)
 
-    def teller(context: TokenContext) -> list[int]:
+    def predictor(context: TokenContext) -> list[int]:
         at = len(context.path)
         return [*expected[at : at + 2], 31 - expected[at + 2]] if at + 2 < len(expected) else expected[at:]
 
-    (draft,) = setting.drafts(7, None, teller, a=context)
+    (draft,) = setting.drafts(7, None, predictor, a=context)
     assert draft.tokens.tolist() == expected
     assert setting.model.passes == [[3 + 3], [1 + 3], [1]], (
-        "three tokens a pass, one of them foretold wrongly"
+        "three tokens a pass, one of them predicted wrongly"
     )
     assert setting.drafter.passes == [(6, 1), (4, 0), (1, 0)], "of the prompt a token more than a step leaves"
     context.append(expected[0])
     context.append(expected[1])
     setting.drafts(1, None, None, a=context)
-    assert setting.drafter.passes == [(1, 0)], "what was foretold rightly is in the cache"
+    assert setting.drafter.passes == [(1, 0)], "what was predicted correctly is in the cache"
 
 
 class FirstSlots(ToyCache):
@@ -555,8 +559,8 @@ class FirstSlots(ToyCache):
         super().keep(base, range(base, base + len(slots)))
 
 
-def hangs_from_all(tree: DraftTree, frontier: list[int]) -> bool:
-    """Hangs every token from all that was fed before."""
+def parents_are_wrong(tree: DraftTree, frontier: list[int]) -> bool:
+    """Makes every token follow all that was processed before."""
     more = prepare(tree, frontier)
     tree.input_parents = list(range(-1, len(tree.input_tokens) - 1))
     return more
@@ -566,7 +570,7 @@ prepare = DraftTree.prepare_pass
 
 
 @pytest.mark.parametrize("twin", [None, "cache", "feed"])
-def test_a_cache_kept_wrongly_or_a_branch_hung_wrongly_is_caught(
+def test_a_cache_kept_wrongly_or_a_wrong_parent_is_caught(
     twin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Model(Watched):
@@ -574,7 +578,7 @@ def test_a_cache_kept_wrongly_or_a_branch_hung_wrongly_is_caught(
             return FirstSlots(capacity) if twin == "cache" else super().new_cache(capacity)
 
     if twin == "feed":
-        monkeypatch.setattr(DraftTree, "prepare_pass", hangs_from_all)
+        monkeypatch.setattr(DraftTree, "prepare_pass", parents_are_wrong)
     caught = 0
     for seed in range(30):
         setting = Setting(Model())
@@ -613,8 +617,8 @@ def test_branches_share_passes() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_lead_is_of_what_is_drawn_with_the_noise(temperature: float) -> None:
-    """A target whose logits differ by less than the lead says draws the same token; by more, it may not."""
+def test_the_confidence_is_of_what_is_drawn_with_the_noise(temperature: float) -> None:
+    """A target whose logits differ by less than the margin draws the same token; by more, it may not."""
     sampler = Sampler(SamplingParams(temperature=temperature), VOCAB, [7], seed=9)
     random = np.random.default_rng(5)
     for position in range(40):
@@ -625,14 +629,14 @@ def test_the_lead_is_of_what_is_drawn_with_the_noise(temperature: float) -> None
         second = others.after(first)
         assert second is not None
         assert second != first
-        lead = others.confidence(second)
+        confidence = others.confidence(second)
         third = others.after(second)
         assert third is not None
-        assert others.confidence(third) >= lead
+        assert others.confidence(third) >= confidence
         assert others.confidence(None) == 1.0
         others.restore()
         assert (row == before).all()
-        distance = 1.5 * (-np.log1p(-lead) - 0.17) * (temperature or 1.0)
+        distance = 1.5 * (-np.log1p(-confidence) - 0.17) * (temperature or 1.0)
         for share, same in ((0.99, True), (1.01, False)):
             row[first] = before[first] - share * distance
             assert (sampler.draw(row, row, position) == first) == same
@@ -667,9 +671,9 @@ def drafts_of(drafter: DraftModelDrafter, name: str, prompt: list[int], namespac
     sampler = Sampler(params, VOCAB, [7], seed=9)
     for written in range(3):
         job = ProposeJob(name, context, 4, sampler)
-        behind = drafter.unprocessed(job)
+        unprocessed = drafter.unprocessed(job)
         (draft,) = drafter.propose([job])
-        assert behind is not None
+        assert unprocessed is not None
         found.append(draft)
         for token in [*draft.tokens[: len(draft) // 2].tolist(), written]:
             context.append(token)
@@ -739,11 +743,11 @@ def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
         max_size=8,
     )
 )
-def test_what_it_did_not_read_is_as_if_it_were_not_there(steps: list[tuple[int, int, bool, bool]]) -> None:
+def test_what_it_left_out_has_no_effect(steps: list[tuple[int, int, bool, bool]]) -> None:
     setting, random = Setting(chunk=5), np.random.default_rng(1)
     context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=600, temperature=0.8))
     seen, read, fed = DraftContext(3), 0, list[int]()
-    for written, copied, drafts, dear in [*steps, (1, 0, True, True)]:
+    for written, copied, drafts, expensive in [*steps, (1, 0, True, True)]:
         for token in random.integers(0, VOCAB, written).tolist():
             context.append(token)
             confirmed = bool(fed) and fed.pop(0) == token
@@ -752,14 +756,14 @@ def test_what_it_did_not_read_is_as_if_it_were_not_there(steps: list[tuple[int, 
         seen.extend(context.tokens, copied)
         read = min(read, len(seen.tokens) - 1)
         seen.drop_copied(read)
-        if dear:
+        if expensive:
             seen.truncate_middle(read)
         asked = ProposeJob("a", context, 3, setting.samplers["a"])
-        behind = setting.drafter.unprocessed(asked, copied, lambda _, dear=dear: dear)  # type: ignore[misc]
+        unprocessed = setting.drafter.unprocessed(asked, copied, lambda _, expensive=expensive: expensive)  # type: ignore[misc]
         if not drafts:
             continue
-        assert behind is not None
-        assert behind <= len(seen.tokens) - read
+        assert unprocessed is not None
+        assert unprocessed <= len(seen.tokens) - read
         (drawn,) = setting.propose(3, a=context)
         view = TokenContext(seen.tokens)
         model, sampler = ToyModel(VOCAB, seed=3), setting.samplers["a"]

@@ -161,4 +161,4 @@ def test_the_hub_library_is_only_imported_when_needed() -> None:
         "r.parse_reference('hf:a/b')\n"
         "assert 'huggingface_hub' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

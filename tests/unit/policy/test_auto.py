@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import sys
-import timeit
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +18,7 @@ from outrider.policy.planner import Planner
 from outrider.policy.request_state import RequestState
 from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, ModelDraft, Node, Proposal
 from outrider.policy.tuning import DEFAULT
+from tests.support.calls import calls_of
 from tests.support.controllers import LOOKUP, MODEL, Named, make_auto
 
 TARGET = {1: 0.050, 2: 0.051, 4: 0.054, 8: 0.070, 16: 0.120}
@@ -298,7 +298,8 @@ def test_a_drafter_that_is_off_is_probed_with_back_off() -> None:
     assert probes, "but it is tried again"
     gaps = [b - a for a, b in pairwise(probes)]
     assert all(b >= a for a, b in pairwise(gaps))
-    assert gaps[0] >= DEFAULT.probe_first_wait
+    assert gaps[0] >= 8, "no two within eight steps"
+    assert max(gaps) <= 64, "and one in every sixty-four"
     assert controller.planner.budget.spent > 0.0
 
 
@@ -353,7 +354,7 @@ def test_useless_lookups_are_slept_over_where_looking_is_dear() -> None:
     assert all(budgets[:4])
     assert budgets.count(0) > 30
     longest = max(len(run) for run in "".join("z" if not b else " " for b in budgets).split())
-    assert longest == DEFAULT.backoff_steps
+    assert longest == 4, "a lookup that begins to hit is found within four steps"
     controller.choose([DraftLimits("0", 100, 100, constrained=True)])
     assert controller.choose([DraftLimits("0", 100, 100, constrained=True)]) == [16], (
         "a grammar's own tokens are free"
@@ -428,7 +429,7 @@ def test_a_wide_step_sleeps_longer_over_what_all_its_requests_look_up_in_vain() 
         for name in names:
             record(controller, [], 0, name, TARGET[8] / 8)
     runs = "".join("z" if count == 8 else " " for count in asleep).split()
-    assert DEFAULT.backoff_steps < max(map(len, runs)) <= DEFAULT.backoff_steps_costly
+    assert 4 < max(map(len, runs)) <= 16
 
 
 def test_budgets_are_within_the_room() -> None:
@@ -496,8 +497,8 @@ def test_it_says_what_else_keeps_it_from_drafting() -> None:
     assert "where it finds one (in 1 of 6 steps); one of draft_model" in said
     found = re.search("but reading what it has missed takes as long as ([0-9.]+) plain steps", said)
     assert found is not None
-    takes = controller.model.cost.at(0).seconds(300) / controller.planner.target.at(0).seconds(1)
-    assert float(found[1]) == pytest.approx(takes, rel=0.05)
+    # By DRAFT a token more takes 0.75 ms from four tokens on: 11 + 296 * 0.75 = 233 ms, of steps of 50 ms.
+    assert float(found[1]) == pytest.approx(4.66, rel=0.05)
 
 
 def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
@@ -515,11 +516,22 @@ def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
     assert controller.controller.account().emitted == 20
 
 
-def test_a_step_costs_little() -> None:
-    """All that the controller adds to a step, ten times what it takes here."""
-    controller = make(model=False)
-    asked = ask(lookup=chain(range(4), 0.9))
-    assert min(timeit.repeat(lambda: step(controller, asked), number=50, repeat=10)) / 50 < 1e-3
+@pytest.mark.parametrize(("model", "most"), [(False, 250), (True, 600)])
+def test_a_step_costs_little(model: bool, most: int) -> None:
+    """All that the controller adds to a step: less than twice the calls that it makes today, as few for the
+    thousandth step. (benchmarks/step_overhead.py has the time.)"""
+    controller = make(model=model)
+    asked = ask(lookup=chain(range(4), 0.9), unprocessed=1 if model else None)
+
+    def calls(steps: int) -> float:
+        return calls_of(lambda: [step(controller, asked) for _ in range(steps)]) / steps
+
+    calls(20)
+    early = calls(60)
+    assert early < most
+    for _ in range(1000):
+        step(controller, asked)
+    assert calls(60) < 1.1 * early
 
 
 def test_prompts_in_the_pass_make_no_draft_pay_that_would_not_without() -> None:

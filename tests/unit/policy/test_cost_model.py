@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import timeit
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -182,12 +181,6 @@ def test_another_context_starts_from_the_nearest_and_goes_its_own_way() -> None:
     for _ in range(2):  # what it has not seen for long is believed from a step or two
         model.observe(100, 4, 0.010)
     assert model.at(100).seconds(4) == pytest.approx(0.010, rel=0.07)
-
-
-def test_a_step_is_cheap() -> None:
-    """Ten times what it takes here, to be steady on a busy machine."""
-    curve = CostCurve(MEASURED)
-    assert min(timeit.repeat(lambda: curve.observe(5, 0.0085), number=100, repeat=20)) / 100 < 2e-4
 
 
 @given(

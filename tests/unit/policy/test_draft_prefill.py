@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
-from outrider.policy.tuning import DEFAULT
 
-FULL_WAIT_PRICE, MAX_WAIT = DEFAULT.prefill_full_wait_price, DEFAULT.prefill_max_wait
-MAX_WAIT_NEW = DEFAULT.prefill_max_wait_new
-WAIT = 12  # steps of a token each before a price of 8 is paid: 64 / FULL_WAIT_PRICE with the last one
+WAIT = 12  # steps that promise a token each before a price of 8 is paid, where nothing is known of others
+# For a price in tokens: what must have been promised before it is paid, at least.
+LEAST = {1.0: 0.2, 2.5: 1.25, 5.0: 5.0, 8.0: 12.8, 10.0: 20.0, 12.5: 31.25, 100.0: 250.0, 1000.0: 2500.0}
 
 
 class Named:
@@ -79,11 +78,18 @@ def wait(prefill: Named, steps: int, price: float, text: str = "a", covered: int
 
 
 def test_it_waits_for_the_price() -> None:
-    assert steps_until_worth(Named(), FULL_WAIT_PRICE) == FULL_WAIT_PRICE - 1, "the step's own gain counts"
-    assert steps_until_worth(Named(), FULL_WAIT_PRICE / 2) == 1, "half of half the price"
-    assert steps_until_worth(Named(), 100.0) == 100 * MAX_WAIT - 1
-    assert steps_until_worth(Named(), 100.0, new=True) == 100 * MAX_WAIT_NEW - 1
+    assert steps_until_worth(Named(), 5.0) == 4, "all of it; the step's own promise counts"
+    assert steps_until_worth(Named(), 2.5) == 1, "half of half the price"
+    assert steps_until_worth(Named(), 100.0) == 249, "at most two and a half times the price"
+    assert steps_until_worth(Named(), 100.0, new=True) == 149, "and one and a half times if unknown"
     assert steps_until_worth(Named(), 0.0) == 0
+
+
+@given(st.floats(0.0, 300.0), st.floats(0.0, 300.0), st.booleans())
+def test_it_waits_longer_for_a_higher_price(a: float, b: float, new: bool) -> None:
+    less, more = (steps_until_worth(Named(), price, new=new) for price in sorted((a, b)))
+    assert less <= more <= 2.5 * max(a, b)
+    assert steps_until_worth(Named(), a, new=True) <= steps_until_worth(Named(), a)
 
 
 def test_it_waits_longer_where_prefill_has_not_paid() -> None:
@@ -96,7 +102,7 @@ def test_it_waits_longer_where_prefill_has_not_paid() -> None:
         waits.append(steps_until_worth(prefill, 8.0))
     assert waits == sorted(waits)
     assert waits[0] == WAIT
-    assert waits[-1] == 8 * MAX_WAIT - 1, "but not for ever"
+    assert waits[-1] == 19, "but not for ever: two and a half times eight, the last step's promise included"
 
 
 def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> None:
@@ -142,9 +148,10 @@ def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
     texts=st.lists(
         st.tuples(st.floats(0.0, 1e4), st.floats(0.0, 1e3), st.integers(0, 5), st.integers(1, 4)), max_size=20
     ),
-    price=st.floats(0.0, 1e4),
+    price=st.floats(0.0, 1e4) | st.sampled_from(sorted(LEAST)),
 )
 def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]], price: float) -> None:
+    """Whatever other texts have taught."""
     prefill = Named()
     for number, (paid, gain, steps, among) in enumerate(texts):
         for _ in range(steps):
@@ -154,6 +161,7 @@ def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]]
             prefill.end_step([str(number)], among)
         prefill.end(str(number))
     prefill.begin_step()
-    assert prefill.is_worth(["a"], price, MAX_WAIT * price, new=False)
-    least = 0.99 * price * min(MAX_WAIT, price / FULL_WAIT_PRICE)
-    assert least == 0.0 or not prefill.is_worth(["a"], price, least - 1e-9, new=False)
+    assert prefill.is_worth(["a"], price, 2.5 * price, new=False)
+    # More is waited for a higher price, so that of the next lower one in the table is a bound too.
+    least = max((promise for lower, promise in LEAST.items() if lower <= price), default=0.0)
+    assert least == 0.0 or not prefill.is_worth(["a"], price, 0.99 * least - 1e-9, new=False)

@@ -207,9 +207,7 @@ def test_a_bad_server_is_status_2_and_one_line(
     if act is act_huge:
         monkeypatch.setattr(endpoint, "MAX_BYTES", 20_000)
     other.act = act
-    began = time.monotonic()
     status, out, err = verify("--timeout", "0.4", "-m", "x")
-    assert time.monotonic() - began < 10
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert "\x1b" not in err

@@ -42,7 +42,7 @@ def pass_widths(token_tile: int, usual_token_tile: int) -> tuple[int, ...]:
 
 
 WIDTHS = pass_widths(*_core.token_tiles("auto"))  # for models that do not say what their kernels' tiles are
-DRAWN = 8  # most tokens of a draft pass whose logits are wanted; wider passes are draft prefill
+DRAFT_ROWS = 8  # most tokens of a draft pass whose logits are wanted; wider passes are draft prefill
 CONTEXT = 32  # tokens in the cache before those that are measured
 ROUNDS = 12  # most rounds; the least time of a width counts
 SECONDS = 1.0  # for one model, about
@@ -61,9 +61,9 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     path = (folder or cache_root() / FOLDER) / f"{name}.json"
     curve = _recorded(path, _widths(model))
     if curve is None:
-        watched, drawn = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAWN)
-        curve = measure(watched, widths=_widths(model), drawn=drawn)
-        again = measure(watched, 0.0, widths=(1,))
+        measured, rows = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAFT_ROWS)
+        curve = measure(measured, widths=_widths(model), most_rows=rows)
+        again = measure(measured, 0.0, widths=(1,))
         if (
             again[1] <= UNSTEADY * curve[1]
         ):  # else something else runs too: good enough for now, not to be kept
@@ -90,11 +90,11 @@ def measure(
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.perf_counter,
     widths: Sequence[int] = WIDTHS,
-    drawn: int | None = None,
+    most_rows: int | None = None,
 ) -> dict[int, float]:
     """Seconds of a pass by its number of tokens, for `widths` as far as the model's context reaches: the
     least of rounds over all widths, which together take about `seconds` but go round at least once. The
-    logits of all tokens are computed, but of more than `drawn` those of the last."""
+    logits of all tokens are computed, but of more than `most_rows` those of the last."""
     room = min(CONTEXT, model.max_positions - 1)
     widths = [n for n in widths if room + n <= model.max_positions]
     cache = model.new_cache(room + widths[-1])
@@ -102,7 +102,7 @@ def measure(
 
     def timed(n: int) -> float:
         cache.truncate(room)
-        item = _item(cache, n, model.vocab_size, rows=n if drawn is None or n <= drawn else 1)
+        item = _item(cache, n, model.vocab_size, rows=n if most_rows is None or n <= most_rows else 1)
         began = clock()
         model.forward([item])
         return clock() - began
@@ -140,7 +140,7 @@ def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
         *model.source.fingerprint(),
         *(cpu_name(), model.isa, model.threads, __version__, _widths(model), CONTEXT),
         *(build.st_size, build.st_mtime_ns),
-        None if blocks is None else [len(blocks), DRAWN],
+        None if blocks is None else [len(blocks), DRAFT_ROWS],
     ]
 
 

@@ -41,7 +41,7 @@ def add_weights(
 ) -> None:
     """Put all weights of `source` into `core`, quantized where the source asks for it.
 
-    store:    packed weights on disk: taken from there, or put there for the next time.
+    store:    packed weights on disk: read from there, or written there for the next time.
     progress: called with (bytes done, bytes in all), of the file, after each tensor.
     Besides the packed weights, at most one tensor's pages of the file are resident at a time, and the largest
     is the first. Raises UnsupportedModelError for weights that the engine cannot run.
@@ -52,7 +52,7 @@ def add_weights(
     try:
         found = store.read(source, entries(source, plan)) if store else None
         if found is not None:
-            _take(core, source, plan, found)
+            _add_packed(core, source, plan, found)
             done = total - sum(v.nbytes for v in vectors)
         else:
             rows = _embedding_rows(core, source)
@@ -119,8 +119,10 @@ def _embedding_rows(core: _core.Model, source: ModelSource) -> Bytes:
     return rows
 
 
-def _take(core: _core.Model, source: ModelSource, plan: Sequence[Matrix], found: Sequence[Bytes]) -> None:
-    """The store's bytes as `core`'s weights."""
+def _add_packed(
+    core: _core.Model, source: ModelSource, plan: Sequence[Matrix], found: Sequence[Bytes]
+) -> None:
+    """Bytes of the packed weights cache as `core`'s weights."""
     for matrix, packed in zip(plan, found, strict=False):
         core.add_packed(matrix.name, matrix.type, *matrix.shape, packed)
     embedding = source.tensors[EMBEDDING]

@@ -1,8 +1,8 @@
-"""Filtering, drawing and weighing in C++ (csrc/sampler/); `decoding.sampling.sampler` is the specification.
+"""Filtering, sampling and probabilities in C++ (csrc/sampler/); `decoding.sampling.sampler` specifies them.
 
 Against NumPy a logarithm, an exponential or a sum may differ in its last place: probabilities by parts in
 1e-14, and the token where two sums come so close to each other, in practice never. The C++ path agrees with
-itself always, on every machine, and a process draws with one of the two only, for target and draft, with
+itself always, on every machine, and a process samples with one of the two only, for target and draft, with
 speculation and without.
 """
 
@@ -61,7 +61,7 @@ def _every(size: int) -> npt.NDArray[np.int64]:
 
 
 def row_sampler() -> RowSampler | None:
-    """What samplers draw with beside the native engine: the C++ path, or None for the specification when the
+    """What samplers use with the native engine: the C++ path, or None for the specification when the
     environment has OUTRIDER_SAMPLER=numpy. Raises ConfigError for a value other than "numpy" or "native".
     """
     name = os.environ.get(VARIABLE, "native")

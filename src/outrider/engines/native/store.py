@@ -1,14 +1,14 @@
 """Packed weights on disk, so that a second start maps them instead of packing again. Off unless asked for.
 
 A file is named by the digest of the model's file and the quantization. It begins with a header that says
-everything: layout, model, and each tensor's type, shape and place. The header that this program would
+everything: layout, model, and each tensor's type, shape and offset. The header that this program would
 write is known before a file is opened, so a file is either exactly as expected or not used; nothing in it is
-believed. Checksums at its end find damage in the data.
+trusted. Checksums at its end find damage in the data.
 
     magic (16 bytes), header length (8), header (JSON), zeros to 4096 · tensors, each at a multiple of 4096 ·
     zeros to 4096 more than the last · one checksum of 8 bytes for each tensor
 
-Whatever goes wrong here costs the time to pack again, and is told in a warning, never an error.
+A failure here costs the time to pack again: it is logged as a warning, never raised.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ class Entry:
 
 
 def packed_weights_cache(setting: bool | str | os.PathLike[str] | None) -> PackedWeightsCache | None:
-    """The store that a user asks for: True for the cache folder's, a path for another, False for none; None
-    leaves it to OUTRIDER_WEIGHTS_CACHE (1 or a path). Raises ConfigError for an empty path."""
+    """The cache that a setting stands for: True for the one in Outrider's cache folder, a path for another,
+    False for none, None for what OUTRIDER_WEIGHTS_CACHE says (1 or a path). Raises ConfigError for an empty
+    path.
+    """
     if setting is None:
         text = os.environ.get(SETTING, "").strip()
         on_or_off = {"": False, "0": False, "off": False, "false": False, "1": True, "on": True, "true": True}
@@ -93,20 +95,20 @@ class PackedWeightsCache:
         except (OSError, OutriderError) as error:
             logger.warning("the packed weights cannot be read, so they are packed again: %s", error)
             return None
-        if wrong := _wrong(data, _prefix(digest, source, entries), entries):
-            logger.warning("%s: %s; the weights are packed again", path, wrong)
+        if damage := _damage(data, _prefix(digest, source, entries), entries):
+            logger.warning("%s: %s; the weights are packed again", path, damage)
             return None
-        return [data[start : start + entry.nbytes] for entry, start in _places(entries)]
+        return [data[start : start + entry.nbytes] for entry, start in _offsets(entries)]
 
     def write(self, source: ModelSource, entries: Sequence[Entry], tensors: Sequence[Bytes]) -> None:
-        """Keep the tensors' bytes for the next time. One process at a time; the others leave it at that."""
+        """Keep the tensors' bytes for the next time. One process at a time; the others do not write."""
         try:
             digest = self._digest(source)
             path = self._path(source, digest)
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(path.name + ".lock"), timeout=0):
-                for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that ended too soon
-                    left.unlink()
+                for stale in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that ended too soon
+                    stale.unlink()
                 self._write(path, _prefix(digest, source, entries), entries, tensors)
         except Timeout:
             logger.info("another process is writing the packed weights of %s", source.display_name)
@@ -129,7 +131,7 @@ class PackedWeightsCache:
         try:
             with fresh.open("wb") as file:
                 file.write(prefix)
-                for (_, start), tensor in zip(_places(entries), tensors, strict=True):
+                for (_, start), tensor in zip(_offsets(entries), tensors, strict=True):
                     file.seek(start)
                     file.write(tensor.data)
                 file.seek(size - 8 * len(entries))
@@ -157,9 +159,9 @@ class PackedWeightsCache:
         status = path.stat()
         now = {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
         record = self.folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
-        noted = read_json(record)
-        known = noted.pop("sha256", None)
-        if noted == now and isinstance(known, str) and len(known) == 64:
+        recorded = read_json(record)
+        known = recorded.pop("sha256", None)
+        if recorded == now and isinstance(known, str) and len(known) == 64:
             return known
         digest = sha256_file(path)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +176,7 @@ def _prefix(digest: str, source: ModelSource, entries: Sequence[Entry]) -> bytes
         "model": digest,
         "quantization": source.quantization,
         "size": _size(entries),
-        "tensors": [[e.name, e.type, *e.shape, start, e.nbytes] for e, start in _places(entries)],
+        "tensors": [[e.name, e.type, *e.shape, start, e.nbytes] for e, start in _offsets(entries)],
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     start = MAGIC + struct.pack("<Q", len(text)) + text
@@ -187,7 +189,7 @@ def _data_start(entries: Sequence[Entry]) -> int:
     return -(-longest // PAGE) * PAGE
 
 
-def _places(entries: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
+def _offsets(entries: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
     at = _data_start(entries)
     for entry in entries:
         yield entry, at
@@ -196,7 +198,7 @@ def _places(entries: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
 
 def _size(entries: Sequence[Entry]) -> int:
     """Bytes of the whole file."""
-    last, start = list(_places(entries))[-1]
+    last, start = list(_offsets(entries))[-1]
     return start + -(-last.nbytes // PAGE) * PAGE + PAGE + 8 * len(entries)
 
 
@@ -205,7 +207,7 @@ def _checksums(tensors: Sequence[Bytes]) -> bytes:
         return struct.pack(f"<{len(tensors)}Q", *pool.map(_core.checksum, tensors))
 
 
-def _wrong(data: Bytes, prefix: bytes, entries: Sequence[Entry]) -> str | None:
+def _damage(data: Bytes, prefix: bytes, entries: Sequence[Entry]) -> str | None:
     """What is wrong with a file, or None."""
     if data[: len(MAGIC)].tobytes() != MAGIC:
         return "not a file of packed weights"
@@ -213,7 +215,7 @@ def _wrong(data: Bytes, prefix: bytes, entries: Sequence[Entry]) -> str | None:
         return "made by another version of Outrider, or damaged"
     if len(data) != _size(entries):
         return f"truncated: {len(data)} bytes of {_size(entries)}"
-    tensors = [data[start : start + entry.nbytes] for entry, start in _places(entries)]
+    tensors = [data[start : start + entry.nbytes] for entry, start in _offsets(entries)]
     if data[-8 * len(entries) :].tobytes() != _checksums(tensors):
         return "damaged: a checksum differs"
     return None

@@ -1,7 +1,7 @@
-"""The engine behind the server: one thread owns the step loop, an event loop submits and listens.
+"""The asynchronous engine: one thread owns the step loop, an event loop submits requests and reads events.
 
-The two meet in a few fields under one lock (what has come, what is cancelled) and in `call_soon_threadsafe`
-(what a step told). Nothing that a client does, or leaves undone, makes the engine's thread wait.
+They share a few fields under one lock (requests that arrived, streams that were cancelled), and events go to
+the event loop by `call_soon_threadsafe`. No client can make the engine's thread wait.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["Draining", "EngineFailed", "EngineStats", "QueueFull", "ServerEngine
 
 logger = logging.getLogger(__name__)
 
-CURVE_SECONDS = 0.25  # between looks at the cost curve
+CURVE_SECONDS = 0.25  # between readings of the cost curve
 
 
 class QueueFull(OutriderError):  # noqa: N818
     """The queue is full (HTTP 429).
 
-    retry_after: seconds after which there is likely to be room, 1 to 60.
+    retry_after: estimated seconds until the queue has room, 1 to 60.
     """
 
     def __init__(self, retry_after: float) -> None:
@@ -44,23 +44,24 @@ class QueueFull(OutriderError):  # noqa: N818
 
 
 class Draining(OutriderError):  # noqa: N818
-    """No request is taken any more: the server is stopping, or its engine has failed (HTTP 503)."""
+    """No more requests are accepted: the server is stopping, or its engine has failed (HTTP 503)."""
 
 
 class EngineFailed(OutriderError):  # noqa: N818
-    """The engine itself failed while a request ran; it was not the request's fault (HTTP 500)."""
+    """The engine failed while a request ran; the request is not the cause (HTTP 500)."""
 
 
 class ServerEngine:
     """Runs requests of many clients through one pipeline, in a thread of its own.
 
-    pipeline:     target and drafter; the engine alone may use them from `start` on.
-    max_waiting:  most samples that wait for one of the pipeline's `max_num_seqs` places.
-    memory_limit: bytes for weights, caches and buffers together; None for most of what is available.
-    prefix_bytes: of them for the prefix caches; 0 turns these off, None leaves it to `memory.share_out`.
+    pipeline:     target and drafter; after `start` only the engine may use them.
+    max_waiting:  most samples in the queue, in addition to the `max_num_seqs` that run.
+    memory_limit: bytes for weights, caches and buffers together; None for most of the available memory.
+    prefix_bytes: bytes of these for the prefix caches; 0 turns them off, None lets `memory.share_out` decide.
 
-    A request runs once all that it may come to hold (prompt and max_tokens, in every model) is reserved.
-    Raises InsufficientMemoryError when a sequence does not fit, and ConfigError for a negative number.
+    A request starts when the cache memory that it can need (for prompt and max_tokens, in every model) is
+    reserved. Raises InsufficientMemoryError when a sequence does not fit, and ConfigError for a negative
+    number.
     """
 
     def __init__(
@@ -88,28 +89,28 @@ class ServerEngine:
         self._open: dict[str, Stream] = {}  # every unfinished sample
         self._arrived: deque[Request] = deque()
         self._cancelled: deque[Stream] = deque()
-        self._taking = True  # requests
+        self._accepting = True
         self._stopping = False
         self._failure: BaseException | None = None
-        self._counts = (0, 0)  # running, waiting in the scheduler
+        self._counts = (0, 0)  # running and waiting requests of the scheduler
         # The engine's thread:
         self._prompt_tokens: dict[str, int] = {}
-        self._pace = DrainRate()
+        self._drain_rate = DrainRate()
         self._curve_due = 0.0
         self._thread = threading.Thread(target=self._work, name="outrider-engine", daemon=True)
 
-    # --- The event loop's side -------------------------------------------------------------------
+    # --- Called in the event loop -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engine's thread. Requests submitted before wait for it. Call once."""
+        """Start the engine's thread. Requests may be submitted before. Call once."""
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> Stream:
         """Queue the samples of one request, all or none. Call from a running event loop's thread.
 
-        Raises Full when the queue has no room for them, Draining when none are taken any more, PromptError
-        and ConfigError when they could never run here: a prompt too long for `context`, ids outside the
-        vocabulary, more samples than the queue holds, an id in use.
+        Raises QueueFull when the queue has no room for them, Draining when no more requests are accepted,
+        PromptError and ConfigError when they can never run here: a prompt too long for `context`, ids outside
+        the vocabulary, more samples than the queue can hold, a request id in use.
         """
         for request in requests:
             self._check(request)
@@ -117,7 +118,7 @@ class ServerEngine:
         with self._wake:
             if self._failure is not None:
                 raise Draining("the engine has failed; the server must be started again")
-            if not self._taking:
+            if not self._accepting:
                 raise Draining("the server is stopping")
             if not ids or len(set(ids)) < len(ids) or any(i in self._open for i in ids):
                 raise ConfigError("every sample needs a request id that is not in use")
@@ -125,7 +126,7 @@ class ServerEngine:
             if len(ids) > most:
                 raise ConfigError(f"{len(ids)} samples are too many: this server holds at most {most}")
             if (over := len(self._open) + len(ids) - most) > 0:
-                raise QueueFull(self._pace.wait(over))
+                raise QueueFull(self._drain_rate.wait(over))
             stream = Stream(ids, self._cancel)
             self._open.update(dict.fromkeys(ids, stream))
             self._arrived.extend(requests)
@@ -133,10 +134,10 @@ class ServerEngine:
         return stream
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests, let those there are run for at most `seconds`, abort what is left then, and
-        end the thread. Cancelled, it aborts them at once."""
+        """Accept no more requests, let the others run for at most `seconds`, then abort them and end the
+        thread. Cancelling this coroutine aborts them at once."""
         with self._wake:
-            self._taking = False
+            self._accepting = False
             self._wake.notify_all()
         try:
             if self._thread.is_alive():
@@ -146,26 +147,26 @@ class ServerEngine:
         await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
-        """Abort everything and end the thread, which takes until its pass is over."""
+        """Abort all requests and end the thread; waits for its current step."""
         self._halt()
         if self._thread.is_alive():
             self._thread.join()
         self._end_all()
 
     def _halt(self) -> None:
-        """Tell the thread to end."""
+        """Make the thread end after its current step."""
         with self._wake:
-            self._taking, self._stopping = False, True
+            self._accepting, self._stopping = False, True
             self._wake.notify_all()
 
     @property
     def context(self) -> int:
-        """Most positions of a sequence: the pipeline's, or fewer where memory is short."""
+        """Most positions of a sequence: the pipeline's, or fewer when memory is short."""
         return self._pipeline.context
 
     @property
     def healthy(self) -> bool:
-        """False after the engine itself failed: nothing runs any more, and nothing will."""
+        """False after the engine failed: no request can run any more."""
         return self._failure is None
 
     @property
@@ -183,7 +184,7 @@ class ServerEngine:
         )
 
     def _check(self, request: Request) -> None:
-        """Raise PromptError or ConfigError when a request can never run here."""
+        """Raise PromptError or ConfigError for a request that can never run here."""
         pipeline = self._pipeline
         check_prompt(request.prompt, pipeline.engine.vocab_size, pipeline.context)
         size = pipeline.vocab_size
@@ -194,7 +195,7 @@ class ServerEngine:
             self._cancelled.append(stream)
             self._wake.notify_all()
 
-    # --- The engine's side -----------------------------------------------------------------------
+    # --- The engine's thread ---------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
@@ -203,25 +204,26 @@ class ServerEngine:
                 runner, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
             )
             try:
-                self._note(scheduler)
+                self._update_stats(scheduler)
                 while self._collect(scheduler):
                     began = time.perf_counter()
                     events = scheduler.step()
-                    self._tell(events, scheduler, time.perf_counter() - began)
+                    self._deliver(events, scheduler, time.perf_counter() - began)
             finally:
                 runner.close()
             self._end_all()
         except BaseException as error:
             logger.exception("the engine failed")
             with self._wake:
-                self._failure, self._taking = error, False
+                self._failure, self._accepting = error, False
             self._end_all(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
 
     def _collect(self, scheduler: Scheduler) -> bool:
-        """Take what has come, waiting for it when there is nothing else to do. False: it is time to end."""
+        """Hand new requests and cancellations to the scheduler; wait for some when it has nothing to do.
+        False: the thread must end."""
         with self._wake:
             while not (self._arrived or self._cancelled or scheduler.unfinished or self._stopping):
-                if not self._taking:
+                if not self._accepting:
                     return False
                 self._wake.wait()
             if self._stopping:
@@ -234,10 +236,10 @@ class ServerEngine:
             scheduler.add(request)
         for request_id in cancelled:
             scheduler.cancel(request_id)
-        self._note(scheduler)
+        self._update_stats(scheduler)
         return True
 
-    def _note(self, scheduler: Scheduler) -> None:
+    def _update_stats(self, scheduler: Scheduler) -> None:
         self._counts = (scheduler.running, scheduler.waiting)
         if (account := self._controller.account()) is not None:
             self._totals.reckon(account)
@@ -246,29 +248,29 @@ class ServerEngine:
             if (curve := self._controller.pass_seconds()) is not None:
                 self._totals.curve(*curve)
 
-    def _tell(self, events: Sequence[Event], scheduler: Scheduler, seconds: float) -> None:
-        """Count a step's events and hand them to their streams."""
+    def _deliver(self, events: Sequence[Event], scheduler: Scheduler, seconds: float) -> None:
+        """Count a step's events and push them to their streams."""
         self._totals.step(seconds)
         self._totals.add(events, self._prompt_tokens)
-        told: defaultdict[Stream, list[Event]] = defaultdict(list)
+        batches: defaultdict[Stream, list[Event]] = defaultdict(list)
         with self._wake:
             for event in events:
-                told[self._open[event.request_id]].append(event)
+                batches[self._open[event.request_id]].append(event)
                 if isinstance(event, FinishEvent):
                     del self._open[event.request_id]
-                    self._pace.ended(time.monotonic())
+                    self._drain_rate.ended(time.monotonic())
             if not self._open:
-                self._pace.idle()
-            self._note(scheduler)
+                self._drain_rate.idle()
+            self._update_stats(scheduler)
         for event in events:
             if isinstance(event, FinishEvent):
                 self._prompt_tokens.pop(event.request_id, None)
-        for stream, batch in told.items():
-            if not _hand_over(stream, batch):
+        for stream, batch in batches.items():
+            if not _push(stream, batch):
                 self._cancel(stream)
 
     def _end_all(self, error: Exception | None = None) -> None:
-        """End every sample that is still open: with an error, or else as aborted."""
+        """End all unfinished samples: with the error, or without one as aborted."""
         with self._wake:
             left, self._open = self._open, {}
             self._arrived.clear()
@@ -277,35 +279,35 @@ class ServerEngine:
         for request_id, stream in left.items():
             event = FinishEvent(request_id, "error" if error else "abort", None, "", RequestMetrics(), error)
             self._totals.add([event], self._prompt_tokens)
-            _hand_over(stream, [event])
+            _push(stream, [event])
 
 
-def _hand_over(stream: Stream, events: Iterable[Event]) -> bool:
-    """Whether a stream's event loop still takes events."""
+def _push(stream: Stream, events: Iterable[Event]) -> bool:
+    """Push events to a stream in its event loop. False when that loop is closed."""
     try:
         stream.loop.call_soon_threadsafe(stream.push, events)
-    except RuntimeError:  # the event loop is closed
+    except RuntimeError:
         return False
     return True
 
 
 class DrainRate:
-    """How long it takes for a place to become free: a running mean of the time between two ends."""
+    """Estimates when samples will have ended: a moving average of the seconds between two ends."""
 
     def __init__(self) -> None:
         self._last: float | None = None
         self._mean = 1.0
 
     def ended(self, now: float) -> None:
-        """A sample ended, at `now` seconds."""
+        """A sample ended. now: seconds of a monotonic clock."""
         if self._last is not None:
             self._mean += 0.2 * (now - self._last - self._mean)
         self._last = now
 
     def idle(self) -> None:
-        """Nothing runs: what passes until the next end is not waiting."""
+        """Nothing runs, so the time until the next end must not count."""
         self._last = None
 
-    def wait(self, places: int) -> float:
-        """Seconds until so many places are likely to be free, 1 to 60."""
-        return min(60.0, max(1.0, self._mean * places))
+    def wait(self, samples: int) -> float:
+        """Estimated seconds until so many samples have ended, 1 to 60."""
+        return min(60.0, max(1.0, self._mean * samples))

@@ -1,4 +1,4 @@
-"""The memory of a running server: what requests may reserve, and what prefixes may keep."""
+"""How the memory of a server is divided between weights, running requests, prefix caches and lookups."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def divide(
     limit: int,
     prefix_bytes: int | None = None,
 ) -> tuple[memory.Shares, int]:
-    """The parts of `limit` bytes, and the most positions of a sequence: `context`, or as many as fit where
-    the user did not say how many there must be (max_model_len). Needs no weights, so that it may be asked
-    before they are loaded. Raises InsufficientMemoryError when it is not enough, not even for
-    PLANNED_POSITIONS."""
+    """The shares of `limit` bytes, and the most positions of a sequence: `context`, or as many as fit, at
+    least PLANNED_POSITIONS, when the user did not set max_model_len. Needs no loaded weights. Raises
+    InsufficientMemoryError when the memory is too small for that."""
     shared = functools.partial(
         memory.share_out,
         sources,
@@ -54,8 +53,8 @@ def divide(
 
 
 def before_loading(limit: int | None) -> MemoryCheck:
-    """For `pipeline.build`: checks that a server fits in `limit` bytes (None: what is wise to use). One
-    sequence must; how many more can run at a time follows from what is left."""
+    """A check for `pipeline.build`: that a server with one sequence fits in `limit` bytes (None: in
+    `memory.usable_bytes`). How many more sequences run at a time depends on the memory that is left."""
 
     def check(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
         divide(config, context, sources, memory.usable_bytes() if limit is None else limit)
@@ -64,15 +63,15 @@ def before_loading(limit: int | None) -> MemoryCheck:
 
 
 class Capacity:
-    """Divides the memory of a pipeline that is loaded.
+    """Divides the memory of a loaded pipeline, and turns its prefix caches on.
 
-    limit:        bytes for weights, caches and buffers together; None for most of what is available.
-    prefix_bytes: of them for prefix caches; 0 turns these off, None leaves it to `memory.share_out`.
+    limit:        bytes for weights, caches and buffers together; None for most of the available memory.
+    prefix_bytes: bytes of these for prefix caches; 0 turns them off, None lets `memory.share_out` decide.
 
-    budget:   for what the requests that run may come to hold.
+    budget:   cache memory of the running requests.
     context:  most positions of a sequence, see `divide`.
     prefixes: the prefix caches in use, the target's first.
-    lookups:  the recent outputs that are looked up in.
+    lookups:  pools of recent outputs that drafters look up in.
     Raises InsufficientMemoryError.
     """
 
@@ -101,7 +100,8 @@ class Capacity:
                 self.lookups.append(drafter.pool)
 
     def need(self, request: Request) -> int:
-        """Bytes that a request may come to hold, prompt and output in every model; never over the budget."""
+        """Bytes of cache memory that a request can need: prompt and output, in every model. At most the
+        budget."""
         room, most = self.context - len(request.prompt), request.params.max_tokens
         positions = len(request.prompt) + (room if most is None else min(room, most))
         return memory.sequence_bytes(self._archs, positions)

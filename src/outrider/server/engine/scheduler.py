@@ -1,4 +1,4 @@
-"""Who runs and who waits: first come, first served, as far as slots and memory go. One thread, no clock."""
+"""Which requests run and which wait: first come, first served, within the slots and the memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from outrider.memory import Budget
 
 
 class Scheduler:
-    """Lets requests into a runner while there is a slot and memory for all that each may come to hold.
+    """Admits requests to a runner while there is a slot, and memory for the most that each can need. Not
+    thread-safe.
 
     slots:  most requests in the runner, at least 1.
-    budget: bytes that requests may reserve together.
-    need:   bytes that a request may come to hold.
-    clock:  seconds, for metrics only.
+    budget: cache memory that running requests may reserve together.
+    need:   bytes of cache memory that a request can need.
+    clock:  seconds; used for metrics only.
     """
 
     def __init__(
@@ -32,8 +33,8 @@ class Scheduler:
         self._runner, self._slots, self._budget, self._need, self._clock = runner, slots, budget, need, clock
         self._waiting: deque[Request] = deque()
         self._running: set[str] = set()
-        self._arrived: dict[str, float] = {}  # when, until it is told that the request has ended
-        self._outbox: list[Event] = []
+        self._arrived: dict[str, float] = {}  # arrival times of unfinished requests
+        self._pending_events: list[Event] = []
 
     @property
     def running(self) -> int:
@@ -47,8 +48,8 @@ class Scheduler:
 
     @property
     def unfinished(self) -> bool:
-        """Whether `step` has more to do or to tell."""
-        return bool(self._running or self._waiting or self._outbox or self._runner.unfinished)
+        """Whether `step` has more to do, or events to return."""
+        return bool(self._running or self._waiting or self._pending_events or self._runner.unfinished)
 
     def add(self, request: Request) -> None:
         """Put a request at the end of the queue."""
@@ -56,24 +57,26 @@ class Scheduler:
         self._arrived[request.request_id] = self._clock()
 
     def cancel(self, request_id: str) -> None:
-        """End a request now; its FinishEvent comes with the next step. An unknown id is ignored."""
+        """Abort a request; the next step returns its FinishEvent. An unknown id is ignored."""
         for request in self._waiting:
             if request.request_id == request_id:
                 self._waiting.remove(request)
-                self._outbox.append(FinishEvent(request_id, "abort", None, "", RequestMetrics()))
+                self._pending_events.append(FinishEvent(request_id, "abort", None, "", RequestMetrics()))
                 return
         self._runner.abort(request_id)
         self._leave(request_id)
 
     def step(self) -> list[Event]:
-        """Let in whom there is room for, then one step of the runner. An engine's exception goes through."""
+        """Admit the requests that fit, then run one step of the runner. Exceptions of the engine
+        propagate."""
         self._admit()
-        events, self._outbox = self._outbox, []
+        events, self._pending_events = self._pending_events, []
         if self._runner.unfinished:
             events += self._runner.step()
         for event in events:
             if isinstance(event, FinishEvent):
-                event.metrics.arrived = self._arrived.pop(event.request_id)  # the time in the queue counts
+                # So that the metrics include the time in the queue.
+                event.metrics.arrived = self._arrived.pop(event.request_id)
                 self._leave(event.request_id)
         return events
 
@@ -81,16 +84,16 @@ class Scheduler:
         while self._waiting and len(self._running) < self._slots:
             request = self._waiting[0]
             if not self._budget.reserve(request.request_id, self._need(request)):
-                return  # nobody overtakes: a large request would wait for ever
+                return  # no overtaking: a large request could wait for ever
             self._waiting.popleft()
             self._running.add(request.request_id)
             try:
                 self._runner.add(request)
-            except Exception as error:  # what the check at the door could not see
+            except Exception as error:  # what the check at submission cannot find
                 end = FinishEvent(request.request_id, "error", None, "", RequestMetrics(), error)
-                self._outbox.append(end)
+                self._pending_events.append(end)
 
     def _leave(self, request_id: str) -> None:
-        """A request holds nothing any more."""
+        """Free the slot and the memory of a request."""
         self._running.discard(request_id)
         self._budget.release(request_id)

@@ -1,4 +1,4 @@
-"""What the engine has done so far, in numbers that any thread may read."""
+"""Counts of what the engine has done, readable from any thread."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ RECENT = 64  # steps
 class EngineStats:
     """A snapshot. Seconds and counts are totals since the start.
 
-    running, waiting:   requests in the engine, and in the queue before it.
-    max_running, max_waiting: most of each.
-    cache_bytes, cache_limit: memory that running requests have reserved for keys and values, and its limit.
+    running, waiting:   requests in the engine, and in the queue.
+    max_running, max_waiting: limits of these.
+    cache_bytes, cache_limit: memory reserved by running requests for keys and values, and its limit.
     prefix_bytes, prefix_limit: memory of the prefix cache, and its limit (0: there is none).
-    prefix_hit_tokens, prefix_query_tokens: prompt tokens found in the prefix cache, of those looked up.
-    lookup_bytes, lookup_limit: memory of the recent outputs that are looked up in, and its limit.
+    prefix_hit_tokens, prefix_query_tokens: prompt tokens found in the prefix cache, and looked up in it.
+    lookup_bytes, lookup_limit: memory of the recent outputs for lookups, and its limit.
     finished:           requests by finish reason.
-    prompt_tokens:      tokens of the prompts of finished requests.
-    output_tokens:      tokens emitted; `by_kind` splits them into accepted, recovered and bonus.
-    steps:              steps of the engine, and `step_seconds` their time.
+    prompt_tokens:      prompt tokens of finished requests.
+    output_tokens:      tokens generated; `by_kind` splits them into accepted, recovered and bonus.
+    steps:              steps of the engine; `step_seconds` is their time.
     target_passes:      how often a request was scored.
-    drafts:             drafts, their tokens, the accepted ones and the time taken to draft them.
-    by_drafter:         the same by drafter.
-    accepted_per_pos:   accepted tokens by position in the draft, the first first.
-    verify_seconds, other_seconds: of scoring, and of sampling and the rest.
+    drafts:             drafts, their tokens, accepted tokens and drafting time.
+    by_drafter:         the same for each drafter.
+    accepted_per_pos:   accepted tokens by position in the draft.
+    verify_seconds, other_seconds: time of scoring, and of everything but drafting and scoring.
     speculation:        why speculation was on or off for the request that ended last; "" before that.
-    predicted_speedup, measured_speedup: over plain decoding, as the controller reckons it;
-                        None if it does not.
-    reckoned_seconds, plain_seconds: of the steps so far, and what plain decoding would have taken for their
-                        tokens, by the controller's reckoning; 0 without. Over any span their quotient is the
-                        speed-up.
-    recent:             (drafted, accepted) of requests' shares of the last RECENT steps, the last one last.
-    pass_seconds:       the controller's cost curve, seconds of a pass over 1, 2, … tokens for texts of about
-                        `pass_context` tokens; () if it has none.
+    predicted_speedup, measured_speedup: over plain decoding, as the controller estimates;
+                        None without an estimate.
+    reckoned_seconds, plain_seconds: time of the steps so far, and the controller's estimate of the time that
+                        plain decoding would have taken for their tokens; 0 without an estimate. The speed-up
+                        over any span is the quotient of their increases.
+    recent:             (drafted, accepted) tokens, by request, of the last RECENT steps; the latest is last.
+    pass_seconds:       the controller's cost curve: seconds of a pass over 1, 2, … tokens of sequences with
+                        about `pass_context` tokens; () if it has none.
     """
 
     running: int = 0
@@ -83,7 +83,8 @@ class EngineStats:
 
 
 class Totals:
-    """Adds up what happens in the engine's thread; `snapshot` may be called from any thread."""
+    """Sums over steps and events. The engine's thread adds to them; `snapshot` may be called from any
+    thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,19 +99,19 @@ class Totals:
         self._curve: tuple[int, tuple[float, ...]] = (0, ())
 
     def record(self, step: StepRecord) -> None:
-        """One request's share of a step."""
+        """Count one request's part of a step."""
         with self._lock:
             self._sum.record(step, 0.0)
             self._recent.append((step.drafted, step.accepted))
 
     def step(self, seconds: float) -> None:
-        """One step of the engine."""
+        """Count one step of the engine."""
         with self._lock:
             self._steps += 1
             self._seconds += seconds
 
     def add(self, events: Iterable[Event], prompt_tokens: Mapping[str, int]) -> None:
-        """What the engine told. prompt_tokens: lengths of the prompts, by request."""
+        """Count events. prompt_tokens: the number of prompt tokens by request id."""
         with self._lock:
             for event in events:
                 if isinstance(event, TokenEvent):
@@ -121,15 +122,15 @@ class Totals:
                     self._speculation = event.metrics.speculation or self._speculation
 
     def reckon(self, account: Account) -> None:
-        """What the controller reckons so far; nobody changes the account any more."""
+        """Set the controller's estimates so far. The account must not change any more."""
         self._reckoned = account
 
     def curve(self, context: int, seconds: tuple[float, ...]) -> None:
-        """What passes cost now."""
+        """Set the cost curve: seconds of passes over 1, 2, … tokens at a context length."""
         self._curve = context, seconds
 
     def snapshot(self, **now: int) -> EngineStats:
-        """The totals, with what is known of this moment: other fields of EngineStats."""
+        """The totals. now: the fields of EngineStats that describe the present."""
         with self._lock:
             total, reckoned = self._sum, self._reckoned
             deepest = max(total.accepted_at, default=0)
@@ -159,7 +160,7 @@ class Totals:
 
 
 class CountingController:
-    """A controller that passes everything on, and what steps did to `totals` too."""
+    """A controller that forwards all calls to another one, and adds step records to `totals`."""
 
     def __init__(self, inner: Reporting, totals: Totals) -> None:
         self._inner, self._totals = inner, totals

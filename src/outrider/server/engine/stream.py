@@ -1,4 +1,4 @@
-"""The events of one submitted request, on their way from the engine's thread to an event loop."""
+"""The events of one submission, from the engine's thread to an event loop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from outrider.decoding.events import Event, FinishEvent
 
 
 class Stream:
-    """An async iterator of the events of a request's samples, in the order in which they came.
+    """An async iterator over the events of the samples that were submitted together, in order.
 
-    It ends after the FinishEvent of the last sample. One task may read it, or none: what is unread is kept
-    (a request has at most max_tokens events) and never holds the engine up. Leaving `async with` cancels.
+    It ends after the FinishEvent of the last sample. At most one task may read it. Unread events are kept (a
+    sample has at most max_tokens + 1), so a slow reader never makes the engine wait. Leaving `async with`
+    cancels.
 
-    request_ids: the samples', in the order submitted.
+    request_ids: of the samples, in the order of submission.
     """
 
     def __init__(self, request_ids: Sequence[str], cancel: Callable[[Stream], None]) -> None:
@@ -25,34 +26,34 @@ class Stream:
         self._cancel = cancel
         self._running = set(request_ids)
         self._events: deque[Event] = deque()
-        self._news = asyncio.Event()
+        self._has_events = asyncio.Event()
 
     @property
     def finished(self) -> bool:
-        """Whether every sample has ended; its events may still be unread."""
+        """Whether all samples have ended. Their last events may still be unread."""
         return not self._running
 
     def push(self, events: Iterable[Event]) -> None:
-        """Add events; for the engine, in the event loop's thread."""
+        """Add events. Called by the engine, in the event loop's thread."""
         for event in events:
             self._events.append(event)
             if isinstance(event, FinishEvent):
                 self._running.discard(event.request_id)
-        self._news.set()
+        self._has_events.set()
 
     def cancel(self) -> None:
-        """End what still runs, at the engine's next step, with the finish reason "abort". May be called
-        at any time, more than once, and from any thread."""
+        """Abort the unfinished samples at the engine's next step. May be called at any time, repeatedly, and
+        from any thread."""
         if self._running:
             self._cancel(self)
 
     async def batch(self) -> list[Event]:
-        """All events that have come and were not read, at least one; [] when the stream has ended."""
+        """All unread events; waits for at least one. [] at the end of the stream."""
         while not self._events:
             if self.finished:
                 return []
-            self._news.clear()
-            await self._news.wait()
+            self._has_events.clear()
+            await self._has_events.wait()
         events = list(self._events)
         self._events.clear()
         return events
@@ -64,8 +65,8 @@ class Stream:
         while not self._events:
             if self.finished:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._has_events.clear()
+            await self._has_events.wait()
         return self._events.popleft()
 
     async def __aenter__(self) -> Stream:

@@ -1,4 +1,5 @@
-"""The application: paths, and what stands before them."""
+"""The FastAPI application: routes, middleware and error handlers. Endpoints of some length have files of
+their own."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from starlette.responses import PlainTextResponse, Response
 from outrider.errors import OutriderError
 from outrider.pipeline import Pipeline
 from outrider.server.engine.async_engine import ServerEngine
-from outrider.server.http.chat import chat_completions, render
+from outrider.server.http.chat import chat_completions
 from outrider.server.http.completions import completions
+from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.errors import ApiError, api_error, bad, invalid, json_response
 from outrider.server.http.guard import OPEN, BodyLimit, Guard, Keys
 from outrider.server.http.metrics import CONTENT_TYPE
@@ -44,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | None = None) -> FastAPI:
-    """The application over a pipeline and its engine. The engine is started and stopped by the caller.
+    """The application for a pipeline and its engine, which the caller starts and stops.
 
     `app.state.service` is the Service. Raises ConfigError.
     """
@@ -60,7 +62,7 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         title="Outrider",
         version=__version__,
         lifespan=lifespan,
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # the page would load scripts from another host
         redoc_url=None,
         description="OpenAI's API, with vLLM's fields, over speculative decoding that changes no text.",
     )
@@ -71,7 +73,7 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
     _about(app, service)
     app.openapi = lambda: describe(app, keys=bool(settings.api_keys))  # type: ignore[method-assign]
     pages = add_page(app, settings.static)
-    # The last one added is asked first.
+    # The middleware that is added last runs first.
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds)
     app.add_middleware(
         Guard, keys=Keys(settings.api_keys), hosts=settings.hosts(), is_open=frozenset(OPEN) | pages
@@ -88,9 +90,9 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
 
 
 def _errors(app: FastAPI) -> None:
-    """Everything that goes wrong is told in one form."""
+    """Send every error in the same form."""
 
-    async def told(_: Request, error: Exception) -> Response:
+    async def error_response(_: Request, error: Exception) -> Response:
         return api_error(error).response()
 
     async def validation(_: Request, error: Exception) -> Response:
@@ -105,11 +107,11 @@ def _errors(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, headers=error.headers).response()
 
-    app.add_exception_handler(ApiError, told)
-    app.add_exception_handler(OutriderError, told)
+    app.add_exception_handler(ApiError, error_response)
+    app.add_exception_handler(OutriderError, error_response)
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, told)
+    app.add_exception_handler(Exception, error_response)
 
 
 def _generation(app: FastAPI, service: Service) -> None:
@@ -133,27 +135,41 @@ def _generation(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize", tags=["tokens"], summary="A text's token ids", responses=answers(Tokens))
     async def tokenize(body: TokenizeRequest) -> Response:
-        service.check_model(body.model)
+        service.model.check_name(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad("give prompt or messages, one of them", "prompt")
 
         def work() -> list[int]:
             if body.prompt is not None:
                 return service.encode(body.prompt, add_special=body.add_special_tokens is not False)
-            return service.encode(render(service, body), add_special=bool(body.add_special_tokens))
+            text = render(service.templates, _conversation(body))
+            return service.encode(text, add_special=bool(body.add_special_tokens))
 
-        ids = await service.prepare(work)
-        found: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.context, "tokens": ids}
+        ids = await service.workers.run_in_worker(work)
         texts = [service.tokenizer.piece(i) for i in ids] if body.return_token_strs else None
-        return json_response({**found, "token_strs": texts})
+        document = {"count": len(ids), "max_model_len": service.engine.context, "tokens": ids}
+        return json_response({**document, "token_strs": texts})
 
     @app.post("/detokenize", tags=["tokens"], summary="Token ids' text", responses=answers(Text))
     async def detokenize(body: DetokenizeRequest) -> Response:
-        service.check_model(body.model)
+        service.model.check_name(body.model)
         if any(token >= service.vocab_size for token in body.tokens):
             raise bad(f"token ids must be in 0..{service.vocab_size - 1}", "tokens")
-        text = await service.prepare(lambda: service.tokenizer.decode(body.tokens, skip_special=False))
+        text = await service.workers.run_in_worker(
+            lambda: service.tokenizer.decode(body.tokens, skip_special=False)
+        )
         return json_response({"prompt": text})
+
+
+def _conversation(body: TokenizeRequest) -> Conversation:
+    return Conversation(
+        messages=body.messages or (),
+        tools=body.tools or (),
+        template=body.chat_template,
+        variables=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+    )
 
 
 def _models(app: FastAPI, service: Service) -> None:
@@ -161,7 +177,7 @@ def _models(app: FastAPI, service: Service) -> None:
         return {
             "id": name,
             "object": "model",
-            "created": service.created,
+            "created": service.model.created,
             "owned_by": "outrider",
             "root": service.pipeline.source.display_name,
             "parent": None,
@@ -170,13 +186,13 @@ def _models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))
     async def models() -> Response:
-        return json_response({"object": "list", "data": [card(name) for name in service.names]})
+        return json_response({"object": "list", "data": [card(name) for name in service.model.names]})
 
     @app.get(
         "/v1/models/{name:path}", tags=["models"], summary="One of the names", responses=answers(ModelCard)
     )
     async def model(name: str) -> Response:
-        return json_response(card(service.check_model(name)))
+        return json_response(card(service.model.check_name(name)))
 
 
 def _about(app: FastAPI, service: Service) -> None:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API tells them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the form of OpenAI's API: a status, and `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KINDS = {
 
 
 class ApiError(Exception):
-    """An answer other than success.
+    """An HTTP answer that is an error.
 
     status:  of HTTP.
     param:   the field of the request that is at fault.
-    code:    a word for programs, such as "context_length_exceeded".
+    code:    for programs, such as "context_length_exceeded".
     headers: of the answer.
     """
 
@@ -44,6 +44,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
+        """OpenAI's error object."""
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -52,12 +53,13 @@ class ApiError(Exception):
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that cannot be served as it is."""
+    """The error (400) for a request that cannot be served as it is."""
     return ApiError(400, message, param=param, code=code)
 
 
 def api_error(error: BaseException) -> ApiError:
-    """What to tell a client of an exception. One that is not the client's own is logged, and not shown."""
+    """The error that a client gets for an exception. An unexpected one is logged, and its text is not
+    sent."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ConfigError | PromptError):
@@ -70,7 +72,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def json_bytes(document: object) -> bytes:
-    """UTF-8 JSON; half a surrogate pair, which a client can write as an escape, becomes "?"."""
+    """UTF-8 JSON; an unpaired surrogate, which a client can write as an escape, becomes "?"."""
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
@@ -80,8 +82,8 @@ def json_response(document: object, status: int = 200, headers: Mapping[str, str
 
 
 def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """A complaint of pydantic's, in one line: of several, about a field that may be one thing or another, the
-    one that went deepest."""
+    """The error for a body that pydantic refuses, in one line. Of several errors, as a union of types gives,
+    the one at the deepest location."""
     first: Mapping[str, Any] = max(
         errors, key=lambda e: len(e["loc"]), default={"msg": "it is not valid", "loc": ()}
     )
@@ -89,7 +91,7 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     message, kind, context = str(first["msg"]), first.get("type"), first.get("ctx") or {}
     if kind == "json_invalid":
         return bad(f"the body is not JSON: {context.get('error', message)}")
-    if kind == "field":  # protocol.py's own
+    if kind == "field":  # raised by protocol.py
         return bad(message, ".".join([*place, context["field"]]))
     if not place and kind in ("missing", "model_attributes_type", "model_type", "dict_type"):
         return bad("the body must be a JSON object")
@@ -98,7 +100,7 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _is_label(part: object) -> bool:
-    """Whether a part of a place is pydantic's name for one of several types, not a field or an index."""
+    """Whether a part of pydantic's location names a member of a union, not a field or an index."""
     if not isinstance(part, str):
         return False
     return part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper()

@@ -1,4 +1,4 @@
-"""What stands before the application: keys, host names, and bodies that are too large or too slow."""
+"""ASGI middleware: API keys, host names, and limits on the size and time of bodies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.http.errors import ApiError, bad
 
-ANONYMOUS = "anonymous"  # the namespace of every client of a server without keys
+ANONYMOUS = "anonymous"  # the namespace of clients without a key
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 JSON = "application/json"
-OPEN = ("/health", "/ping")
+OPEN = ("/health", "/ping")  # paths that need no key
 
 
 class Keys:
-    """API keys, of which only digests are kept."""
+    """The server's API keys; only their digests are kept."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in dict.fromkeys(keys)]
@@ -30,8 +30,8 @@ class Keys:
         return bool(self._digests)
 
     def namespace(self, key: bytes) -> str | None:
-        """What the holder of a key shares caches under; None for a key that is not one. Takes the same time
-        for every key."""
+        """The cache namespace of a key's holders; None for an unknown key. The time does not depend on how
+        much of a key is right."""
         given, found = _digest(key), None
         for digest in self._digests:
             if hmac.compare_digest(digest, given):
@@ -39,15 +39,21 @@ class Keys:
         return found
 
 
+def namespace_of(state: object) -> str:
+    """The cache namespace that `Guard` wrote into a request's state."""
+    return str(getattr(state, "namespace", ANONYMOUS))
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
 class Guard:
-    """Lets requests through that have a key and come under a host name of ours. Their `state` then has the
-    `namespace`.
+    """Refuses requests without a valid key or with another host name. Writes the client's cache namespace
+    into the request's state, see `namespace_of`.
 
-    is_open: paths that need no key, such as those of the web page.
+    hosts:   accepted values of the Host header without port; () accepts all.
+    is_open: paths that need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, hosts: Sequence[str], is_open: frozenset[str]) -> None:
@@ -98,8 +104,12 @@ class Guard:
 
 
 class BodyLimit:
-    """Reads a request's whole body before the application is asked, within a size and a time. A body whose
-    JSON writes text that is no Unicode is refused."""
+    """Reads the whole body of a request before the application runs. Refuses a body that is too large, late,
+    not declared as JSON, or has text that is not Unicode.
+
+    most:    bytes of a body.
+    seconds: until it must have arrived.
+    """
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self._app, self._most, self._seconds = app, most, seconds
@@ -112,21 +122,21 @@ class BodyLimit:
             headers = Headers(scope=scope)
             body = await self._read(headers, receive)
             if body and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-                # What a page elsewhere may send without being asked about is of other types.
+                # Browsers send cross-origin requests of other types without a CORS preflight.
                 raise ApiError(415, "send the body with the header Content-Type: application/json")
             if body is not None and _SURROGATE.search(body):
                 _check_unicode(body)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        if body is None:  # the client has gone
+        if body is None:  # the client disconnected
             return
-        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> Message:
-            return given.pop() if given else await receive()
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
 
-        await self._app(scope, again, send)
+        await self._app(scope, replay, send)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
         length = headers.get("content-length", "0")
@@ -163,10 +173,10 @@ class BodyLimit:
 
 
 def _check_unicode(body: bytes) -> None:
-    """Raise ApiError for JSON with half of a surrogate pair in it; it may stand for a pair's halves."""
+    """Raise ApiError for JSON with an unpaired surrogate. (The escapes of both halves of a pair are fine.)"""
     try:
         json.dumps(json.loads(body), ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise bad("the body holds half of a surrogate pair: its text is not Unicode") from None
-    except (ValueError, RecursionError):  # it is not JSON, which is told where it is read
+    except (ValueError, RecursionError):  # not JSON: the application refuses it
         return

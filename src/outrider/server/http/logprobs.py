@@ -9,19 +9,23 @@ from typing import Any
 from outrider.decoding.sampling.logprobs import TokenLogprobs
 from outrider.models.text.tokenizer import Tokenizer
 
-LEAST = -9999.0  # JSON has no -inf
+MIN_LOGPROB = -9999.0  # JSON has no -inf; OpenAI's value for very unlikely tokens
 
 
 def number(value: float) -> float:
-    return max(value, LEAST)
+    """A log-probability as a JSON number."""
+    return max(value, MIN_LOGPROB)
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """How tokens are written in logprobs."""
+class TokenTexts:
+    """The text of single tokens in logprobs, and entries of the shapes that need nothing else.
+
+    as_ids: write `token_id:N` (vLLM's `return_tokens_as_token_ids`).
+    """
 
     tokenizer: Tokenizer
-    as_ids: bool = False  # `token_id:N`, from which the ids can be had back
+    as_ids: bool = False
 
     def text(self, token: int) -> str:
         if self.as_ids:
@@ -29,7 +33,7 @@ class Texts:
         return self.tokenizer.decode([token], skip_special=False, continues=True)
 
     def chat(self, entry: TokenLogprobs) -> dict[str, Any]:
-        """One of `choices[].logprobs.content`."""
+        """One element of `choices[].logprobs.content`."""
         top = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
         return {
             **self._chat(entry.token, entry.logprob),
@@ -41,46 +45,49 @@ class Texts:
         return {"token": self.text(token), "logprob": number(logprob), "bytes": list(raw)}
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
-        """vLLM's `prompt_logprobs`: null for the first token, then by token id."""
+        """vLLM's `prompt_logprobs`: null for the first token, then an object by token id for each."""
         return [None, *(self._prompt(entry) for entry in entries)]
 
     def _prompt(self, entry: TokenLogprobs) -> dict[str, Any]:
-        found = {entry.token: (entry.logprob, entry.rank)}
-        likeliest = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
-        for rank, (token, logprob) in enumerate(likeliest, start=1):
-            found.setdefault(token, (logprob, rank))
+        ranked = {entry.token: (entry.logprob, entry.rank)}
+        top = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
+        for rank, (token, logprob) in enumerate(top, start=1):
+            ranked.setdefault(token, (logprob, rank))
         return {
             str(token): {"logprob": number(logprob), "rank": rank, "decoded_token": self.text(token)}
-            for token, (logprob, rank) in found.items()
+            for token, (logprob, rank) in ranked.items()
         }
 
 
-class Offsets:
-    """`choices[].logprobs` of the completions endpoint, token by token; it knows how long the text is."""
+class LogprobsWithOffsets:
+    """`choices[].logprobs` of /v1/completions. One object for each sample: it keeps the text offset, in
+    characters, of the next token."""
 
-    def __init__(self, texts: Texts) -> None:
-        self._texts, self._at = texts, 0
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts, self._offset = texts, 0
 
     def empty(self) -> dict[str, list[Any]]:
+        """The object for no tokens, to be filled by the methods below."""
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
-    def unknown(self, into: dict[str, list[Any]], token: int) -> None:
-        """Add a token without a log-probability: the first of a prompt."""
-        self._add(into, self._texts.text(token), None, None)
+    def add_unscored(self, into: dict[str, list[Any]], token: int) -> None:
+        """Add a token without a log-probability: the first one of a prompt."""
+        self._append(into, self._texts.text(token), None, None)
 
     def add(self, into: dict[str, list[Any]], entry: TokenLogprobs) -> None:
+        """Add a token."""
         own = self._texts.text(entry.token)
         top: dict[str, float] = {}
         for token, logprob in zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True):
             top.setdefault(self._texts.text(token), number(logprob))
         top.setdefault(own, number(entry.logprob))
-        self._add(into, own, number(entry.logprob), top)
+        self._append(into, own, number(entry.logprob), top)
 
-    def _add(
+    def _append(
         self, into: dict[str, list[Any]], text: str, logprob: float | None, top: dict[str, float] | None
     ) -> None:
         into["tokens"].append(text)
         into["token_logprobs"].append(logprob)
         into["top_logprobs"].append(top)
-        into["text_offset"].append(self._at)
-        self._at += len(text)
+        into["text_offset"].append(self._offset)
+        self._offset += len(text)

@@ -1,4 +1,4 @@
-"""Prometheus metrics, under vLLM's names for what is the same, with our prefix."""
+"""Prometheus metrics: vLLM's names where the meaning is the same, with the prefix `outrider:`."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ class Metrics:
         )
         return made.labels(self._model)
 
-    def watch(self) -> Watch:
-        """A stopwatch for one request, which starts now."""
-        return Watch(self)
+    def timer(self) -> RequestTimer:
+        """A timer for one request, which starts now."""
+        return RequestTimer(self)
 
     def page(self) -> bytes:
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class Watch:
-    """Times of one request, told to the histograms."""
+class RequestTimer:
+    """Observes the latencies and token counts of one request's samples in the histograms."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self._began = metrics, time.perf_counter()
@@ -58,21 +59,22 @@ class Watch:
         self._counts: dict[str, int] = {}
 
     def prompts(self, sizes: Iterable[int]) -> None:
+        """The number of tokens of each prompt."""
         for size in sizes:
             self._metrics.prompt.observe(size)
 
     def batch(self, events: Sequence[Event]) -> None:
-        """Events that came together."""
-        now, told = time.perf_counter(), set()
+        """Events that were delivered together."""
+        now, seen = time.perf_counter(), set()
         for event in events:
             name = event.request_id
             if isinstance(event, FinishEvent):
                 self._ended(name, now)
                 continue
             self._counts[name] = self._counts.get(name, 0) + 1
-            if name in told:
+            if name in seen:
                 continue
-            told.add(name)
+            seen.add(name)
             if (last := self._lasts.get(name)) is None:
                 self._firsts[name] = now
                 self._metrics.ttft.observe(now - self._began)
@@ -89,7 +91,7 @@ class Watch:
 
 
 class _EngineCollector(Collector):
-    """What the engine counts itself, read when somebody asks."""
+    """The engine's own counts, read at each scrape."""
 
     def __init__(self, model: str, engine: ServerEngine) -> None:
         self._model, self._engine = model, engine
@@ -195,7 +197,8 @@ class _EngineCollector(Collector):
 
 
 def speculation_state(text: str) -> tuple[str, str]:
-    """("on" or "off", the reason in one of few words; its numbers are in the status)."""
+    """("on" or "off", the reason). The reason is one of few texts without numbers, as a label must be; the
+    status document has the numbers."""
     head, _, tail = text.partition(":")
     state = "off" if head.startswith("off") else "on"
     reason = tail.strip() if state == "off" else ""

@@ -1,4 +1,5 @@
-"""The server's answers, as its OpenAPI document describes them. The answers themselves are made by hand."""
+"""The schemas of the server's answers in its OpenAPI document. The answers themselves are built elsewhere:
+these models only describe them."""
 
 from __future__ import annotations
 
@@ -148,13 +149,14 @@ Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
 
 def answers(model: type[BaseModel], media: str = "application/json") -> Responses:
-    """FastAPI's `responses` of a path that answers with a model's documents."""
+    """FastAPI's `responses` of a path whose answers have the schema of a model."""
     content: dict[str, Any] = {} if media == "application/json" else {"content": {media: {}}}
     return {200: {"description": "Done.", "model": model, **content}}
 
 
 def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
-    """The OpenAPI document: FastAPI's, with our statuses in place of its 422, and keys if they are needed."""
+    """The OpenAPI document: FastAPI's, with STATUSES in place of its 422, and bearer keys if they are
+    needed."""
     if app.openapi_schema:
         return app.openapi_schema
     made = get_openapi(

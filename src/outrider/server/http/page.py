@@ -1,4 +1,4 @@
-"""The web page: a few files, under a policy that lets nothing else run in it."""
+"""The web page: static files, with a Content-Security-Policy that allows nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ HEADERS = {
 
 
 def add_page(app: FastAPI, folder: Path) -> frozenset[str]:
-    """Show the files that are in a folder now, at / too if there is an index.html; returns their paths.
+    """Serve the files that are in a folder now, and its index.html at / too; returns their paths.
 
-    Without an index.html nothing is shown. Nothing else of the file system can be reached.
+    Without an index.html nothing is served. There is a route for each file, so that no request can reach
+    other files; links are left out.
     """
     if not (folder / "index.html").is_file():
         return frozenset()
@@ -31,11 +32,11 @@ def add_page(app: FastAPI, folder: Path) -> frozenset[str]:
     files = {"/" + path.relative_to(folder).as_posix(): path for path in found}
     files["/"] = folder / "index.html"
     for path, file in files.items():
-        app.router.routes.append(Route(path, _shown(file), include_in_schema=False))
+        app.router.routes.append(Route(path, _serve_file(file), include_in_schema=False))
     return frozenset(files)
 
 
-def _shown(file: Path) -> Callable[[Request], Awaitable[Response]]:
+def _serve_file(file: Path) -> Callable[[Request], Awaitable[Response]]:
     async def page(_: Request) -> Response:
         return FileResponse(file, media_type=TYPES[file.suffix], headers=HEADERS)
 

@@ -1,7 +1,7 @@
-"""What clients may send: OpenAI's fields, vLLM's beside them, and ours.
+"""The bodies of requests: OpenAI's fields, vLLM's additions, and Outrider's own.
 
-A field that nobody knows is refused with the nearest name that is known; one that is known and means
-nothing here is accepted where its value changes nothing, and refused with the reason otherwise.
+An unknown field is refused, with the nearest known name. A field of OpenAI's or vLLM's that has no effect
+here is accepted when its value is the neutral one, and refused with a reason otherwise.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pydantic_core import PydanticCustomError
 
 from outrider.errors import nearest
 
-_ANYTHING = object()  # a neutral value of every sort
+_ANYTHING = object()  # in a list of neutral values: every value is
 _Neutral: TypeAlias = tuple[tuple[object, ...], str]
 
-# Fields that are known and not used: the values that change nothing, and why others are refused.
+# Fields without effect: their neutral values, and why other values are refused.
 NEUTRAL: dict[str, _Neutral] = {
     "user": ((_ANYTHING,), ""),
     "metadata": ((_ANYTHING,), ""),
@@ -50,10 +50,10 @@ NEUTRAL: dict[str, _Neutral] = {
 
 
 class Strict(BaseModel):
-    """A model that converts nothing and knows its fields."""
+    """A model without type conversion and without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    unused: ClassVar[Mapping[str, _Neutral]] = {}  # fields that are known and not read
+    unused: ClassVar[Mapping[str, _Neutral]] = {}  # fields without effect
 
     @model_validator(mode="before")
     @classmethod
@@ -73,7 +73,7 @@ class Strict(BaseModel):
 
 
 def _refuse(name: str, value: object) -> None:
-    """Raise for a value that would change something."""
+    """Raise for a value that is not neutral."""
     neutral, reason = NEUTRAL[name]
     if value is None or _ANYTHING in neutral:
         return
@@ -82,8 +82,8 @@ def _refuse(name: str, value: object) -> None:
 
 
 def _complaint(field: str, message: str) -> PydanticCustomError:
-    """An error about one field of an object. The message stands in the context: as a template it would be
-    read for braces."""
+    """An error about one field of an object. The message is passed in the context, because pydantic formats
+    the template."""
     return PydanticCustomError("field", "{message}", {"message": message, "field": field[:80]})
 
 
@@ -130,7 +130,8 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class Sampling(Strict):
-    """What chat and plain completions have in common: `SamplingParams` under vLLM's names, and ours."""
+    """The fields that both generating paths share: those of SamplingParams under vLLM's names, and
+    Outrider's."""
 
     unused = NEUTRAL
 
@@ -209,7 +210,7 @@ class NamedTool(Strict):
 
 
 class Message(BaseModel):
-    """One message; further fields are the chat template's to read."""
+    """One message. Further fields are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

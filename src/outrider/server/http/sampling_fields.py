@@ -1,4 +1,5 @@
-"""From a request's fields to sampling parameters. Nothing here waits or keeps state."""
+"""From the fields of a request to SamplingParams, and to the fields of Request about drafting. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from outrider.pipeline import Pipeline
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import ChatRequest, CompletionRequest, Sampling
 
-MOST_FORM_CHARS = 100_000  # of a schema, grammar, regex or list of choices, as JSON
+MAX_FORMAT_CHARS = 100_000  # of a schema, grammar, regex or list of choices, as JSON
 
 # Fields that SamplingParams has under the same name.
 _SAME = (
@@ -34,14 +35,14 @@ _GUIDED = {
 
 
 def sampling_params(body: Sampling, *, max_logprobs: int, **more: Any) -> SamplingParams:
-    """A request's SamplingParams. `more` takes precedence.
+    """The SamplingParams of a request. `more` has precedence over its fields.
 
     Raises ApiError for fields that contradict each other, ConfigError for values out of range.
     """
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = _biases(body.logit_bias)
-    if (shape := form(body)) is not None:
+    if (shape := output_format(body)) is not None:
         given["structured_outputs"] = shape
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: samples are not ranked; draw n and rank them", "best_of")
@@ -54,8 +55,8 @@ def sampling_params(body: Sampling, *, max_logprobs: int, **more: Any) -> Sampli
 
 
 def completion_params(body: CompletionRequest, max_logprobs: int) -> SamplingParams:
-    """SamplingParams of a plain completion. With `echo`, `max_tokens` may be 0: one token is written then,
-    which nobody is shown."""
+    """SamplingParams of /v1/completions. With `echo`, `max_tokens` may be 0: one token is generated, and is
+    not sent. Raises ApiError and ConfigError."""
     if body.suffix:
         raise bad("suffix is refused: no model here fills in between two texts", "suffix")
     _bounded("logprobs", body.logprobs, max_logprobs)
@@ -71,7 +72,8 @@ def completion_params(body: CompletionRequest, max_logprobs: int) -> SamplingPar
 
 
 def chat_params(body: ChatRequest, max_logprobs: int, **more: Any) -> SamplingParams:
-    """SamplingParams of a chat completion; without a limit it goes on to the end of the context."""
+    """SamplingParams of /v1/chat/completions; without a limit a sample may fill the context. Raises ApiError
+    and ConfigError."""
     limits = {v for v in (body.max_tokens, body.max_completion_tokens) if v is not None}
     if len(limits) > 1:
         raise bad("max_tokens and max_completion_tokens differ; give one", "max_tokens")
@@ -90,8 +92,9 @@ def _bounded(name: str, value: int | None, most: int) -> None:
         raise bad(f"{name} must be from 0 to {most}, not {value} (--max-logprobs)", name)
 
 
-def form(body: Sampling) -> Mapping[str, Any] | None:
-    """The form that the output is to have, as fields of StructuredOutputsParams. Raises ApiError for two."""
+def output_format(body: Sampling) -> Mapping[str, Any] | None:
+    """The requested structure of the output, as fields of StructuredOutputsParams; None for any text. Raises
+    ApiError for two."""
     found: dict[str, Mapping[str, Any]] = {}
     if (wanted := body.response_format) is not None and wanted.type != "text":
         if wanted.type == "json_object":
@@ -118,11 +121,11 @@ def form(body: Sampling) -> Mapping[str, Any] | None:
     return shape if blanks is None else {**shape, "whitespace_pattern": blanks}
 
 
-def check_size(form: str, param: str) -> None:
-    """Raise ApiError for a form that would take long to compile for its size alone."""
-    if len(form) > MOST_FORM_CHARS:
+def check_size(text: str, param: str) -> None:
+    """Raise ApiError for a schema or grammar whose size alone would make it slow to compile."""
+    if len(text) > MAX_FORMAT_CHARS:
         raise bad(
-            f"the form of the output takes {len(form)} characters; at most {MOST_FORM_CHARS} can", param
+            f"the form of the output takes {len(text)} characters; at most {MAX_FORMAT_CHARS} can", param
         )
 
 
@@ -137,8 +140,9 @@ def _biases(values: Mapping[str, float]) -> dict[int, float]:
     return found
 
 
-def speculation(body: Sampling, pipeline: Pipeline) -> dict[str, Any]:
-    """Fields of Request that a request's `speculative` asks for. Raises ApiError for what is not there."""
+def draft_fields(body: Sampling, pipeline: Pipeline) -> dict[str, Any]:
+    """Fields of Request for a body's `speculative`. Raises ApiError for a drafter that the server does not
+    have."""
     wanted = body.speculative
     if wanted is None or wanted is True:
         return {}

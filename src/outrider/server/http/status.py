@@ -1,4 +1,4 @@
-"""/v1/outrider/status: what the engine does and why, for people and for the web page."""
+"""/v1/outrider/status: the engine's configuration and counts, for operators and for the web page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def status(service: Service) -> dict[str, Any]:
     return {
         "version": __version__,
         "model": {
-            "names": list(service.names),
+            "names": list(service.model.names),
             "target": pipeline.models["target"],
             "draft": pipeline.models["draft"],
             "max_model_len": service.engine.context,
-            "has_chat_template": bool(service.template_source),
-            "system_fingerprint": service.fingerprint,
+            "has_chat_template": bool(service.templates.source),
+            "system_fingerprint": service.model.fingerprint,
         },
         "speculation": {
             "method": pipeline.speculative.method,
@@ -33,7 +33,7 @@ def status(service: Service) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value in JSON's types; what is no number there becomes null."""
+    """A value in JSON's types; NaN and infinities become null."""
     if isinstance(value, dict):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

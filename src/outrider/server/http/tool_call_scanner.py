@@ -1,4 +1,4 @@
-"""Reads one `{"name": …, "arguments": {…}}` as it is being written."""
+"""An incremental scanner for one `{"name": …, "arguments": {…}}`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class CallScanner:
-    """Follows a JSON object's text character by character. The members that matter are `name`, a text, and
-    `arguments` or `parameters`, whose own text is handed on; others are passed over.
+    """Scans a JSON object's text character by character. It reads the members `name`, a string, and
+    `arguments` or `parameters`, whose JSON text `take` returns; other members are skipped.
 
-    name:   once its value is complete.
-    done:   the object is closed. failed: this is no such object.
+    name:   None until its value is complete.
+    done:   the object is closed.
+    failed: the text is not such an object.
     """
 
     def __init__(self) -> None:
@@ -20,26 +21,26 @@ class CallScanner:
         self.done = self.failed = False
         self._depth = 0
         self._string = self._escape = False
-        self._key: str | None = None  # of the member that is being read
-        self._value: list[str] | None = None  # its text so far; None before the colon
-        self._word: list[str] = []  # a key that is being read
+        self._key: str | None = None  # of the current member
+        self._value: list[str] | None = None  # the text of its value so far; None before the colon
+        self._word: list[str] = []  # the text of the current key so far
         self._found: list[str] = []  # text of the arguments that was not taken yet
-        self._arguments = False  # they have been read
+        self._arguments = False  # the arguments are complete
 
     def push(self, text: str) -> int:
-        """Take characters until the object is closed, or cannot be one; returns how many."""
+        """Consume characters until the object is closed or has failed; returns how many were consumed."""
         for at, char in enumerate(text):
-            self._one(char)
+            self._advance(char)
             if self.done or self.failed:
                 return at + (not self.failed)
         return len(text)
 
     def take(self) -> str:
-        """Text of the arguments that came since the last call."""
+        """The text of the arguments since the last call of `take`."""
         found, self._found = "".join(self._found), []
         return found
 
-    def _one(self, char: str) -> None:
+    def _advance(self, char: str) -> None:
         if self._depth == 0:
             if char == "{":
                 self._depth = 1
@@ -62,7 +63,7 @@ class CallScanner:
             self.failed = True
 
     def _quoted(self, char: str) -> bool:
-        """Lead on inside a string. True when it ends."""
+        """Advance inside a string. True at its end."""
         if self._escape:
             self._escape = False
         elif char == "\\":
@@ -91,7 +92,7 @@ class CallScanner:
             self.done = char == "}" and not self.failed
         elif char == "]":
             self.failed = True
-        elif self._value or not char.isspace():  # blanks before a value are left out
+        elif self._value or not char.isspace():  # blanks before a value are dropped
             self._keep(char)
 
     def _keep(self, char: str) -> None:
@@ -99,7 +100,7 @@ class CallScanner:
         self._value.append(char)
         if self._key in _ARGUMENTS and not self._arguments:
             blank = char.isspace() and self._depth == 1 and not self._string
-            if not blank:  # behind the value
+            if not blank:  # after the value
                 self._found.append(char)
 
     def _end_value(self) -> None:

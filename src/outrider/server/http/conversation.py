@@ -1,0 +1,112 @@
+"""From a conversation to the text of a prompt, through a chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.server.http import tools
+from outrider.server.http.chat_templates import ChatTemplates
+from outrider.server.http.errors import bad
+from outrider.server.http.protocol import Message, Tool
+
+_MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
+_RESERVED = {"messages", "tools", "add_generation_prompt", "documents", "chat_template"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation, in the terms that all dialects are translated to.
+
+    messages:  at least one.
+    tools:     those that the prompt describes.
+    template:  source of a chat template that the request brought.
+    variables: further variables of the template.
+    documents, reasoning_effort: variables of the template that have request fields of their own.
+    add_generation_prompt:  end with the start of the assistant's message; None is true, except with
+    continue_final_message: end within the last message, which the model continues.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    template: str | None = None
+    variables: Mapping[str, Any] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+
+def render(templates: ChatTemplates, conversation: Conversation) -> str:
+    """The prompt's text. Raises ApiError, PromptError and ConfigError."""
+    template = templates.get(conversation.template)
+    source = conversation.template or templates.source or ""
+    variables = _variables(conversation, source)
+    messages = [_message(message) for message in conversation.messages]
+    described = [tool.model_dump(exclude_none=True) for tool in conversation.tools]
+    if re.search(r"\btools\b", source):
+        variables["tools"] = described or None
+    else:
+        messages = tools.describe_in_words(messages, described)
+    continues, opens = conversation.continue_final_message, conversation.add_generation_prompt
+    if continues and opens:
+        raise bad(
+            "continue_final_message and add_generation_prompt contradict each other", "add_generation_prompt"
+        )
+    if not continues:
+        return template.render(messages, add_generation_prompt=opens is not False, **variables)
+    last = messages[-1]
+    if not isinstance(last.get("content"), str):
+        raise bad("continue_final_message needs a last message with text", "continue_final_message")
+    messages[-1] = {**last, "content": last["content"].rstrip() + _MARK}
+    text, mark, _ = template.render(messages, add_generation_prompt=False, **variables).rpartition(_MARK)
+    if not mark:
+        raise bad("the model's chat template leaves the last message out", "continue_final_message")
+    return text
+
+
+def _variables(conversation: Conversation, source: str) -> dict[str, Any]:
+    """Variables for a template with this source. Raises ApiError for those that a request may not set."""
+    variables = dict(conversation.variables or {})
+    for name in variables:
+        if name in _RESERVED or not name.isidentifier():
+            raise bad(
+                f"chat_template_kwargs has {name[:80]!r}, which is not its to set", "chat_template_kwargs"
+            )
+    if conversation.documents is not None:
+        variables["documents"] = conversation.documents
+    if conversation.reasoning_effort not in (None, "none"):
+        if "reasoning_effort" not in source:
+            raise bad(
+                "reasoning_effort is refused: the model's chat template does not read it",
+                "reasoning_effort",
+            )
+        variables["reasoning_effort"] = conversation.reasoning_effort
+    return variables
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """A message as templates expect it."""
+    found = message.model_dump(exclude_none=True)
+    if found["role"] == "developer":  # OpenAI's newer name; templates know the older one
+        found["role"] = "system"
+    if message.tool_calls:
+        found["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return found
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A past tool call with its arguments as an object, which templates write as JSON."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise bad("a message has a tool call without function.name", "messages")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise bad("a message has a tool call whose arguments are not JSON", "messages") from None
+    return {**call, "function": {**function, "arguments": arguments}}
