@@ -96,7 +96,7 @@ def test_the_suite_sees_what_it_should(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_kinds_and_counts_tell_what_happened(engine: str) -> None:
+def test_kinds_and_counts_match_the_steps(engine: str) -> None:
     for output in plain(engine, "greedy").values():
         assert set(output.kinds) == {"bonus"}
     expected = plain(engine, "temperature")

@@ -276,7 +276,7 @@ class ForgetsTheOffset(PrefixCache):
         return taken
 
 
-def test_a_neighbours_hidden_states_are_noticed() -> None:
+def test_another_nodes_hidden_states_are_noticed() -> None:
     models = MADE["toy"]
     plain = run(models.engine(), None, requests(PARAMS["temperature"]))
     recorder = HiddenRecorder(make_drafter("always_right", models, answers(plain)), (2,))
@@ -346,7 +346,7 @@ class NeverTapped(ToyModel):
 
 
 @pytest.mark.parametrize("make", [lambda m: None, lambda m: make_drafter("ngram", m, {})])
-def test_nothing_is_computed_or_held_when_nobody_asks(make: Callable[[Models], Any]) -> None:
+def test_nothing_is_computed_or_stored_without_taps(make: Callable[[Models], Any]) -> None:
     models = Models(NeverTapped(48, 128), ToyModel(48, 128))
     seen: list[SeqHandle] = []
 

@@ -71,7 +71,7 @@ def strangers(found: dict[str, Output], made: Models, engine: str, params: str) 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("params", DRAWN)
-def test_drawn_texts_are_sound(engine: str, rule: str, params: str) -> None:
+def test_sampled_texts_are_possible_for_the_target(engine: str, rule: str, params: str) -> None:
     for drafter in (
         "independent draft_model",
         "draft_model",

@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> NativeModel:
     return NativeModel.load(open_model(tiny_gguf(tmp_path / "tiny.gguf")), threads=1)
 
 
-def test_a_draft_model_reads_what_it_missed_without_logits() -> None:
+def test_draft_prefill_is_measured_without_logits() -> None:
     wanted: dict[int, set[int]] = {}
 
     class Watched(ToyModel):

@@ -418,7 +418,7 @@ def test_width_and_build_do_not_change_a_bit(tmp_path: Path, name: str, isa: str
     assert same_bits(wanted, np.concatenate([run(model, cache, [token]) for token in PROMPT]))
 
 
-def test_the_command_says_what_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_what_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", dims=WIDE)
     command = ["run", "-m", str(path), "-p", "the fox", "-n", "4", "--temp", "0"]
     assert main([*command, "--quantization", "q4_k"]) == 0

@@ -10,7 +10,7 @@ def test_python_and_cpp_know_the_same_types() -> None:
     assert _core.weight_types() == BLOCKS
 
 
-def test_types_in_files_are_as_large_as_ggml_says() -> None:
+def test_types_in_files_have_ggmls_sizes() -> None:
     for name in SUPPORTED_TYPES:
         assert BLOCKS[name] == GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     assert not LOADED_ONLY & GGMLQuantizationType.__members__.keys()

@@ -133,7 +133,7 @@ def test_what_can_never_run_is_refused_at_the_door(pipeline: Pipeline) -> None:
     serve(ServerEngine(pipeline, max_waiting=3), client)
 
 
-def test_a_full_queue_says_when_to_try_again(target_file: Path) -> None:
+def test_a_full_queue_reports_when_to_try_again(target_file: Path) -> None:
     pipeline, model = gated(target_file)
 
     async def client(engine: ServerEngine) -> None:
@@ -241,7 +241,7 @@ def test_recent_outputs_have_a_share_of_the_memory(target_file: Path) -> None:
     assert (short.stats.lookup_limit, short.stats.lookup_bytes) == (0, 0), "and what was kept is dropped"
 
 
-def test_no_room_for_anything_is_told_at_the_start(pipeline: Pipeline) -> None:
+def test_too_little_memory_is_reported_at_the_start(pipeline: Pipeline) -> None:
     with pytest.raises(InsufficientMemoryError, match="one sequence of 256 tokens"):
         ServerEngine(pipeline, memory_limit=10**6)
     with pytest.raises(ConfigError, match="max_waiting"):
@@ -274,7 +274,7 @@ def test_a_cancelled_request_frees_its_place_with_the_next_step(target_file: Pat
     serve(ServerEngine(pipeline), client)
 
 
-def test_an_unread_stream_holds_nobody_up(pipeline: Pipeline) -> None:
+def test_an_unread_stream_delays_no_other(pipeline: Pipeline) -> None:
     async def client(engine: ServerEngine) -> None:
         unread = engine.submit([request("a", max_tokens=200)])
         for turn in range(5):
@@ -400,7 +400,7 @@ def healthy(engine: ServerEngine) -> bool:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the target broke"), SystemExit(3), MemoryError()])
-def test_a_broken_engine_ends_all_with_an_error_and_hangs_nobody(
+def test_a_broken_engine_ends_all_requests_with_an_error(
     target_file: Path, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     pipeline, model = gated(target_file)

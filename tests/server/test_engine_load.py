@@ -205,7 +205,7 @@ def test_a_block_of_another_text_is_noticed(target_file: Path, draft_file: Path)
     assert disagreements(mine, [other, *BUSY]) != []
 
 
-def test_draws_that_depend_on_the_company_are_noticed(
+def test_sampling_that_depends_on_other_requests_is_noticed(
     target_file: Path, draft_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broken twin of seeds: one stream of random numbers for all who share the batch."""

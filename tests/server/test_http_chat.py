@@ -131,7 +131,7 @@ def test_what_templates_are_given(templated: Running) -> None:
     assert answer["choices"][0]["message"]["content"].startswith("half a ")
 
 
-def test_templates_that_fail_harm_nobody(templated: Running) -> None:
+def test_templates_that_fail_do_not_affect_other_requests(templated: Running) -> None:
     for template, message in (
         ("{% for x in range(10**9) %}{% for y in range(10**9) %}{% endfor %}{% endfor %}", "failed"),
         ("{{ raise_exception('not so') }}", "not so"),
@@ -185,7 +185,7 @@ def test_what_is_refused(server: Running, body: dict[str, Any], param: str | Non
     assert error["param"] == param
 
 
-def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+def test_a_model_without_a_template_is_reported(tmp_path: Path) -> None:
     from tests.support.models import tiny_gguf
 
     bare = tiny_gguf(tmp_path / "bare.gguf", keys={"tokenizer.chat_template": None})

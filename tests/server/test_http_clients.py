@@ -59,7 +59,7 @@ def test_a_client_that_leaves_while_it_waits(slow: Running) -> None:
     slow.until(slow.idle)
 
 
-def test_too_many_are_told_to_come_back(slow: Running) -> None:
+def test_too_many_requests_get_429(slow: Running) -> None:
     with ThreadPoolExecutor(5) as pool:
         body = {**LONG, "max_tokens": 60, "seed": 2}
         four = [pool.submit(slow.post, "/v1/completions", body) for _ in range(4)]
@@ -237,7 +237,7 @@ def test_a_second_signal_ends_at_once(process: Any) -> None:
     assert "Traceback" not in child.stderr.read()
 
 
-def test_places_where_nobody_can_listen(slow: Running) -> None:
+def test_addresses_that_cannot_be_bound(slow: Running) -> None:
     port = int(slow.url.rpartition(":")[2])
     for host, number in (("127.0.0.1", port), ("no.such.host.invalid", 0), ("192.0.2.1", 0)):
         with pytest.raises(ConfigError, match=r"cannot listen on .*--port"):

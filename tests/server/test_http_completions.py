@@ -79,7 +79,7 @@ def test_usage_and_what_stands_around_a_choice(server: Running) -> None:
     assert complete(server, model="other", max_tokens=1).model == "other"
 
 
-def test_usage_says_what_of_the_prompt_was_cached(server: Running) -> None:
+def test_usage_reports_cached_prompt_tokens(server: Running) -> None:
     """Whole blocks of 16; not what samples of one request find of each other."""
     prompt = [9, *range(40, 139)]
 

@@ -152,7 +152,7 @@ def test_a_setting_out_of_range_is_not_sent(page: Page) -> None:
     assert page.js("return document.activeElement.id") == "temperature"
 
 
-def test_what_the_server_refuses_is_told_and_can_be_asked_again(page: Page) -> None:
+def test_a_refusal_is_shown_and_can_be_retried(page: Page) -> None:
     page.set("max-tokens", "100000")
     page.say("hello")
     page.until(lambda: page("failure").is_displayed())

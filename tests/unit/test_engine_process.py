@@ -33,7 +33,7 @@ def test_it_answers_until_it_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_end_without_an_answer_is_told_with_its_reason(tmp_path: Path, kept: bool) -> None:
+def test_an_end_without_an_answer_is_reported_with_its_reason(tmp_path: Path, kept: bool) -> None:
     engine = EngineProcess("doubles", [sys.executable, "-c", DOUBLES], tmp_path / "log" if kept else None)
     with pytest.raises(SystemExit, match="doubles stopped with status 4: no number"):
         engine.ask(None)

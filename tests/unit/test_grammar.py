@@ -225,7 +225,9 @@ def test_requests_for_the_same_form_share_the_work_but_not_the_state() -> None:
         ({"structured_outputs": {"json_object": True, "whitespace_pattern": "["}}, "the JSON schema"),
     ],
 )
-def test_what_cannot_be_compiled_is_said_in_one_line(arguments: dict[str, Any], words: str) -> None:
+def test_a_grammar_that_cannot_be_compiled_is_an_error_of_one_line(
+    arguments: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         constraint(**arguments)
     assert "\n" not in str(caught.value)

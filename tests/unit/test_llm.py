@@ -81,7 +81,7 @@ def test_the_same_tokens_with_and_without_speculation(
         assert _ids(LLM(target_file, **arguments), PROMPTS, params) == plain
 
 
-def test_a_prompt_does_not_depend_on_its_neighbours(llm: LLM) -> None:
+def test_a_prompts_output_does_not_depend_on_other_prompts(llm: LLM) -> None:
     together = _ids(llm, PROMPTS, SEEDED)
     assert [_ids(llm, p, SEEDED)[0] for p in PROMPTS] == together
     assert _ids(llm, PROMPTS[::-1], SEEDED) == together[::-1]
@@ -192,7 +192,7 @@ def test_bad_prompts(llm: LLM, prompt: Any, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_bad_prompt_is_told_by_its_number_and_nothing_has_run(llm: LLM) -> None:
+def test_a_bad_prompt_is_reported_by_number_before_anything_runs(llm: LLM) -> None:
     prompts: list[Any] = ["fine", [999]]
     with pytest.raises(PromptError, match=r"prompt 2: .*999"):
         llm.generate(prompts, GREEDY)
@@ -217,7 +217,7 @@ def test_a_draft_of_another_vocabulary_is_refused(target_file: Path, tmp_path: P
     assert "id 2 is '<|im_end|>' in the target and '<|other|>' in the draft" in str(caught.value)
 
 
-def test_too_little_memory_is_told_before_loading(
+def test_too_little_memory_is_reported_before_loading(
     target_file: Path, draft_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.memory.available_bytes", lambda: 1000)

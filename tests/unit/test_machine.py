@@ -24,7 +24,7 @@ from outrider.machine import cpu_name
         ("model name : Some Processor\n", "Some Processor"),
     ],
 )
-def test_a_name_that_says_little_is_made_plain(told: str, name: str, tmp_path: Path) -> None:
+def test_an_uninformative_cpu_name_is_completed(told: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(told)
     assert cpu_name(tmp_path / "cpuinfo") == name
 

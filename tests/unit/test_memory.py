@@ -67,7 +67,7 @@ def test_a_refusal_names_both_models_what_is_there_and_what_to_do() -> None:
     assert "ngram" not in str(caught.value)
 
 
-def test_what_is_available_is_asked_when_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_is_asked_for_available_memory_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1)
     with pytest.raises(InsufficientMemoryError, match="available 0 kB"):
         memory.check(PARTS, 1)

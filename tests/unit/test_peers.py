@@ -177,7 +177,7 @@ def test_the_order_turns_back() -> None:
     assert list(peers.order(both, 1)) == both[::-1]
 
 
-def test_what_stopped_an_engine_is_said(tmp_path: Path) -> None:
+def test_what_stopped_an_engine_is_reported(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Traceback >&2\necho no module named numpy >&2\nexit 3\n", "utf-8")
     python.chmod(0o755)

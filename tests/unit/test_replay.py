@@ -32,7 +32,7 @@ def replay() -> Any:
     return script("replay")
 
 
-def test_whoever_follows_the_text_is_told_how_it_goes_on(replay: Any) -> None:
+def test_a_prefix_of_the_text_gets_its_next_token(replay: Any) -> None:
     model = replay.Replay(50, COSTS, clock := replay.Clock())
     model.text = [7, 8, 9, 10, 11]
     cache = model.new_cache(10)
@@ -68,7 +68,7 @@ def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(r
     assert seconds[1] < 0.5 * seconds[0]
 
 
-def test_prompts_are_put_behind_others(replay: Any) -> None:
+def test_other_prompts_are_put_before_each(replay: Any) -> None:
     plain, long = replay.items_of("edit", 0), replay.items_of("edit", 5)
     assert plain == workloads.load("edit")
     assert [item.id for item in long] == [f"{short.id} behind 5" for short in plain]
@@ -78,9 +78,7 @@ def test_prompts_are_put_behind_others(replay: Any) -> None:
         assert sum(prompt in long[i].prompt for prompt in every) == 6
 
 
-def test_texts_are_taken_from_the_file_as_long_as_their_prompts_are_worded_so(
-    replay: Any, tmp_path: Path
-) -> None:
+def test_texts_are_reused_while_their_prompts_are_unchanged(replay: Any, tmp_path: Path) -> None:
     options = {"workloads": ["edit", "chat"], "temps": [0.0, 0.7], "limit": 2, "seeds": 2}
     args = argparse.Namespace(**options, n=16, behind=0)
     texts = [

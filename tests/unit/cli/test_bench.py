@@ -195,7 +195,7 @@ def test_bad_input(bench: Any, args: list[str], words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--plot", "--temps", "--seeds"])
-def test_flags_without_a_meaning_beside_a_cost_curve(
+def test_flags_that_do_not_apply_to_a_cost_curve(
     flag: str, target_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "-m", str(target_file), "--cost-curve", flag, "0"]) == 2

@@ -39,7 +39,7 @@ def test_three_prompts_with_identity_rates_and_speed_up(
     assert "DIFFERENT" not in out
 
 
-def test_a_different_token_is_told_and_is_status_1(
+def test_a_different_token_is_reported_with_status_1(
     long_target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An engine whose logits depend on how many tokens share the pass: what batch invariance forbids."""

@@ -157,7 +157,7 @@ def test_a_page_that_does_not_escape_is_caught(monkeypatch: pytest.MonkeyPatch) 
     assert not _harmless(page.html(_document(HOSTILE)))
 
 
-def test_broken_identity_and_other_load_are_told_first() -> None:
+def test_broken_identity_and_other_load_are_reported_first() -> None:
     document = _document(["chat"], temperatures=(0.0,))
     entry = document["workloads"][0]
     entry["methods"]["auto"] = entry["methods"]["auto"] | {"identical": False}

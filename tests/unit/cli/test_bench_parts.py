@@ -37,7 +37,7 @@ def test_speedup_takes_the_median_over_runs_and_the_geometric_mean_over_prompts(
     assert stats.speedup([[1.0, 2.0, 100.0], [8.0]]) == (estimate, (low, high))  # seeded
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_truth_at_its_nominal_rate() -> None:
     rng = np.random.default_rng(7)
     covered = 0
     for i in range(40):
@@ -73,7 +73,7 @@ def test_a_workload_file(tmp_path: Path) -> None:
         ('{"id": "a", "workload": "w", "prompt": "p"}\n' * 2, "line 2: the id 'a' occurs twice"),
     ],
 )
-def test_a_bad_workload_file_is_told_by_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_bad_workload_file_is_reported_by_line(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "w.jsonl"
     path.write_text(text, "utf-8")
     with pytest.raises(ConfigError) as caught:

@@ -53,7 +53,7 @@ def test_paths_are_made_absolute_and_folders_measured(
     ]
 
 
-def test_the_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_which_models_are_cached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     present = CATALOG["smollm2"]
     (tmp_path / "models").mkdir()
     path = tmp_path / "models" / present.file_name

@@ -91,7 +91,7 @@ def test_the_spellings_of_llama_cpp(run: Any, tmp_path: Path, draft_file: Path) 
         assert json.loads(out)["token_ids"] == json.loads(expected)["token_ids"]
 
 
-def test_a_drawn_seed_is_reported_and_repeats(run: Any) -> None:
+def test_a_random_seed_is_reported_and_repeats(run: Any) -> None:
     _, out, _ = run("-p", "the fox", "-n", "10", "--json")
     first = json.loads(out)
     _, out, _ = run("-p", "the fox", "-n", "10", "--json", "--seed", str(first["seed"]))

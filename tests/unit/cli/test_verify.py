@@ -318,7 +318,7 @@ def test_a_broken_draft_cache_breaks_nothing(verify: Any, draft_file: Path, monk
     assert status == 0, out
 
 
-def test_a_difference_is_told_in_full(verify: Any, monkeypatch: Patch) -> None:
+def test_a_difference_is_reported_in_full(verify: Any, monkeypatch: Patch) -> None:
     model(DriftsMuch)(monkeypatch)
     status, out, _ = verify(*GREEDY, "--draft", "3")
     assert status == 1
@@ -407,7 +407,7 @@ def test_a_model_or_endpoints_are_needed(capsys: pytest.CaptureFixture[str]) -> 
     assert "--endpoint" in capsys.readouterr().err
 
 
-def test_a_drafter_with_nothing_to_say_leaves_the_distribution_out(verify: Any, tmp_path: Path) -> None:
+def test_without_drafts_the_distribution_is_not_tested(verify: Any, tmp_path: Path) -> None:
     """Its own prompts repeat themselves enough for this drafter, those of the distribution do not."""
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"id": "a", "workload": "w", "prompt": "xyzzy" * 9}), "utf-8")

@@ -40,7 +40,7 @@ def dense(distribution: Distribution) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (2**64 - 1, 2**40 + 3), (12345, 77)])
-def test_uniforms_are_what_the_docstring_says(seed: int, position: int) -> None:
+def test_uniforms_match_the_docstring(seed: int, position: int) -> None:
     for purpose in (DRAFT, ACCEPT, NEXT):
         found = uniforms(seed, position, purpose, np.array([0, 9]))
         for number, value in zip((0, 9), found.tolist(), strict=True):
@@ -120,9 +120,7 @@ def test_the_residual_is_what_is_left_over(p: Distribution, q: Distribution, sca
 
 
 @given(distributions(), st.integers(1, 9), st.integers(0, 99))
-def test_siblings_are_different_and_say_what_they_were_drawn_from(
-    q: Distribution, count: int, seed: int
-) -> None:
+def test_siblings_differ_and_state_their_distributions(q: Distribution, count: int, seed: int) -> None:
     tokens, drawn_from = siblings(q, count, StepRandomness(seed, 1), 5)
     assert len(set(tokens)) == len(tokens) == min(count, np.count_nonzero(q.probs))
     left = dense(q)
@@ -137,7 +135,7 @@ def test_siblings_are_different_and_say_what_they_were_drawn_from(
 
 @settings(max_examples=150)
 @given(cases())
-def test_the_distribution_is_the_one_that_tokens_are_drawn_from(
+def test_the_distribution_is_the_one_that_tokens_are_sampled_from(
     case: tuple[SamplingParams, npt.NDArray[np.float32], list[int], int, int],
 ) -> None:
     """With the sampler's own noise, log-probability plus noise is greatest for the sampler's token."""
@@ -178,7 +176,7 @@ def test_the_distribution_after_each_stage(arguments: dict[str, Any], expected: 
     np.testing.assert_allclose(row, expected, atol=1e-6)
 
 
-def test_what_cannot_be_drawn_from_is_refused() -> None:
+def test_a_distribution_that_cannot_be_sampled_is_refused() -> None:
     for temperature in (0.0, 1.0):
         with pytest.raises(ModelError, match="nan"):
             Sampler(SamplingParams(temperature=temperature), 3).distribution(

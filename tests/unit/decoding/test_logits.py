@@ -161,7 +161,7 @@ def test_a_constrained_text_goes_on_where_it_should_but_ends_where_it_must() -> 
         assert left(context.then(1), constraint=constraint, **arguments) == {EOS}
 
 
-def test_nothing_left_is_said_in_one_line() -> None:
+def test_no_token_left_is_an_error_of_one_line() -> None:
     sampler = Sampler(
         SamplingParams(allowed_token_ids=[2]), VOCAB, {EOS}, constraint=After({-1: {1}}), bad_words=[(3,)]
     )

@@ -205,7 +205,7 @@ def test_leaving_the_iterator_closes_all() -> None:
     assert not loop.unfinished
 
 
-def test_abort_ends_a_request_at_once_and_tells_with_the_next_step() -> None:
+def test_abort_ends_a_request_at_once_and_reports_with_the_next_step() -> None:
     class Held:
         def push(self, token_id: int) -> str:
             return "x"
@@ -289,7 +289,7 @@ def test_requests_that_cannot_run() -> None:
     assert list(ends(list(loop.generate([])))) == ["a"]
 
 
-def test_padding_is_never_drawn() -> None:
+def test_padding_is_never_sampled() -> None:
     events = list(make(Watched(), vocab_size=2).generate([request("a", [31])]))
     assert set(tokens(events, "a")) <= {0, 1}
 
@@ -353,7 +353,7 @@ def test_a_request_may_ask_for_plain_decoding_or_for_less() -> None:
     assert 0 < drafted[2] <= 2 < drafted[None]
 
 
-def test_a_curious_controller_hears_how_certain_the_target_is() -> None:
+def test_a_controller_that_asks_gets_the_targets_confidence() -> None:
     class Curious(FixedController):
         left = 4
 

@@ -95,7 +95,7 @@ def test_logprobs_that_are_nan_end_their_request() -> None:
     assert ends(events)["b"].finish_reason == "length"
 
 
-def test_forced_tokens_come_first_and_the_drafter_goes_on_behind() -> None:
+def test_forced_tokens_come_first_and_the_drafter_continues_after_them() -> None:
     class Tree(Noisy):
         def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
             (job,) = jobs
@@ -168,7 +168,7 @@ def test_a_constraints_fault_ends_its_request_only() -> None:
     assert found["b"].finish_reason == "length"
 
 
-def test_what_fails_behind_the_end_of_the_text_is_nobodys_affair() -> None:
+def test_an_error_after_the_end_of_the_text_is_ignored() -> None:
     """A draft runs past the stop token, where a processor would fail."""
 
     def processor(output: list[int], logits: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ def one_noise(seed: int, position: int, token: int) -> float:
 
 
 @given(SEEDS, POSITIONS, st.lists(IDS, min_size=1, max_size=20))
-def test_noise_is_what_the_docstring_says(seed: int, position: int, ids: list[int]) -> None:
+def test_noise_matches_the_docstring(seed: int, position: int, ids: list[int]) -> None:
     ids += [t - t % 256 + one_block(seed, 0, position, t // 256)[1] % 256 for t in ids]  # holders too
     found = gumbel(seed, position, np.array(sorted(ids), np.int64))
     expected = [one_noise(seed, position, token) for token in sorted(ids)]
@@ -61,7 +61,7 @@ def test_noise_is_what_the_docstring_says(seed: int, position: int, ids: list[in
 
 
 @given(SEEDS, POSITIONS, st.sets(IDS, min_size=1, max_size=300), st.data())
-def test_an_id_has_the_same_bits_in_any_company(
+def test_an_id_has_the_same_bits_whatever_ids_are_asked_with_it(
     seed: int, position: int, ids: set[int], data: st.DataObject
 ) -> None:
     together = dict(zip(sorted(ids), gumbel(seed, position, np.array(sorted(ids), np.int64)), strict=True))
@@ -109,7 +109,7 @@ def test_noise_is_gumbel_over_ids_positions_and_seeds() -> None:
     assert distance_from_gumbel(-np.log(times * 1.03).reshape(-1)) > 1.95
 
 
-def test_noise_of_neighbours_is_independent() -> None:
+def test_noise_of_neighbouring_positions_is_independent() -> None:
     noise = np.array([gumbel(3, position, np.arange(64)) for position in range(1000)])
     correlation = np.corrcoef(noise.T)
     assert np.abs(correlation - np.eye(64)).max() < 5.0 / 1000**0.5

@@ -174,7 +174,7 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
             Sampler(SamplingParams(**arguments), 4)
 
 
-def test_padding_after_the_vocabulary_is_never_drawn() -> None:
+def test_padding_after_the_vocabulary_is_never_sampled() -> None:
     logits = np.array([0, 1, 2, 50], np.float32)
     for temperature in (0.0, 1.0):
         assert Sampler(SamplingParams(temperature=temperature), 3).token(logits, TokenContext([0])) < 3

@@ -155,7 +155,7 @@ class Fails(Sampler):
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
-def test_what_fails_behind_an_accepted_token_is_left_to_the_next_step(name: str) -> None:
+def test_an_error_after_an_accepted_token_is_left_to_the_next_step(name: str) -> None:
     sampler, verifier = Fails(SamplingParams(temperature=0.0), VOCAB), VERIFIERS[name]()
 
     def found(tokens: list[int], rows: TargetScores, anchor: int = 0) -> Verdict:

@@ -109,7 +109,7 @@ def test_a_draft_that_differs_by_rounding_only_is_no_trouble(
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=8)
 @given(world=worlds(depth=2))
-def test_where_the_target_has_nothing_to_say_the_step_ends(rule: Rule, world: World) -> None:
+def test_the_step_ends_where_the_target_has_no_distribution(rule: Rule, world: World) -> None:
     cut = World(world.vocab, world.depth, world.target, world.draft, mute=(1,))
     assert error(cut, chain(2), rule) < 1e-12
     assert error(cut, unstated(chain(2)), rule) < 1e-12

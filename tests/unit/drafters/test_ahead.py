@@ -65,7 +65,7 @@ def test_a_path_that_was_not_kept_has_no_effect(make: type[Drafter]) -> None:
     assert proposed(drafter, context) == proposed(fresh, same) != []
 
 
-def test_a_draft_model_drafts_behind_as_it_would_if_the_tokens_had_come() -> None:
+def test_a_draft_model_drafts_after_offered_tokens_as_if_they_were_emitted() -> None:
     drafter, context = begun(model_drafter())
     continued = proposed(drafter, context.along([9, 3]))
     fresh, same = begun(model_drafter())

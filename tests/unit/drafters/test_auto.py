@@ -135,7 +135,7 @@ class Scripted(Planner):
 
 
 @pytest.mark.parametrize("tree", [True, False])
-def test_the_model_goes_on_behind_the_lookup(tree: bool) -> None:
+def test_the_model_continues_after_the_lookup(tree: bool) -> None:
     controller = make_auto(CostModel(COSTS), CostModel({1: 0.001}), planner=Scripted, branching=tree)
     model = DraftModelDrafter(draft())
     drafter = AutoDrafter(
@@ -211,7 +211,7 @@ def test_a_models_confidence_is_about_a_probability() -> None:
     assert approximate_probability(row, 3, 1e-300) == 0.0
 
 
-def test_a_model_stops_where_it_is_told() -> None:
+def test_a_model_stops_where_the_guide_says() -> None:
     told: list[float] = []
 
     class Three:
@@ -229,7 +229,7 @@ def test_a_model_stops_where_it_is_told() -> None:
     assert all(0.0 < said <= 1.0 for said in told)
 
 
-def test_how_far_behind_a_model_is() -> None:
+def test_how_many_tokens_a_model_has_not_processed() -> None:
     model = DraftModelDrafter(draft())
     model.begin(Request("r", (3, 1, 2), PARAMS))
     context = TokenContext([3, 1, 2])
@@ -245,7 +245,7 @@ def test_how_far_behind_a_model_is() -> None:
     assert small.unprocessed(job(full)) is None
 
 
-def test_of_what_is_dear_to_read_the_middle_is_left_out() -> None:
+def test_the_middle_of_an_expensive_prompt_is_skipped() -> None:
     prompt = [i % VOCAB for i in range(200)]
     for known in (0, 96):
         model = DraftModelDrafter(draft())
@@ -390,7 +390,7 @@ def test_an_empty_chain_of_the_model_is_no_chain() -> None:
     assert len(found) == 0
 
 
-def test_chains_carry_what_was_said() -> None:
+def test_chains_carry_their_confidence() -> None:
     noted: list[ModelDraft | None] = []
 
     class Notes(Planner):

@@ -51,7 +51,7 @@ def test_a_copy_goes_on() -> None:
     assert copy == Copy(MIN_COPY, SOURCE[MIN_COPY : MIN_COPY + MAX_MATCH], MIN_COPY)
 
 
-def test_behind_a_replaced_token_it_goes_on_where_exact_matches_know_nothing() -> None:
+def test_it_continues_after_a_replaced_token_where_exact_matches_find_nothing() -> None:
     writer = Writer()
     copy = writer.write(*SOURCE[:16], 7)
     assert not len(writer.index.find(writer.text, 12))
@@ -79,7 +79,7 @@ def test_who_goes_on_where_a_source_ends_has_copied_all_of_it() -> None:
     assert inside.write(10) is None, "against the stop token"
 
 
-def test_it_says_how_much_of_the_end_is_as_in_the_source() -> None:
+def test_it_reports_how_much_of_the_end_matches_the_source() -> None:
     writer = Writer()
     writer.write(*SOURCE[: MIN_COPY - 1])
     assert writer.tracker.copied == 0, "not known to be a copy"

@@ -217,7 +217,7 @@ def test_it_stops_at_its_own_context_end() -> None:
 
 
 @pytest.mark.parametrize("prompt", [3, 250])
-def test_a_text_that_outgrows_its_context_goes_on_behind_its_beginning_and_its_end(prompt: int) -> None:
+def test_a_text_longer_than_its_context_keeps_its_beginning_and_its_end(prompt: int) -> None:
     size, random = 100, np.random.default_rng(2)
     setting = Setting(max_context=size, chunk=32)
     context = setting.start("a", random.integers(0, VOCAB, prompt).tolist(), SamplingParams(max_tokens=400))
@@ -294,7 +294,7 @@ def test_after_a_failure_it_goes_on_as_if_nothing_had_been() -> None:
         context.append(count)
 
 
-def test_a_draft_model_that_says_nan_is_reported() -> None:
+def test_a_draft_model_that_computes_nan_is_reported() -> None:
     model = Watched()
     model._sharpness = float("nan")
     setting = Setting(model)
@@ -354,7 +354,7 @@ def test_greedy_drafts_are_the_likeliest_tokens_and_state_nothing() -> None:
         assert token == ids[probs.argmax()]
 
 
-def test_at_temperature_0_nothing_is_drawn_nor_stated() -> None:
+def test_at_temperature_0_nothing_is_sampled_nor_stated() -> None:
     found = []
     for draws in ("independent", "coupled", "greedy"):
         setting = Setting(draws=draws)
@@ -400,7 +400,7 @@ def check_tree(setting: Setting, context: TokenContext, draft: Draft) -> None:
     st.lists(st.integers(0, VOCAB - 1), max_size=2),
 )
 @example([(6, 65, 1, 0), (1, 0, 0, 0)], 0.0, [])
-def test_trees_go_on_from_every_branch_and_nothing_is_fed_twice(
+def test_trees_grow_from_every_branch_and_no_token_is_processed_twice(
     steps: list[tuple[int, int, int, int]], temperature: float, ahead: list[int]
 ) -> None:
     setting = Setting(chunk=4)
@@ -617,7 +617,7 @@ def test_branches_share_passes() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_confidence_is_of_what_is_drawn_with_the_noise(temperature: float) -> None:
+def test_the_confidence_is_that_of_sampling_with_the_noise(temperature: float) -> None:
     """A target whose logits differ by less than the margin draws the same token; by more, it may not."""
     sampler = Sampler(SamplingParams(temperature=temperature), VOCAB, [7], seed=9)
     random = np.random.default_rng(5)

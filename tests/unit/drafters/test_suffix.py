@@ -234,7 +234,7 @@ def test_drafts_are_what_an_engine_can_score() -> None:
     drafter.observe("r", draft, Verdict((), 1, "recovered"), UNSCORED)
 
 
-def test_loops_go_on_and_nothing_is_no_draft() -> None:
+def test_loops_continue_and_no_match_is_no_draft() -> None:
     drafter = SuffixDrafter(tree=False, suffix_decoding_min_token_prob=0.0)
     assert look(drafter, start(drafter, [9, 1, 2, 1, 2, 1, 2]), 4).tokens == [1, 2, 1, 2]
     assert look(drafter, start(drafter, [5], "one"), 4, "one").tokens == []

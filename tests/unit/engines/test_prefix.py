@@ -80,7 +80,7 @@ class OffByOne(PrefixCache):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_block_under_its_neighbours_name_is_noticed(name: str) -> None:
+def test_a_cache_block_under_another_ones_key_is_noticed(name: str) -> None:
     engine, _, unit = sharing(name)
     first, second = [3] * (2 * unit + 1), [4, *[3] * (2 * unit)]
 
@@ -169,7 +169,7 @@ def test_the_prompts_scores_are_computed_whatever_is_kept() -> None:
     assert len(engine.prefill_scores(seq, 100)) == len(prompt) - 1
 
 
-def test_an_engine_that_cannot_share_says_so() -> None:
+def test_an_engine_that_cannot_share_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be shared"):
         PrefixCache(object(), 1)
 

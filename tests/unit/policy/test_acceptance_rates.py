@@ -83,7 +83,7 @@ def test_it_follows_a_change() -> None:
     assert rates.probability("r", 1) < 0.25
 
 
-def test_what_was_drafted_and_not_tried_counts_as_supposed() -> None:
+def test_pruned_nodes_count_by_their_probability() -> None:
     rates = NamedRates(0.7)
     for _ in range(30):
         rates.observe_pruned("r", 1, 0.05)
@@ -196,7 +196,7 @@ def test_the_chances_of_a_tree_are_those_of_its_nodes(
     emitted=st.lists(st.integers(0, 3), max_size=5),
     most=st.integers(0, 16),
 )
-def test_the_text_tells_of_every_node_whose_parent_is_in_it(
+def test_every_node_whose_parent_was_emitted_is_observed(
     tree: list[tuple[int, int, float]], emitted: list[int], most: int
 ) -> None:
     parents = [which % (i + 1) - 1 for i, (which, _, _) in enumerate(tree)]
@@ -234,7 +234,7 @@ def test_a_parent_must_come_before_its_children(parents: list[int]) -> None:
     assert rates.tree_probabilities("r", parents, [0.5] * len(parents), 0) == ([], [])
 
 
-def test_requests_are_told_apart_and_one_may_start_anew() -> None:
+def test_requests_are_kept_apart_and_one_may_start_over() -> None:
     rates = NamedRates()
     for name in ("a", "b"):
         before = rates.probability("new", 1, 0.5)

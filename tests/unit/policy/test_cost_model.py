@@ -98,7 +98,7 @@ def test_accidents_in_both_directions_do_not_add_up() -> None:
     assert not any(curve.observe(4, 0.008 * (5.0 if i % 2 else 0.2)) for i in range(10))
 
 
-def test_after_a_jump_plain_steps_tell_level_from_shape() -> None:
+def test_after_a_jump_plain_steps_separate_level_from_shape() -> None:
     curve = CostCurve(MEASURED)
     for _ in range(50):
         curve.observe(5, 0.0085)
@@ -112,7 +112,7 @@ def test_after_a_jump_plain_steps_tell_level_from_shape() -> None:
     assert curve.doubt(5) < 0.3
 
 
-def test_a_noisy_neighbour_scales_all_widths() -> None:
+def test_other_load_scales_all_widths() -> None:
     curve = CostCurve(MEASURED)
     random = np.random.default_rng(0)
     for _ in range(60):
@@ -169,7 +169,7 @@ def test_buckets_double() -> None:
     assert [bucket_of(n) for n in (0, 1, 512, 513, 1024, 1025, 4096)] == [0, 0, 0, 1, 1, 2, 3]
 
 
-def test_another_context_starts_from_the_nearest_and_goes_its_own_way() -> None:
+def test_a_new_context_starts_from_the_nearest_and_learns_on_its_own() -> None:
     model = CostModel(MEASURED, context=256)
     assert model.at(2000).seconds(4) == pytest.approx(0.008)
     assert model.at(2000).doubt(4) > model.at(100).doubt(4)

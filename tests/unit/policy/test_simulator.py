@@ -119,7 +119,7 @@ def test_branches_and_the_models_chain() -> None:
     assert [step[1] for step in out.steps] == [3, 6]
 
 
-def test_second_choices_are_verified_beside_the_first() -> None:
+def test_sibling_choices_are_verified_with_the_first() -> None:
     even = [0.5] * 6
     trace = Trace(5, [1, 2, 3, 4, 5, 6], None, [1, 9, 3, 4, 5, 6], even, [7, 2, 7, 7, 7, 7], even)
     out = simulate(FixedPolicy(0, 2, siblings=True), [trace], FLAT)
@@ -129,7 +129,7 @@ def test_second_choices_are_verified_beside_the_first() -> None:
     assert [step[1] for step in alone.steps] == [2, 5, 6]
 
 
-def test_branches_are_drawn_on_from_in_one_pass_and_stay_in_the_cache() -> None:
+def test_branches_are_continued_in_one_pass_and_stay_in_the_cache() -> None:
     class Both:
         """Draws two tokens at the first place, and one behind each."""
 
@@ -161,7 +161,7 @@ def test_branches_are_drawn_on_from_in_one_pass_and_stay_in_the_cache() -> None:
     assert fed[:4] == [5, 2, 2, 2], "of three new tokens one is in the cache already"
 
 
-def test_the_draft_model_pays_for_what_it_missed() -> None:
+def test_the_draft_models_prefill_takes_time() -> None:
     fed: list[int] = []
     world = World(lambda n, step: 1.0, lambda n: fed.append(n) or 0.0)  # type: ignore[func-returns-value]
     simulate(FixedPolicy(0, 3), [Trace(5, list(range(12)), None, [*range(9), 99, 99, 99])], world)
@@ -237,7 +237,7 @@ def test_costs_that_jump(family: str, change: Callable[[int, int], float]) -> No
         assert lost(made, made.run(made.auto()).seconds) <= 2 * WARM_UP, seed
 
 
-def test_a_drafter_as_dear_as_the_target_is_left_alone() -> None:
+def test_a_drafter_as_expensive_as_the_target_is_not_used() -> None:
     for chance in (0.3, 0.95):
         made_machine = Machine(0.02, 0.05, 4, 1.0, 0.05)
         random = np.random.default_rng(3)

@@ -45,7 +45,7 @@ def seen(name: str = "a", *each: float) -> Named:
     return confidence
 
 
-def test_a_text_that_nothing_is_known_of_is_like_any_other() -> None:
+def test_an_unknown_text_is_taken_as_average() -> None:
     confidence = Named()
     assert confidence.odds("a") == 1.0
     confidence.verified("a")

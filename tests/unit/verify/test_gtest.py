@@ -59,7 +59,7 @@ def rejections(truth: npt.NDArray[np.float64], samples: int, alpha: float) -> fl
     return float(np.mean([gtest.g_test(row, SHARES).p < alpha for row in counts]))
 
 
-def test_a_sound_distribution_is_rejected_as_often_as_the_level_says() -> None:
+def test_a_correct_distribution_is_rejected_at_the_nominal_level() -> None:
     assert rejections(SHARES, 3000, 0.05) == pytest.approx(0.05, abs=0.02)
 
 

@@ -69,7 +69,7 @@ def test_servers_that_agree(verify: Any, one: Stand, chat: list[str]) -> None:
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("stand-in", 31, 0)
 
 
-def test_the_first_differing_character_is_told(verify: Any, other: Stand) -> None:
+def test_the_first_differing_character_is_reported(verify: Any, other: Stand) -> None:
     other.say = speculative
     status, out, _ = verify()
     assert status == 1
@@ -79,7 +79,7 @@ def test_the_first_differing_character_is_told(verify: Any, other: Stand) -> Non
     assert "asked again" not in out
 
 
-def test_a_server_that_does_not_repeat_itself_is_told(verify: Any, other: Stand) -> None:
+def test_a_server_that_does_not_reproduce_its_answers_is_reported(verify: Any, other: Stand) -> None:
     calls = iter(range(100))
     other.say = lambda prompt: f"{plain(prompt)}{next(calls)}"
     status, out, _ = verify()
@@ -215,7 +215,7 @@ def test_a_bad_server_is_status_2_and_one_line(
         assert word in err
 
 
-def test_a_refusal_that_is_not_about_log_probabilities_is_told_as_it_was(one: Stand) -> None:
+def test_a_refusal_for_another_reason_than_logprobs_is_reported_unchanged(one: Stand) -> None:
     one.act = answering(b'{"error": "model not found"}', 400)
     with pytest.raises(EndpointError, match="model not found"):
         Endpoint(one.url, model="x").complete("p", 1)
