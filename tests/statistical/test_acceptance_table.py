@@ -15,7 +15,7 @@ from outrider.decoding.verifiers.block import BlockVerifier
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from tests.statistical.test_acceptance import coupled, overlap, pair
 from tests.support.benchmarks import script
-from tests.support.enumeration import Branches, World, accepted, chain, distribution, every_way
+from tests.support.enumeration import Branches, World, accepted, chain, distribution, enumerate_branches
 from tests.support.enumeration import Path as Text
 from tests.unit.decoding.test_verify_rules import worlds
 
@@ -44,7 +44,7 @@ def test_a_chains_expectations_add_up_to_the_rules_own(world: World) -> None:
         return chain(3)(world, branches)
 
     means = {"rejection": 0.0, "block": 0.0}
-    for weight, draft in every_way(draw):
+    for weight, draft in enumerate_branches(draw):
         texts: list[Text] = [tuple(draft.tokens[:i].tolist()) for i in range(4)]
         found = BENCHMARK.expectations(draft, [distribution(world.target[text]) for text in texts])
         for rule in means:

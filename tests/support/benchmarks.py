@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def script(name: str) -> Any:
-    """A script of this name, which may import those beside it."""
+    """The script of this name as a module; it may import others of the folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         return importlib.import_module(name)

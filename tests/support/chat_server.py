@@ -1,4 +1,4 @@
-"""A stand-in for an OpenAI-compatible server on loopback, which can be told to misbehave."""
+"""A fake OpenAI-compatible server on loopback, which can be made to misbehave."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class Stand:
-    """What the server says, and what it was asked.
+class FakeServer:
+    """The answers of the server, and the requests that it got.
 
-    say:   the text for a prompt.
-    act:   None, or takes the handler in place of answering a POST (False: answer after all).
+    generate: the text for a prompt.
+    override: None, or called with the handler of a POST request; it returns True when it has answered.
     """
 
-    def __init__(self, say: Callable[[str], str]) -> None:
-        self.say = say
-        self.act: Callable[[Handler], bool] | None = None
+    def __init__(self, generate: Callable[[str], str]) -> None:
+        self.generate = generate
+        self.override: Callable[[Handler], bool] | None = None
         self.url = ""
         self.model = "stand-in"
         self.logprobs = True
         self.refuses_logprobs = False
-        self.asked: list[tuple[str, Mapping[str, str], Any]] = []  # (path, headers, body)
+        self.requests: list[tuple[str, Mapping[str, str], Any]] = []  # (path, headers, body)
 
 
 class Handler(BaseHTTPRequestHandler):
-    stand: Stand
+    fake: FakeServer
 
     def do_GET(self) -> None:
-        self.stand.asked.append((self.path, dict(self.headers), None))
-        self.reply({"object": "list", "data": [{"id": self.stand.model}]})
+        self.fake.requests.append((self.path, dict(self.headers), None))
+        self.reply({"object": "list", "data": [{"id": self.fake.model}]})
 
     def do_POST(self) -> None:
-        stand = self.stand
+        fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        stand.asked.append((self.path, dict(self.headers), body))
-        if stand.act is not None and stand.act(self):
+        fake.requests.append((self.path, dict(self.headers), body))
+        if fake.override is not None and fake.override(self):
             return
-        if stand.refuses_logprobs and "logprobs" in body:
+        if fake.refuses_logprobs and "logprobs" in body:
             self.reply({"error": {"message": "logprobs is not supported"}}, 400)
         elif self.path == "/v1/completions":
-            text = stand.say(body["prompt"])
-            told = {"tokens": list(text)} if stand.logprobs else None
-            self.reply({"choices": [{"text": text, "logprobs": told}]})
+            text = fake.generate(body["prompt"])
+            logprobs = {"tokens": list(text)} if fake.logprobs else None
+            self.reply({"choices": [{"text": text, "logprobs": logprobs}]})
         elif self.path == "/v1/chat/completions":
-            text = stand.say(body["messages"][0]["content"])
-            each: Any = {"content": [{"token": c, "logprob": -0.1} for c in text]} if stand.logprobs else None
+            text = fake.generate(body["messages"][0]["content"])
+            each: Any = {"content": [{"token": c, "logprob": -0.1} for c in text]} if fake.logprobs else None
             self.reply({"choices": [{"message": {"role": "assistant", "content": text}, "logprobs": each}]})
         else:
             self.reply({"error": {"message": "no such path"}}, 404)
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.raw(json.dumps(document).encode(), status)
 
     def raw(self, body: bytes, status: int = 200, length: int | None = None, location: str = "") -> None:
-        """Send bytes, saying that there are `length` of them."""
+        """Send bytes, with `length` as their Content-Length."""
         self.send_response(status)
         if location:
             self.send_header("Location", location)
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def reset(self) -> None:
-        """End the connection at once, unread data and all."""
+        """Reset the connection, without sending pending data."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 
@@ -77,19 +77,19 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(say: Callable[[str], str]) -> Iterator[Stand]:
-    """A server for as long as the block runs."""
-    stand = Stand(say)
-    kind = type("StandHandler", (Handler,), {"stand": stand})
+def serving(generate: Callable[[str], str]) -> Iterator[FakeServer]:
+    """Run the server during the `with` statement."""
+    fake = FakeServer(generate)
+    kind = type("FakeHandler", (Handler,), {"fake": fake})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         server.daemon_threads = True
         server.block_on_close = False
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
-        stand.url = f"http://127.0.0.1:{server.server_address[1]}"
+        fake.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield stand
+            yield fake
         finally:
             server.shutdown()
             thread.join()

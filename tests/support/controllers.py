@@ -1,4 +1,4 @@
-"""`AutoController`s as drafting.py makes them, for tests."""
+"""Makes `AutoController`s as drafting.py does, for tests."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def make_auto(
     tuning: Tuning = DEFAULT,
     **options: Any,
 ) -> AutoController:
-    """With a lookup drafter and, if its passes' cost is given, a draft model of these `options` (see
-    `Planner.add_model`); broken twins stand in for the classes."""
+    """A controller with a lookup drafter and, if `model` is given, a draft model with these `options` (see
+    `Planner.add_model`). `planner` and `controller` can be broken twins of the classes."""
     made = planner(target, tuning)
     if lookup:
         made.add_lookup(LOOKUP)
@@ -42,8 +42,8 @@ def make_auto(
 
 
 class Named:
-    """A controller and its planner whose requests go by names: `DraftLimits` and `DraftQuery` have one in the
-    place of a state."""
+    """A controller and its planner for requests with names: `DraftLimits` and `DraftQuery` have a name
+    instead of a state."""
 
     def __init__(self, controller: AutoController) -> None:
         self.controller, self.planner = controller, controller.planner

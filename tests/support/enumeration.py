@@ -1,8 +1,9 @@
-"""Every way that a step can go, added up: the exact law of what a rule emits, on small vocabularies.
+"""Computes the exact distribution of what an acceptance rule emits, by enumeration on small vocabularies.
 
-A `World` is two tables of random probabilities, the target's and the draft's, one row for each text. A
-proposal draws a draft from the draft's rows; a rule judges it. Each decision that either takes is a
-branch, and all branches are walked, so that a law is a sum and not a sample.
+A `World` is two tables of random probabilities, the target's and the draft model's, with a row for each text.
+A proposal samples a draft from the draft model's rows, and a rule verifies it. Each random decision of either
+is a branch, and all branches are enumerated, so the distribution is a sum over them and not an estimate from
+samples.
 """
 
 from __future__ import annotations
@@ -29,24 +30,25 @@ T = TypeVar("T")
 
 
 class Branches(StepRandomness):
-    """Decides as it is told, then takes the first way that is possible; notes the others."""
+    """Takes the decisions of a script and then, after its end, the first possible ones; records the
+    others."""
 
-    def __init__(self, told: Sequence[int]) -> None:
+    def __init__(self, script: Sequence[int]) -> None:
         super().__init__(0, 0)
-        self._told = told
+        self._script = script
         self.taken: list[int] = []
         self.others: list[list[int]] = []
         self.weight = 1.0
 
     def uniform(self, purpose: int, number: int) -> float:
-        raise AssertionError("a rule must decide by draws, accepts and chooses only")
+        raise AssertionError("a rule must use draft_token, accepts and next_token only")
 
     def draft_token(self, distribution: Distribution, node: int) -> int:
         return self._token(distribution)
 
     def accepts(self, probability: float, node: int) -> bool:
-        sure = min(1.0, max(0.0, probability))
-        return self._branch([sure, 1.0 - sure]) == 0
+        probability = min(1.0, max(0.0, probability))
+        return self._branch([probability, 1.0 - probability]) == 0
 
     def next_token(self, distribution: Distribution) -> int:
         return self._token(distribution)
@@ -58,40 +60,42 @@ class Branches(StepRandomness):
     def _branch(self, weights: list[float]) -> int:
         possible = [i for i, weight in enumerate(weights) if weight > 0.0]
         at = len(self.taken)
-        way = self._told[at] if at < len(self._told) else possible[0]
+        way = self._script[at] if at < len(self._script) else possible[0]
         self.taken.append(way)
         self.others.append([i for i in possible if i > way])
         self.weight *= weights[way]
         return way
 
 
-def every_way(run: Callable[[Branches], T]) -> Iterator[tuple[float, T]]:
-    """(probability, result) of each way that `run` can go; the probabilities sum to 1."""
+def enumerate_branches(run: Callable[[Branches], T]) -> Iterator[tuple[float, T]]:
+    """(probability, result) for each sequence of decisions in `run`; the probabilities sum to 1."""
     waiting: list[list[int]] = [[]]
     while waiting:
-        told = waiting.pop()
-        branches = Branches(told)
+        script = waiting.pop()
+        branches = Branches(script)
         result = run(branches)
-        for at in range(len(told), len(branches.taken)):
+        for at in range(len(script), len(branches.taken)):
             waiting += [[*branches.taken[:at], other] for other in branches.others[at]]
         yield branches.weight, result
 
 
 @dataclass(frozen=True)
 class World:
-    """target, draft: for each text of 0 .. depth tokens a row of float64[vocab] that sums to 1."""
+    """target, draft: for each text of 0 .. depth tokens a row of float64[vocab] that sums to 1.
+    end_tokens: tokens after which the target has no distribution, as after the end of a text.
+    """
 
     vocab: int
     depth: int
     target: dict[Path, Floats]
     draft: dict[Path, Floats]
-    mute: tuple[int, ...] = ()
+    end_tokens: tuple[int, ...] = ()
 
     def drafts(self, text: Path) -> Distribution:
         return distribution(self.draft[text])
 
     def joint(self, start: Path, length: int) -> Floats:
-        """float64[vocab] * length: of the `length` tokens that the target writes after `start`."""
+        """float64[vocab] * length: the target's joint distribution of the `length` tokens after `start`."""
         if length == 0:
             return np.ones(())
         row = self.target[start]
@@ -113,19 +117,19 @@ def distribution(row: Floats) -> Distribution:
 
 
 class Rows:
-    """Stands for the sampler: a row of scores is already the target's distribution.
+    """Replaces the sampler: a row of scores is already the target's distribution.
 
-    mute: after a drafted one of these tokens it fails, as where a text has ended.
+    end_tokens: after a draft token of these it raises ValueError, as after the end of a text.
     """
 
     seed = 0
 
-    def __init__(self, mute: Sequence[int] = ()) -> None:
-        self._mute = mute
+    def __init__(self, end_tokens: Sequence[int] = ()) -> None:
+        self._end_tokens = end_tokens
 
     def distribution(self, row: Any, context: TokenContext) -> Distribution:
-        if context.path and context.path[-1] in self._mute:
-            raise ValueError("there is nothing to say")
+        if context.path and context.path[-1] in self._end_tokens:
+            raise ValueError("the text has ended")
         return distribution(row)
 
     def lazy_distribution(self, row: Any, context: TokenContext) -> LazyDistribution:
@@ -134,7 +138,7 @@ class Rows:
 
 
 class Propose(Protocol):
-    """Draws a draft. The draft's tokens and distributions are all that the rule gets."""
+    """Samples a draft. The rule gets only its tokens and the distributions that it states."""
 
     def __call__(self, world: World, randomness: StepRandomness) -> Draft: ...
 
@@ -152,7 +156,7 @@ def chain(length: int) -> Propose:
 
 
 def unstated(propose: Propose) -> Propose:
-    """The same draws with nothing stated, so that each token counts as a point mass."""
+    """The same drafts without stated distributions, so that each token counts as a point mass."""
 
     def bare(world: World, randomness: StepRandomness) -> Draft:
         draft = propose(world, randomness)
@@ -185,7 +189,7 @@ def with_replacement(
 def likeliest(
     q: Distribution, count: int, randomness: StepRandomness, first: int
 ) -> tuple[list[int], list[None]]:
-    """The likeliest tokens, in order: nothing is drawn."""
+    """The likeliest tokens in order, without sampling."""
     best = np.argsort(-q.probs, kind="stable")[:count]
     return q.ids[best].tolist(), [None] * len(best)
 
@@ -202,11 +206,11 @@ def tree(arity: Sequence[int], kind: Siblings = siblings) -> Propose:
             below = []
             for parent, text in level:
                 first = len(tokens)
-                drawn, drawn_from = kind(world.drafts(text), count, randomness, first)
-                tokens += drawn
-                parents += [parent] * len(drawn)
-                stated += drawn_from
-                below += [(first + i, (*text, token)) for i, token in enumerate(drawn)]
+                children, probs = kind(world.drafts(text), count, randomness, first)
+                tokens += children
+                parents += [parent] * len(children)
+                stated += probs
+                below += [(first + i, (*text, token)) for i, token in enumerate(children)]
             level = below
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), tuple(stated), "tree")
 
@@ -225,21 +229,21 @@ Step: TypeAlias = tuple[Path, Verdict]
 
 
 def steps(world: World, propose: Propose, rule: Rule) -> Iterator[tuple[float, Step]]:
-    """(probability, (emitted tokens, verdict)) of each way that one step can go."""
+    """(probability, (emitted tokens, verdict)) for each sequence of decisions in one step."""
 
     def run(branches: Branches) -> Step:
         draft = propose(world, branches)
         verifier = rule(randomness=lambda seed, position: branches)
-        verdict = verifier.verify(draft, scores(world, draft), Rows(world.mute), TokenContext([0]))  # type: ignore[arg-type]
+        verdict = verifier.verify(draft, scores(world, draft), Rows(world.end_tokens), TokenContext([0]))  # type: ignore[arg-type]
         emitted = (*draft.tokens[list(verdict.path)].tolist(), verdict.next_token)
         return emitted, verdict
 
-    return every_way(run)
+    return enumerate_branches(run)
 
 
 def deviation(world: World, propose: Propose, rule: Rule) -> Floats:
-    """float64[vocab] * (depth + 1): for each text the probability that it comes out, less the target's. What
-    follows a step is taken from the target."""
+    """float64[vocab] * (depth + 1): for each text, its probability under the rule minus the target's. Tokens
+    after the step are taken from the target."""
     length = world.depth + 1
     found = np.zeros((world.vocab,) * length)
     for weight, (emitted, _) in steps(world, propose, rule):
@@ -253,10 +257,10 @@ def error(world: World, propose: Propose, rule: Rule) -> float:
 
 
 def distance(world: World, propose: Propose, rule: Rule) -> float:
-    """The total-variation distance between what comes out and the target: 0 .. 1."""
+    """The total-variation distance between the rule's texts and the target's: 0 .. 1."""
     return float(np.abs(deviation(world, propose, rule)).sum() / 2)
 
 
 def accepted(world: World, propose: Propose, rule: Rule) -> float:
-    """How many nodes are accepted on average."""
+    """The expected number of accepted nodes."""
     return sum(weight * len(verdict.path) for weight, (_, verdict) in steps(world, propose, rule))

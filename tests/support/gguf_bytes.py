@@ -1,4 +1,4 @@
-"""GGUF files put together byte by byte, so that each field can be wrong."""
+"""Builds GGUF files byte by byte, so that each field can be made invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter that declares a need of hidden states, records them, and lets another drafter propose."""
+"""A drafter that needs hidden states and records them; another drafter makes its proposals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HiddenRecorder:
 
 
 def hidden_of(model: HiddenStateModel, text: Sequence[int], taps: tuple[int, ...]) -> FloatArray:
-    """float32[len(text), len(taps) * hidden size]: what a single pass over the whole text gives."""
+    """float32[len(text), len(taps) * hidden size]: the hidden states of a single pass over the whole text."""
     tokens, cache = np.array(text, np.int32), model.new_cache(len(text))
     parents = np.arange(-1, len(text) - 1, dtype=np.int32)
     item = ForwardItem(cache, tokens, parents, np.empty(0, np.int32))

@@ -1,4 +1,4 @@
-"""A stand-in for a model hub on the loopback interface: the few requests that `huggingface_hub` makes."""
+"""A fake model hub on the loopback interface, for the requests that `huggingface_hub` makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c0ffee" * 6 + "1234"
-LARGE = (".gguf", ".safetensors", ".bin")  # what a hub keeps by SHA-256
+LARGE = (".gguf", ".safetensors", ".bin")  # files with a SHA-256 in a hub's listing
 
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<call>revision|tree)/(?P<revision>[^/]+)")
 _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
@@ -21,14 +21,14 @@ _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name
 
 @dataclass
 class Hub:
-    """What the server offers and how it misbehaves; tests change it while it runs.
+    """The files of the server, and how it misbehaves; tests change this while it runs.
 
     repos:  files by repository.                     token: if set, requests must carry it.
     refuse: (status, headers) for every request to a repository.
     sends:  per file, what successive GETs do: a number of bytes after which the connection is cut, or
             an HTTP status (negative). Afterwards GETs are answered in full.
     swap:   per file, the bytes that are really sent (of equal length), whatever is listed.
-    plain:  list no sizes and hashes, as a simple mirror does.
+    plain:  list neither sizes nor hashes, as a simple mirror does.
     asked:  (method, path, Range or "") of each request.
     """
 

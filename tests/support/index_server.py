@@ -1,4 +1,4 @@
-"""A package index on the loopback interface, and tiny wheels for it, so that pip itself can be tested."""
+"""A package index on the loopback interface with tiny wheels, so that downloads run the real pip."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def make_wheel(name: str, version: str, members: Mapping[str, bytes]) -> tuple[s
 
 @dataclass
 class Index:
-    """What the server offers and how it misbehaves; tests change it while it runs.
+    """The wheels of the server, and how it misbehaves; tests change this while it runs.
 
-    cut: wheel file names whose transfer breaks off half way. lie: ones whose listed hash is wrong.
-    asked: wheel file names in the order in which they were requested.
+    cut:   file names of wheels whose transfer is cut off half way.
+    lie:   file names of wheels whose listed hash is wrong.
+    asked: file names of wheels in the order of their requests.
     """
 
     url: str = ""
@@ -103,7 +104,7 @@ def serve_index() -> Iterator[Index]:
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Make pip, in this process's children, ask this index and nothing else."""
+    """Make pip, in child processes, use this index and no other."""
     for name in list(os.environ):
         if name.startswith("PIP_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)

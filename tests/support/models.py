@@ -1,6 +1,6 @@
 """Tiny but complete models with random weights, for tests that read files or run forward passes.
 
-Both builders draw the same weights from the same seed, so a tiny model written as GGUF (F32) and as a
+Both builders generate the same weights from the same seed, so a tiny model written as GGUF (F32) and as a
 Hugging Face folder (F32) computes the same function.
 """
 
@@ -126,8 +126,8 @@ def tiny_gguf(
     """Write a tiny model as GGUF and return its path.
 
     types: a tensor type for all matrices, or one for each part ("attn_q", "token_embd", …; the others
-    are F32). Types of 256-blocks need sizes that are multiples of 256: without `dims`, hidden and ffn
-    become so. Their blocks are random bytes with sane scales, as `quantize` does not write them.
+    are F32). K-quants need sizes that are multiples of 256, which are chosen if `dims` is None. Their
+    superblocks are random bytes with realistic scales, as `quantize` cannot write them.
     keys: values that override or (None) remove metadata. tensors: the same for the tensors.
     """
     wanted = {types} if isinstance(types, str) else set(types.values())
@@ -160,7 +160,7 @@ def tiny_gguf(
 
 
 def interleaved(values: Floats, heads: int) -> Floats:
-    """Rows of q or k reordered so that rotating (2i, 2i + 1) does what rotating (i, i + d/2) did."""
+    """Rows of q or k reordered for a rotation of pairs (2i, 2i + 1) instead of (i, i + d/2)."""
     half = values.shape[0] // heads // 2
     return values.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(values.shape)
 
@@ -206,7 +206,7 @@ def tiny_hf(
 
 
 def encode(values: Floats, dtype: str) -> bytes:
-    """`values` in the bytes of F32, F16 or BF16 (rounded to nearest even)."""
+    """`values` encoded as F32, F16 or BF16 (rounded to nearest even)."""
     if dtype == "BF16":
         return bytes(quantize(values, GGMLQuantizationType.BF16).tobytes())
     return values.astype({"F32": "<f4", "F16": "<f2"}[dtype]).tobytes()
@@ -325,12 +325,12 @@ def _add_tensor(
 def random_blocks(
     shape: tuple[int, ...], kind: GGMLQuantizationType, rng: np.random.Generator
 ) -> npt.NDArray[np.uint8]:
-    """Q4_K, Q5_K or Q6_K blocks of a (rows, columns) matrix: uint8[rows, bytes], values around
-    1 / sqrt(columns) and about as often negative as positive."""
+    """Q4_K, Q5_K or Q6_K superblocks of a (rows, columns) matrix: uint8[rows, bytes]. The values are about
+    1 / sqrt(columns) in size, with a mean near 0."""
     rows, columns = shape
     size = GGML_QUANT_SIZES[kind][1]
     blocks = rng.integers(0, 256, (rows * columns // 256, size), np.uint8)
-    # Standard deviation of the decoded values for d = 1, and dmin / d to centre them.
+    # Standard deviation of the decoded values for d = 1, and the dmin / d that gives a mean of 0.
     spread, centre = {"Q4_K": (300, 7.5), "Q5_K": (600, 15.5), "Q6_K": (1400, 0)}[kind.name]
     d = rng.uniform(0.5, 1.5, len(blocks)) / (spread * np.sqrt(columns))
     scales = np.stack([d, d * centre], axis=1).astype("<f2").view(np.uint8)  # [blocks, 4]

@@ -1,4 +1,4 @@
-"""`AcceptanceRates` whose requests go by names."""
+"""`AcceptanceRates` for requests that are identified by names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
 
 
 class NamedRates:
-    """prior_odds: of each request, see `AcceptanceRates`; None for none."""
+    """prior_odds: gives each request's prior odds (see `AcceptanceRates`); None for none."""
 
     def __init__(
         self,
@@ -70,5 +70,5 @@ class NamedRates:
         self.rates.begin_request()
 
     def end(self, name: str) -> None:
-        """What was learned of the request is given up."""
+        """Discard what was learned about the request."""
         self._of(name).reset()

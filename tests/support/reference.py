@@ -1,6 +1,6 @@
 """The forward pass of the known families in plain NumPy float64, one token at a time and without a cache.
 
-An oracle for the native engine: short, slow, and sharing no code with it but the file readers.
+The oracle of the native engine: short and slow. It shares only the file readers with the engine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Reference:
     """`logits(ids, parents)` is float64[n, vocab]: row i follows token i, which sees its ancestors.
     `hidden(ids, parents)` is float64[n, layers + 1, hidden]: each layer's input, and the last one's output.
 
-    rounded: round what enters an integer matrix as the native engine does (8 bits and one scale for 32
-    columns; for values 8 bits more; K-quants as in superblocks.py), so that the two can be compared closely.
+    rounded: round the activations of quantized matrices as the native engine does (8 bits with one scale for
+             32 columns, and 8 more bits for attn_v; K-quants as in superblocks.py), for close comparisons.
     """
 
     def __init__(self, source: ModelSource, *, rounded: bool = False) -> None:

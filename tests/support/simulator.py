@@ -1,8 +1,8 @@
 """Decoding without a model or a clock: replays traces of what drafters would have proposed through a policy.
 
-A `Trace` says, for one text, what each drafter proposes at each position; a `World` says what passes take.
-`simulate` runs the drafting of the real step (`propose_step`) over them and adds the seconds up, so that a
-controller can be held against every fixed setting on the same texts, thousands of times.
+A `Trace` has, for one text, what each drafter proposes at each position; a `World` has the times of passes.
+`simulate` runs the drafting of the real step (`propose_step`) on them and sums up the seconds, so that a
+controller can be compared with every fixed setting on the same texts, thousands of times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SimulatedPlanner(StepPlanner, Protocol):
 
 
 class Policy(Protocol):
-    """What is simulated: `AutoController`, or a fixed setting."""
+    """The policy to simulate: `AutoController` or a fixed setting."""
 
     @property
     def planner(self) -> SimulatedPlanner: ...
@@ -60,11 +60,11 @@ class Trace:
 
     prompt:     tokens before it.
     truth:      its tokens.
-    lookups:    by position, what a lookup drafter offers there; None without one.
-    model:      by position, the token that the draft model has there after the true text; None without one.
-    confidence: by position, the draft model's in that token; None where it does not say.
-    second, second_confidence: the same of its second choice; None if it never draws one.
-    others:     by name, the same as `lookups` of further lookup drafters.
+    lookups:    by position, what a lookup drafter proposes; None without one.
+    model:      by position, the draft model's token after the true text; None without a draft model.
+    confidence: by position, the draft model's confidence in that token; None if it states none.
+    second, second_confidence: the same for its second choice; None if it never samples one.
+    others:     by name, the `lookups` of further lookup drafters.
     """
 
     prompt: int
@@ -79,12 +79,12 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """What things take, in seconds.
+    """The times of the parts of a step, in seconds.
 
-    target:   a pass of the target over n tokens, in step i of the simulation.
-    draft:    a pass of the draft model over n tokens.
-    overhead: a step, beside passes.
-    looking:  looking up, in a step that may draft.
+    target:   of a pass of the target over n tokens, in step i of the simulation.
+    draft:    of a pass of the draft model over n tokens.
+    overhead: of the rest of a step.
+    looking:  of lookups, in a step that may draft.
     """
 
     target: Callable[[int, int], float]
@@ -95,8 +95,8 @@ class World:
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """seconds and tokens in all; `steps` has one entry a pass: (seconds so far, tokens so far, nodes), and
-    `ends` one a text: when it ended, in seconds."""
+    """The total seconds and tokens. `steps` has an entry for each pass: (seconds so far, tokens so far,
+    nodes); `ends` has the second at which each text ended."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -109,8 +109,10 @@ class _Sequence:
     state: RequestState
     trace: Trace
     at: int = 0
-    checked: int = 0  # of prompt and text, tokens in the draft model's cache
-    held: list[tuple[int, int]] | None = None  # (parent, token) after the text that it was fed in this step
+    checked: int = 0  # tokens of prompt and text in the draft model's cache
+    held: list[tuple[int, int]] | None = (
+        None  # (parent, token) of the nodes that it processed after the text in this step
+    )
 
     @property
     def left(self) -> int:
@@ -126,12 +128,12 @@ class _Sequence:
         return DraftQuery(self.state, budget, proposals)
 
     def draw(self, query: DraftQuery, plan: DraftPlan) -> ModelDraft:
-        """What the draft model draws: after something wrong, tokens that are wrong too."""
+        """The draft model's draft; after a wrong token all further ones are wrong too."""
         trace, out = self.trace, ModelDraft([], [])
         ahead = plan.offered.path_to(plan.after)
         guide = None if trace.confidence is None else plan.guide
         budget = plan.draft_tokens if guide is None else query.budget
-        # Of each node: the position that it is for, and whether all up to it is right.
+        # For each node: its position, and whether all tokens up to it are right.
         start = self.at + len(ahead)
         places = {ROOT: (start - 1, ahead == list(trace.truth[self.at : start]))}
         frontier = [ROOT]
@@ -155,7 +157,7 @@ class _Sequence:
         return out
 
     def _choice(self, at: int, sibling_rank: int) -> tuple[int, float | None]:
-        """(token, confidence): what the draft model likes best at a position, or second."""
+        """(token, confidence) of the draft model's first or second choice at a position."""
         trace = self.trace
         tokens, confidence = trace.model, trace.confidence
         if sibling_rank:
@@ -164,7 +166,8 @@ class _Sequence:
         return tokens[at], None if confidence is None else confidence[at]
 
     def _hold(self, ahead: Sequence[int], drawn: ModelDraft) -> None:
-        """After the text, the draft model's cache holds what is ahead and the paths fed in the last pass."""
+        """Record the draft model's cache after the text: the offered tokens and the nodes of the last
+        pass."""
         self.held = [(i - 1, token) for i, token in enumerate(ahead)]
         inner = levels(drawn.parents)
         if inner:
@@ -175,7 +178,7 @@ class _Sequence:
                 self.held.append((place[drawn.parents[node]], drawn.tokens[node]))
 
     def advance(self, count: int) -> None:
-        """`count` tokens of the text were emitted; the draft model's cache keeps what was right in it."""
+        """Advance by `count` emitted tokens; the draft model's cache keeps its right tokens."""
         if self.held is not None:
             self.checked = self.trace.prompt + self.at
             at = -1
@@ -188,7 +191,7 @@ class _Sequence:
         self.at += count
 
     def accepted(self, tree: Sequence[Node]) -> list[int]:
-        """The nodes that the text goes along."""
+        """The accepted nodes: those along the true text."""
         path: list[int] = []
         parent = -1
         for i, node in enumerate(tree):
@@ -205,7 +208,7 @@ class _Sequence:
 
 @dataclass(slots=True, eq=False)
 class _Drafters:
-    """The drafters of one step, for `propose_step`: each lap takes what the world says."""
+    """The drafters of one step, for `propose_step`; the world gives the time of each lap."""
 
     world: World
     laps: list[float] = field(default_factory=list)
@@ -239,7 +242,7 @@ class _Drafters:
 
 
 def simulate(policy: Policy, traces: Iterable[Trace], world: World, *, width: int = 1) -> Outcome:
-    """Decode all texts, `width` at a time, in order."""
+    """Decode all texts in order, `width` of them concurrently."""
     waiting = [trace for trace in traces if len(trace.truth)]
     waiting.reverse()
     live: list[_Sequence] = []
@@ -290,9 +293,9 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
 
 
 class FixedPolicy:
-    """Always up to `nodes` of the lookup's likeliest nodes, or `draft` tokens of the draft model; with both,
-    the draft model where the lookup offers nothing. With `siblings`, its second choice at each place is
-    verified too. It is its own planner."""
+    """A fixed setting: up to `nodes` of the lookup's likeliest nodes, or `draft` tokens of the draft model.
+    With both, the draft model drafts if the lookup proposes nothing. With `siblings`, the draft model's
+    second choice at each position is verified too. The policy is its own planner."""
 
     def __init__(self, nodes: int = 0, draft: int = 0, *, siblings: bool = False) -> None:
         self.nodes, self.draft, self.siblings = nodes, draft, siblings
@@ -352,7 +355,7 @@ class FixedPolicy:
 
 
 class _Comb:
-    """Implements `Guide`: a chain of first choices, `length` long, and the second choice beside each."""
+    """Implements `Guide`: a chain of `length` first choices, each with the second choice as its sibling."""
 
     def __init__(self, length: int) -> None:
         self._length, self._parents = length, [-2]

@@ -1,4 +1,4 @@
-"""Products with K-quants as docs/kernels.md defines them, in plain NumPy.
+"""Matrix products with K-quants as docs/kernels.md defines them, in plain NumPy.
 
 Layouts: ggml's block_q4_K, block_q5_K and block_q6_K, superblocks of 256 columns.
 """
@@ -30,7 +30,8 @@ class Superblocks:
     dropped: int  # bits of a sum of products
 
     def times(self, x: Array, *, fine: bool = False) -> Array:
-        """The product with float64[256 b] in 8 bits, or 8 and 8 more."""
+        """The product with float64[256 b], rounded to 8 bits, or (`fine`) to 8 bits and 8 bits of the
+        residual."""
         out = np.zeros(len(self.step))
         for b, block in enumerate(x.reshape(-1, GROUPS, 32)):
             whole, below = block_scale(np.abs(block).max(1))
@@ -43,7 +44,7 @@ class Superblocks:
         return out
 
     def _block(self, b: int, x: Ints, below: Ints) -> Array:
-        """In units of the superblock's scale; x: [8, 32]."""
+        """The product with superblock b in units of its scale; x: int64[8, 32]."""
         parts = self.scales.shape[2]
         each = parts // GROUPS
         sums = np.einsum("npc,pc->np", self.integers[:, b], x.reshape(parts, -1))
@@ -62,7 +63,7 @@ def _eighths(total: int, below: int) -> int:
 
 
 def block_scale(biggest: Array) -> tuple[float, Ints]:
-    """(a superblock's scale, how many times each group's is halved) for the groups' maxima."""
+    """(a superblock's scale, how many times it is halved for each group), given the groups' maxima."""
     if biggest.max() < 2.0**-100:
         return 0.0, np.zeros(GROUPS, np.int64)
     best: tuple[float, float, Ints] | None = None
@@ -70,7 +71,7 @@ def block_scale(biggest: Array) -> tuple[float, Ints]:
         whole = candidate * 2.0 ** np.ceil(np.log2(biggest.max() / candidate))
         with np.errstate(divide="ignore"):
             below = np.minimum(np.floor(np.log2(whole / biggest)), 64.0)
-        # (a group far below the others counts as if it were no further than that)
+        # A group far below the others counts as if it were DEEPEST halvings below.
         cost = float((4.0 ** -np.minimum(below, DEEPEST)).sum() * whole**2)
         if best is None or cost < best[0]:
             best = cost, whole, np.minimum(below, DEEPEST).astype(np.int64)
@@ -79,7 +80,7 @@ def block_scale(biggest: Array) -> tuple[float, Ints]:
 
 
 def superblocks(tensor: Tensor) -> Superblocks:
-    """Takes a tensor of Q4_K, Q5_K or Q6_K apart."""
+    """Unpack a tensor of type Q4_K, Q5_K or Q6_K."""
     raw = np.frombuffer(bytes(tensor.data), np.uint8)
     size = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[tensor.type]
     rows = tensor.shape[0]

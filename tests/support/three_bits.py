@@ -1,4 +1,4 @@
-"""Q3_0 in plain NumPy: blocks of 32 values d * (q - 4) in 14 bytes, as csrc/kernels/quantize.h says."""
+"""Dequantizes Q3_0 in plain NumPy: 32 values d * (q - 4) in 14 bytes (csrc/kernels/quantize.h)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK_BYTES = 14
 
 
 def from_blocks(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """float32[rows, columns] of uint8[rows, bytes]."""
+    """The values float32[rows, columns] of the encoded uint8[rows, bytes]."""
     blocks = np.ascontiguousarray(data).reshape(-1, BLOCK_BYTES)
     d = blocks[:, :2].copy().view("<f2").astype(np.float32)
     low = np.concatenate([blocks[:, 2:10] >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)

@@ -1,6 +1,6 @@
-"""A language model in a few lines of NumPy, for tests: cheap, and nothing about its cache is forgiving.
+"""A small, fast language model in NumPy for tests, whose logits expose any error in its cache.
 
-Logits are a hash of every (token, position) that the new token may see, read back from the cache through
+Logits are a hash of every (token, position) that the new token can see, read from the cache through
 the tree mask, so that a wrong rollback, gather, mask or position changes them. So are the hidden states.
 """
 
@@ -19,7 +19,7 @@ from outrider.engines.base import Cache, CacheBlocks, EngineCaps, ForwardItem
 from outrider.engines.hidden import check_taps
 
 UNSCORED = TargetScores(np.zeros((1, 1), np.float32))  # for drafters that do not read scores
-SHARE_UNIT = 4  # small, so that short texts have several blocks
+SHARE_UNIT = 4  # positions; small, so that short texts have several cache blocks
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -31,7 +31,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @lru_cache(4096)
 def _normal(vocab_size: int, seed: int, state: int) -> npt.NDArray[np.float64]:
-    """float64[vocab], about normal with variance 1: sums of four 16-bit numbers from hashed bits."""
+    """float64[vocab], nearly normal with variance 1: sums of four 16-bit numbers from hashed bits."""
     key = _mix(np.array([seed], np.uint64) + _mix(np.array([state], np.uint64)))
     bits = _mix(_mix(np.arange(vocab_size, dtype=np.uint64) + np.uint64(1)) ^ key)
     parts = [((bits >> np.uint64(s)) & np.uint64(0xFFFF)).astype(np.float64) for s in (0, 16, 32, 48)]
@@ -109,14 +109,14 @@ class ToyCache:
 class ToyModel:
     """Implements LanguageModel.
 
-    Logits are sharpness * (habit + surprise): `habit` depends on the last visible token only, so that
-    texts repeat themselves; `surprise` hashes all that is visible.
+    Logits are sharpness * (bigram + whole): `bigram` depends on the last visible token only, so that texts
+    repeat themselves; `whole` is a hash of all visible tokens.
 
-    seed:       another seed is another model.
-    sharpness:  spread of the logits; greater is more predictable.
-    memory:     weight of `surprise` against `habit`, 0..1.
-    like:       another model to resemble.
-    similarity: how much, 0..1; at 1 the two are the same (given the same sharpness and memory).
+    seed:       models with different seeds are different.
+    sharpness:  scale of the logits; texts of larger ones are more predictable.
+    memory:     weight of `whole` against `bigram`, 0..1.
+    like:       another model that this one resembles.
+    similarity: how much, 0..1; at 1 the two are equal (given the same sharpness and memory).
     """
 
     caps = EngineCaps(tree_attention=True, exact_bits=True, hidden_states=True)
@@ -139,10 +139,10 @@ class ToyModel:
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self._sharpness, self._memory = sharpness, memory
-        self._voices = [(1.0, seed)]
+        self._components = [(1.0, seed)]
         if like is not None:
             own = (1.0 - similarity**2) ** 0.5
-            self._voices = [(own, seed), *((similarity * weight, s) for weight, s in like._voices)]
+            self._components = [(own, seed), *((similarity * weight, s) for weight, s in like._components)]
 
     def new_cache(self, capacity: int) -> Cache:
         return ToyCache(capacity)
@@ -174,7 +174,7 @@ class ToyModel:
         return logits, [self._hidden(item, base, taps) for item, base in zip(items, bases, strict=True)]
 
     def _hidden(self, item: ForwardItem, base: int, taps: Sequence[int]) -> FloatArray:
-        """Layer 0 hashes the token, the others all that is visible."""
+        """The input of layer 0 is a hash of the token, the others of all visible tokens."""
         cache = item.cache
         assert isinstance(cache, ToyCache)
         count, rows = base + len(item.tokens), []
@@ -221,7 +221,8 @@ class ToyModel:
         return seen
 
     def _positions(self, base: int, visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """int64[n]: cache length + depth, which is how many of the new tokens each one sees above it."""
+        """int64[n]: cache length + depth; the depth is the number of new tokens that each one sees before
+        it."""
         depths: npt.NDArray[np.int64] = visible[:, base:].sum(axis=1) - 1
         return base + depths
 
@@ -230,8 +231,8 @@ class ToyModel:
         pairs = (tokens.astype(np.uint64) << np.uint64(32)) | positions.astype(np.uint64)
         everything = int(_mix(pairs + np.uint64(1)).sum(dtype=np.uint64))  # modulo 2^64: exact in any order
         logits = np.zeros(self.vocab_size)
-        for weight, seed in self._voices:
-            habit = (1.0 - self._memory) * _normal(self.vocab_size, seed, last)
-            surprise = self._memory * _normal(self.vocab_size, seed + 1, everything)
-            logits += weight * (habit + surprise)
+        for weight, seed in self._components:
+            bigram = (1.0 - self._memory) * _normal(self.vocab_size, seed, last)
+            whole = self._memory * _normal(self.vocab_size, seed + 1, everything)
+            logits += weight * (bigram + whole)
         return (self._sharpness * logits).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Made-up texts and machines for the simulator: how often drafters are right, and what passes take."""
+"""Generates texts and machines for the simulator: acceptance of the drafters, and times of passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Random = np.random.Generator
 
 
 def regimes(random: Random, size: int, chances: list[float], mean_length: float) -> np.ndarray:
-    """float64[size]: a chance that stays for a while and then changes to another one of `chances`."""
+    """float64[size]: a probability that stays the same for a while and then changes to another of
+    `chances`."""
     out = np.empty(size)
     at = 0
     while at < size:
@@ -25,7 +26,8 @@ def regimes(random: Random, size: int, chances: list[float], mean_length: float)
 
 
 def lookups(random: Random, hits: np.ndarray, offers: np.ndarray, *, honest: bool) -> list[Lookup]:
-    """Chains of lookups: at each position one is offered by chance; it is right as long as `hits` is."""
+    """Lookup drafts, as chains: at each position one is offered with probability `offers`. Its tokens are
+    right while `hits` is."""
     found: list[Lookup] = []
     size = len(hits)
     for at in range(size):
@@ -63,11 +65,11 @@ def text(
 ) -> Trace:
     """A text whose token at each position is the position itself.
 
-    model:     chances, one at a time, that the draft model is right; None for no model.
-    copies:    chances that a lookup is right; None for no lookup.
-    confident: "honest" (the confidence is the chance), "vain" (too high), "blind" (it tells nothing), "none".
-    stay:      mean tokens for which a chance stays.
-    second:    chances, one at a time, that the draft model's second choice is right where its first is wrong.
+    model:     probabilities, one of them at a time, that the draft model is right; None for no model.
+    copies:    the same for lookups; None for no lookup.
+    confident: the confidence: "honest" (the probability itself), "vain" (too high), "blind" (random), "none".
+    stay:      mean number of tokens for which a probability stays the same.
+    second:    probabilities that the draft model's second choice is right where its first is wrong.
     """
     truth = list(range(size))
     drawn: list[int] | None = None
@@ -106,11 +108,12 @@ def text(
 
 @dataclass(frozen=True)
 class Machine:
-    """What passes take.
+    """The times of passes.
 
-    first: seconds for one token; `slope` is what a further one adds, as a share of it, from `knee` tokens on,
-           and a tenth of that before.
-    ratio: the draft model's pass in passes of the target.
+    first: seconds of a pass over one token.
+    slope: what each further token adds, as a share of `first`, from `knee` tokens on; before, a tenth of
+    that.
+    ratio: time of the draft model's pass / time of the target's.
     noise: standard deviation of log seconds.
     """
 
@@ -135,7 +138,7 @@ class Machine:
         return {n: self.draft_seconds(n) for n in (1, 2, 3, 4, 6, 8, 12, 16)}
 
     def world(self, seed: int = 0, change: Callable[[int, int], float] = lambda n, step: 1.0) -> World:
-        """`change` multiplies a pass over n tokens in step i."""
+        """The machine's passes with noise. `change(n, step)` multiplies the time of a pass over n tokens."""
         noise = np.exp(np.random.default_rng(seed).normal(0.0, self.noise, 4096))
         return World(
             lambda n, step: self.seconds(n) * float(noise[step % 4096]) * change(n, step),
@@ -146,7 +149,7 @@ class Machine:
 
 
 def machine(random: Random) -> Machine:
-    """One of many: from a tiny model to a large one, flat curves to steep ones, cheap drafts to dear ones."""
+    """A random machine: tiny to large models, flat to steep cost curves, cheap to expensive draft models."""
     return Machine(
         first=float(np.exp(random.uniform(np.log(0.007), np.log(0.2)))),
         slope=float(random.choice([0.02, 0.06, 0.12, 0.3, 1.0])),

@@ -1,4 +1,5 @@
-"""A whole engine in a few lines: it decodes plainly, by its own loop, and is a `Runner` without StepLoop."""
+"""A minimal whole engine: it decodes without speculation in its own loop, and is a `Runner` without
+StepLoop."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from outrider.pipeline import ModelLoader, WholeBackend
 
 
 class OneByOne:
-    """Implements WholeEngine and, as it has one runner only, Runner: a token of every request a step."""
+    """Implements WholeEngine and, as it has only one runner, Runner. A step gives each request one token."""
 
     def __init__(self, model: LanguageModel, context: int, vocab_size: int) -> None:
         self._model, self._tokens = model, vocab_size

@@ -110,7 +110,7 @@ def test_a_draft_that_differs_by_rounding_only_is_no_trouble(
 @settings(max_examples=8)
 @given(world=worlds(depth=2))
 def test_the_step_ends_where_the_target_has_no_distribution(rule: Rule, world: World) -> None:
-    cut = World(world.vocab, world.depth, world.target, world.draft, mute=(1,))
+    cut = World(world.vocab, world.depth, world.target, world.draft, end_tokens=(1,))
     assert error(cut, chain(2), rule) < 1e-12
     assert error(cut, unstated(chain(2)), rule) < 1e-12
     if rule is RejectionVerifier:
@@ -328,7 +328,7 @@ def test_a_bonus_from_the_draft_is_caught() -> None:
 
 
 def test_dropping_a_draft_that_leads_nowhere_is_caught() -> None:
-    cut = World(3, 2, TREE_WORLD.target, TREE_WORLD.draft, mute=(1,))
+    cut = World(3, 2, TREE_WORLD.target, TREE_WORLD.draft, end_tokens=(1,))
     assert error(cut, chain(2), RejectionVerifier) < 1e-12
     assert distance(cut, chain(2), DropsTheDraft) > FAR
 

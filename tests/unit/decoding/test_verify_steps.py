@@ -14,7 +14,7 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.types import Draft, TargetScores
 from outrider.decoding.verifiers.block import BlockVerifier
 from outrider.decoding.verifiers.rejection import RejectionVerifier
-from tests.support.enumeration import Branches, Floats, Path, Rows, Rule, World, every_way, texts
+from tests.support.enumeration import Branches, Floats, Path, Rows, Rule, World, enumerate_branches, texts
 
 VOCAB, LENGTH = 3, 3
 SIZES = (2, 1)  # of the two steps' drafts
@@ -57,7 +57,7 @@ def distance(rule: Rule, by_position: bool) -> float:
     """Total variation between the first LENGTH tokens and the target's."""
     toy = world()
     found = np.zeros((VOCAB,) * LENGTH)
-    for weight, text in every_way(lambda branches: two_steps(toy, rule, branches, by_position)):
+    for weight, text in enumerate_branches(lambda branches: two_steps(toy, rule, branches, by_position)):
         found[text[:LENGTH]] += weight * toy.joint(text, max(0, LENGTH - len(text)))
     return float(np.abs(found - toy.joint((), LENGTH)).sum() / 2)
 

@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 from outrider.verify import endpoint
 from outrider.verify.endpoint import Answer, Endpoint, EndpointError
 from outrider.verify.servers import compare
-from tests.support.chat_server import Handler, Stand, serving
+from tests.support.chat_server import FakeServer, Handler, serving
 
 LONG = "The quick brown fox jumps over the lazy dog, and then over another one. "
 
@@ -30,19 +30,19 @@ def speculative(prompt: str) -> str:
 
 
 @pytest.fixture
-def one() -> Iterator[Stand]:
-    with serving(plain) as stand:
-        yield stand
+def one() -> Iterator[FakeServer]:
+    with serving(plain) as server:
+        yield server
 
 
 @pytest.fixture
-def other() -> Iterator[Stand]:
-    with serving(plain) as stand:
-        yield stand
+def other() -> Iterator[FakeServer]:
+    with serving(plain) as server:
+        yield server
 
 
 @pytest.fixture
-def verify(one: Stand, other: Stand, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def verify(one: FakeServer, other: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run `outrider verify --endpoint ONE --against OTHER …`; gives (status, stdout, stderr)."""
     path = tmp_path / "prompts.jsonl"
     rows = [{"id": name, "workload": "w", "prompt": f"tell of the {name}"} for name in ("fox", "dog")]
@@ -58,19 +58,19 @@ def verify(one: Stand, other: Stand, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("chat", [[], ["--chat"]])
-def test_servers_that_agree(verify: Any, one: Stand, chat: list[str]) -> None:
+def test_servers_that_agree(verify: Any, one: FakeServer, chat: list[str]) -> None:
     status, out, err = verify("-n", "31", "--json", *chat)
     assert (status, err) == (0, "")
     (claim,) = json.loads(out)["claims"]
     assert (claim["claim"], claim["held"], claim["cases"]) == ("identity", True, 2)
     assert "2 compared by token" in claim["detail"]
-    path, _, body = one.asked[-1]
+    path, _, body = one.requests[-1]
     assert path == ("/v1/chat/completions" if chat else "/v1/completions")
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("stand-in", 31, 0)
 
 
-def test_the_first_differing_character_is_reported(verify: Any, other: Stand) -> None:
-    other.say = speculative
+def test_the_first_differing_character_is_reported(verify: Any, other: FakeServer) -> None:
+    other.generate = speculative
     status, out, _ = verify()
     assert status == 1
     assert out.startswith("broken  identity      1 of 2 texts differ: fox at character 35: ")
@@ -79,9 +79,9 @@ def test_the_first_differing_character_is_reported(verify: Any, other: Stand) ->
     assert "asked again" not in out
 
 
-def test_a_server_that_does_not_reproduce_its_answers_is_reported(verify: Any, other: Stand) -> None:
+def test_a_server_that_does_not_reproduce_its_answers_is_reported(verify: Any, other: FakeServer) -> None:
     calls = iter(range(100))
-    other.say = lambda prompt: f"{plain(prompt)}{next(calls)}"
+    other.generate = lambda prompt: f"{plain(prompt)}{next(calls)}"
     status, out, _ = verify()
     assert status == 1
     assert f"({other.url}/v1 answered differently when asked again)" in out
@@ -94,36 +94,38 @@ def test_a_shorter_text_differs_at_its_end() -> None:
     assert told == "in the tokens of one text: token 0 is 'ab' and 'a'"
 
 
-def test_tokens_that_do_not_spell_the_text_are_not_compared(one: Stand) -> None:
+def test_tokens_that_do_not_spell_the_text_are_not_compared(one: FakeServer) -> None:
     def act(handler: Handler) -> bool:
         handler.reply({"choices": [{"text": "a b", "logprobs": {"tokens": ["a", "\u0120b"]}}]})
         return True
 
-    one.act = act
+    one.override = act
     assert Endpoint(one.url).complete("x", 3) == Answer("a b", None)
 
 
-def test_log_probabilities_are_left_out_where_refused(verify: Any, one: Stand, other: Stand) -> None:
+def test_log_probabilities_are_left_out_where_refused(
+    verify: Any, one: FakeServer, other: FakeServer
+) -> None:
     one.refuses_logprobs = True
     other.logprobs = False
     status, out, _ = verify()
     assert status == 0
     assert "(0 compared by token" in out
-    assert sum("logprobs" in (body or {}) for _, _, body in one.asked) == 1  # asked for once only
+    assert sum("logprobs" in (body or {}) for _, _, body in one.requests) == 1  # asked for once only
 
 
 def test_the_key_goes_where_it_should(
-    verify: Any, one: Stand, other: Stand, monkeypatch: pytest.MonkeyPatch
+    verify: Any, one: FakeServer, other: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert verify()[0] == 0
-    assert all("Authorization" not in headers for _, headers, _ in one.asked + other.asked)
-    one.asked.clear()
+    assert all("Authorization" not in headers for _, headers, _ in one.requests + other.requests)
+    one.requests.clear()
     monkeypatch.setenv("MY_KEY", "s3cret")
     status, out, err = verify("--api-key-env", "MY_KEY", "-m", "some-name")
     assert status == 0
     assert "s3cret" not in out + err
-    assert all(headers["Authorization"] == "Bearer s3cret" for _, headers, _ in one.asked)
-    assert [(path, body["model"]) for path, _, body in one.asked] == [("/v1/completions", "some-name")] * 2
+    assert all(headers["Authorization"] == "Bearer s3cret" for _, headers, _ in one.requests)
+    assert [(path, body["model"]) for path, _, body in one.requests] == [("/v1/completions", "some-name")] * 2
 
 
 def act_slow(handler: Handler) -> bool:
@@ -199,14 +201,14 @@ def answering(body: bytes, status: int = 200, location: str = "") -> Callable[[H
 )
 def test_a_bad_server_is_status_2_and_one_line(
     verify: Any,
-    other: Stand,
+    other: FakeServer,
     act: Callable[[Handler], bool],
     words: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if act is act_huge:
         monkeypatch.setattr(endpoint, "MAX_BYTES", 20_000)
-    other.act = act
+    other.override = act
     status, out, err = verify("--timeout", "0.4", "-m", "x")
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
@@ -215,13 +217,13 @@ def test_a_bad_server_is_status_2_and_one_line(
         assert word in err
 
 
-def test_a_refusal_for_another_reason_than_logprobs_is_reported_unchanged(one: Stand) -> None:
-    one.act = answering(b'{"error": "model not found"}', 400)
+def test_a_refusal_for_another_reason_than_logprobs_is_reported_unchanged(one: FakeServer) -> None:
+    one.override = answering(b'{"error": "model not found"}', 400)
     with pytest.raises(EndpointError, match="model not found"):
         Endpoint(one.url, model="x").complete("p", 1)
 
 
-def test_a_server_without_models_wants_a_name(one: Stand) -> None:
+def test_a_server_without_models_wants_a_name(one: FakeServer) -> None:
     one.model = ""
     with pytest.raises(EndpointError, match="name one with -m"):
         Endpoint(one.url).complete("p", 1)
