@@ -171,7 +171,7 @@ def test_a_prefix_from_the_cache_comes_with_its_hidden_states(name: str) -> None
     np.testing.assert_array_equal(np.stack(again), hidden_of(model, longer, taps)[: len(again)])
     engine.close(seq)
     counted = len(prefixes) * model.hidden_size * len(taps) * 4 * unit
-    assert prefixes.nbytes > counted, "hidden states count, and keys and values beside them"
+    assert prefixes.nbytes > counted, "hidden states count in addition to keys and values"
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -251,11 +251,11 @@ def test_several_sequences_share_one_prefix_while_they_run() -> None:
         engine.close(seq)
 
 
-# --- Broken twins, refusals, and the price when nobody asks -----------------------------------------
+# --- Broken twins, refusals, and no cost without taps -----------------------------------------
 
 
 class OffByOne(CachedStepEngine):
-    """Gives each node its neighbour's hidden states."""
+    """Gives each node the hidden states of the one before."""
 
     def score(self, *arguments: Any) -> list[TargetScores]:
         return [
@@ -342,7 +342,7 @@ class NeverTapped(ToyModel):
     """Notices whoever asks for hidden states."""
 
     def forward_hidden(self, items: Sequence[ForwardItem], taps: Sequence[int]) -> Any:
-        pytest.fail("nobody wants hidden states")
+        pytest.fail("no drafter needs hidden states")
 
 
 @pytest.mark.parametrize("make", [lambda m: None, lambda m: make_drafter("ngram", m, {})])

@@ -51,8 +51,10 @@ def test_at_temperature_0_speculation_changes_nothing(
     assert visible(found) == visible(plain(engine, params))
 
 
-def strangers(found: dict[str, Output], made: Models, engine: str, params: str) -> Iterator[tuple[str, int]]:
-    """(request, index) of tokens that the target, given the text before, would never have drawn."""
+def impossible_tokens(
+    found: dict[str, Output], made: Models, engine: str, params: str
+) -> Iterator[tuple[str, int]]:
+    """(request, index) of tokens that the target, given the text before, could not have sampled."""
     for request in batch_for(engine, params):
         sampler = Sampler(request.params, made.target.vocab_size, EOS, constraint=request.constraint)
         output = found[request.request_id].tokens
@@ -88,7 +90,7 @@ def test_sampled_texts_are_possible_for_the_target(engine: str, rule: str, param
             metrics = output.end.metrics
             assert metrics.num_tokens == len(output.tokens)
             assert metrics.num_passes >= output.kinds.count("bonus") + output.kinds.count("recovered")
-        assert list(strangers(found, models(engine), engine, params)) == []
+        assert list(impossible_tokens(found, models(engine), engine, params)) == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -137,7 +139,7 @@ class WithoutThePath(RejectionVerifier):
 @pytest.mark.parametrize("params", ["filters", "allowed", "constrained"])
 def test_accepting_what_the_target_rules_out_is_caught(params: str) -> None:
     found = under("toy", RejectionVerifier(AcceptsAlways), "right_then_wrong", params)
-    assert any(strangers(found, models("toy"), "toy", params))
+    assert any(impossible_tokens(found, models("toy"), "toy", params))
 
 
 @pytest.mark.parametrize("twin", [RowsOfTheWrongNode, WithoutThePath])

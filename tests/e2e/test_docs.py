@@ -1,4 +1,4 @@
-"""What the documents tell people to type works: console lines and Python blocks are run as they stand."""
+"""Runs the console lines and Python blocks of the documents as they stand."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def request(name: str, prompt: Sequence[int] = (1, 2, 3), **arguments: Any) -> R
 
 
 def alone(pipeline: Pipeline, asked: Request) -> list[int]:
-    """A request's tokens when nobody else is there and nothing is kept."""
+    """A request's tokens without other requests and without a prefix cache."""
     events = pipeline.runner().generate([replace(asked, namespace=None)])
     return [event.token_id for event in events if isinstance(event, TokenEvent)]
 

@@ -1,4 +1,4 @@
-"""A headless Chromium with the web page open, and a model that writes what it is told."""
+"""A headless Chromium with the web page open, and a model that writes a given text."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", values)
 
     def complaints(self) -> list[str]:
-        """What the console was told since the last look."""
+        """The console's messages since the last call."""
         entries: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [entry["message"] for entry in entries]
 

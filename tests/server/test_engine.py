@@ -1,4 +1,4 @@
-"""The engine behind the server, as its event loop sees it."""
+"""The server's engine, as its event loop uses it."""
 
 from __future__ import annotations
 

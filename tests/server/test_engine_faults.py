@@ -127,7 +127,8 @@ FAULTS = {
 
 
 def together(pipeline: Pipeline, bad: Request) -> dict[str, list[Event]]:
-    """What each was told when the bad request came amid the others; the engine is well after it."""
+    """The events of each request, with the bad one submitted among the others; the engine works
+    afterwards."""
 
     async def client(engine: ServerEngine) -> dict[str, list[Event]]:
         streams = {sample.request_id: engine.submit([sample]) for sample in (GOOD[0], bad, *GOOD[1:])}
@@ -201,7 +202,8 @@ def test_a_request_that_the_loop_itself_refuses_ends_with_that_error(
 
 
 def test_many_clients_that_come_and_go(target_file: Path) -> None:
-    """A few hundred requests, some bad, some cancelled, some never read: each told its own text."""
+    """A few hundred requests, some bad, some cancelled, some whose stream is never read: each gets its own
+    text."""
     pipeline = poisoned(target_file, "suffix")
     chance = random.Random(7)
     expected = {

@@ -100,7 +100,7 @@ class Visit:
     patience: int | None
 
 
-SYSTEM = tuple(range(20, 60))  # several blocks, and more than a chunk of prefill beside decoding
+SYSTEM = tuple(range(20, 60))  # several cache blocks, and more than a chunk of prefill in a mixed batch
 visits = st.builds(
     Visit,
     prompt=st.builds(
@@ -118,7 +118,7 @@ load = st.lists(visits, min_size=1, max_size=8)
 
 
 def run(world: World, load: Sequence[Visit]) -> tuple[dict[str, Request], set[str], list[Event]]:
-    """What a load of requests was told: the requests, those cancelled, all events."""
+    """Run a load of requests: (the requests, the ids of those cancelled, all events)."""
     budget = Budget(BUDGET)
     loop = world.pipeline.runner()
     steps = itertools.count()
@@ -152,7 +152,7 @@ def run(world: World, load: Sequence[Visit]) -> tuple[dict[str, Request], set[st
 
 
 def disagreements(world: World, load: Sequence[Visit]) -> list[str]:
-    """Requests that were told something else than they would have been alone."""
+    """Requests whose events differ from those of the same request on its own."""
     asked, cancelled, events = run(world, load)
     ended = ends(events)
     assert ended.keys() == asked.keys()

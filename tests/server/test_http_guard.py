@@ -258,7 +258,7 @@ def test_what_is_not_http(server: Running) -> None:
 
 
 def test_secrets_stay_out_of_errors(target_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A mistake of ours is told without its details, and logged with them."""
+    """An internal error is reported without its details, and logged with them."""
     with running(toy_pipeline(target_file)) as server:
         service = server.server.config.app.state.service  # type: ignore[union-attr]
 

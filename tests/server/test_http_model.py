@@ -1,4 +1,4 @@
-"""The default model behind the server, through the official client: what a user does first."""
+"""The default model in the server, through the official client: what a user does first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The soak of benchmarks/serve.py: no answer is lost, mixed up or changed by what others do; and it tells."""
+"""The soak of benchmarks/serve.py: no answer is lost, mixed up or changed by other requests, and faults are
+detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/draft_bits.py: what follows from the tokens that a draft gets right."""
+"""benchmarks/draft_bits.py: the speed-up that follows from the tokens that a draft model predicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def draft_bits() -> Any:
 def test_the_best_length_is_found(draft_bits: Any) -> None:
     right = [True] * 18
     assert draft_bits.speedup(right, FLAT, 0.0) == pytest.approx(9)  # 8 drafted and one more in a pass
-    assert draft_bits.speedup(right, FLAT, 1.0) == pytest.approx(18 / (8 + 1 + 8 + 1))  # as dear as passes
+    assert draft_bits.speedup(right, FLAT, 1.0) == pytest.approx(
+        18 / (8 + 1 + 8 + 1)
+    )  # as expensive as passes of the target
     assert draft_bits.speedup(right, FLAT, 0.5) == pytest.approx(18 / (2 * (1 + 4)))
     assert draft_bits.speedup([True, False] * 9, FLAT, 0.25) == pytest.approx(18 / (9 * 1.25))
 

@@ -10,7 +10,7 @@ from outrider.machine import cpu_name
 
 
 @pytest.mark.parametrize(
-    ("told", "name"),
+    ("cpuinfo", "name"),
     [
         (
             "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\ncpu family : 1\nmodel : 9",
@@ -24,8 +24,8 @@ from outrider.machine import cpu_name
         ("model name : Some Processor\n", "Some Processor"),
     ],
 )
-def test_an_uninformative_cpu_name_is_completed(told: str, name: str, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(told)
+def test_an_uninformative_cpu_name_is_completed(cpuinfo: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert cpu_name(tmp_path / "cpuinfo") == name
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/never_slower.py and its journal: what is measured, what is the best, which targets hold."""
+"""benchmarks/never_slower.py and its journal: the cells, the best fixed setting, and which targets hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/peers.py: the comparison, and the loop that speculates for engines which give passes only."""
+"""benchmarks/peers.py: the comparison, and the greedy loop for engines that offer forward passes only."""
 
 from __future__ import annotations
 

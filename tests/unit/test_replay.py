@@ -1,4 +1,4 @@
-"""benchmarks/replay.py: a target that says its text again, and a clock that only passes move."""
+"""benchmarks/replay.py: a target that replays its text, and a clock that only passes advance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_prefix_of_the_text_gets_its_next_token(replay: Any) -> None:
     model.text = [7, 8, 9, 10, 11]
     cache = model.new_cache(10)
     rows = model.forward([item(cache, [7, 8, 9, 20, 9], [-1, 0, 1, 1, 3])])[0]
-    assert rows.argmax(1).tolist() == [8, 9, 10, 0, 0], "nobody is told more behind a wrong token"
+    assert rows.argmax(1).tolist() == [8, 9, 10, 0, 0], "token 0 after a wrong token"
     assert cache.length == 5
     assert clock() == pytest.approx(model.costs.seconds(5))
     cache.keep(2, [2])

@@ -1,4 +1,4 @@
-"""Engines by name, and an engine with a loop of its own behind the same API."""
+"""Engines by name, and a whole engine with its own loop under the same API."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def add_sampling(parser: argparse.ArgumentParser, temperature: float) -> None:
     add("--repeat-penalty", type=number, default=1.0, metavar="X", help=_default)
     add("--presence-penalty", type=number, default=0.0, metavar="X", help=_default)
     add("--frequency-penalty", type=number, default=0.0, metavar="X", help=_default)
-    add("-s", "--seed", type=integer, default=-1, metavar="S", help="-1: drawn and reported (default)")
+    add("-s", "--seed", type=integer, default=-1, metavar="S", help="-1: random, and reported (default)")
     add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
 
 

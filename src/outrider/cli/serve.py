@@ -47,7 +47,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("-np", "--parallel", "--max-num-seqs", dest="max_num_seqs", type=integer, default=8, metavar="N",
         help=f"most samples that share a pass ({_default})")  # fmt: skip
     add("--max-waiting", type=integer, default=64, metavar="N",
-        help=f"most samples that wait for a place; more are told to come back ({_default})")  # fmt: skip
+        help=f"most samples that wait for a place; more get HTTP 429 ({_default})")  # fmt: skip
     add("--memory-limit", type=_bytes, metavar="SIZE",
         help="most memory for weights and caches, such as 6G (default: what is free)")  # fmt: skip
     add("--prefix-cache", type=_bytes, metavar="SIZE",
@@ -105,7 +105,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add("--max-samples", type=integer, default=128, metavar="N",
         help=f"of one request, all prompts together ({_default})")  # fmt: skip
     add("--max-logprobs", type=integer, default=20, metavar="N",
-        help=f"likeliest tokens told at each position; -1 for no limit ({_default})")  # fmt: skip
+        help=f"most log-probabilities at each position; -1 for no limit ({_default})")  # fmt: skip
     for name, seconds, text in (
         ("head", 15, "for a request's head to arrive"),
         ("body", 30, "for its body to arrive"),
@@ -235,7 +235,7 @@ def _port(port: int) -> int:
 
 
 def _bytes(text: str) -> int:
-    """A size for argparse: digits, and K, M or G (powers of 1024) behind them."""
+    """A size for argparse: digits, and perhaps K, M, G or T (powers of 1024) after them."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(f"not a size such as 512M or 6G: {text!r}")

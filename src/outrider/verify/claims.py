@@ -19,7 +19,7 @@ class Claim:
 
     claim:  "identity", "bits" or "distribution".
     held:   False when a single case contradicts it.
-    cases:  how many were looked at (texts, rows of logits, samples; `detail` says which).
+    cases:  how many were checked (texts, rows of logits, samples; `detail` says which).
     detail: one line: what was compared, the bound that follows, or the first contradiction.
     """
 
@@ -45,7 +45,7 @@ def rate_bound(cases: int) -> float:
 
 
 def bound_words(cases: int, what: str) -> str:
-    """`rate_bound` in words; nothing is claimed of cases unlike those looked at."""
+    """`rate_bound` in words; it applies only to cases like those checked."""
     return f"fewer than {rate_bound(cases):.2g} of such {what} can differ (95% confidence)"
 
 

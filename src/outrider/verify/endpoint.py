@@ -200,8 +200,8 @@ def _body(error: IO[bytes]) -> bytes:
 
 
 def _tokens(logprobs: Any, text: str) -> tuple[str, ...] | None:
-    """The tokens in either form of log-probabilities. None when they are not there or do not spell the
-    text: servers write tokens in several ways, which says nothing of the tokens themselves."""
+    """The tokens in either form of log-probabilities. None when they are missing or their
+    concatenation is not the text: servers write the same tokens in different ways."""
     if not isinstance(logprobs, dict):
         return None
     found = logprobs.get("tokens")

@@ -138,25 +138,25 @@ Shape: TypeAlias = Callable[[Table, Script], Draft]
 def _chain(length: int, *, stated: bool = True) -> Shape:
     def shape(table: Table, script: Script) -> Draft:
         text: Text = ()
-        drawn_from = []
+        probs = []
         for _ in range(length):
-            drawn_from.append(table.distribution(text))
-            text = (*text, _draw(drawn_from[-1], script))
-        return Draft.chain(text, "verify", tuple(drawn_from) if stated else None)
+            probs.append(table.distribution(text))
+            text = (*text, _draw(probs[-1], script))
+        return Draft.chain(text, "verify", tuple(probs) if stated else None)
 
     return shape
 
 
 def _tree(table: Table, script: Script) -> Draft:
-    """Two children of the anchor, drawn one after the other without replacement, with a child each."""
+    """Two children of the anchor, sampled one after the other without replacement, with a child each."""
     tokens: list[int] = []
     parents: list[int] = []
-    drawn_from: list[Distribution] = []
+    probs: list[Distribution] = []
 
     def add(distribution: Distribution, parent: int) -> None:
         tokens.append(_draw(distribution, script))
         parents.append(parent)
-        drawn_from.append(distribution)
+        probs.append(distribution)
 
     first = table.distribution(())
     add(first, -1)
@@ -166,7 +166,7 @@ def _tree(table: Table, script: Script) -> Draft:
         add(Distribution(first.ids[others], left / left.sum()), -1)
     for parent in range(len(tokens)):
         add(table.distribution((tokens[parent],)), parent)
-    return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), tuple(drawn_from), "verify")
+    return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), tuple(probs), "verify")
 
 
 SHAPES: Mapping[str, Shape] = {

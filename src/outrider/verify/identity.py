@@ -17,7 +17,7 @@ from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.pipeline import Pipeline
 from outrider.verify.claims import Claim, Progress, bound_words, listed
 
-# Every second seed is drawn under these: penalties read the text so far, filters the whole row.
+# Every second seed also has these: penalties depend on the text so far, filters on the whole row.
 FILTERS: Mapping[str, Any] = {
     "top_k": 40,
     "top_p": 0.95,

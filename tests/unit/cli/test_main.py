@@ -57,7 +57,7 @@ def test_flags_that_cannot_be_read(line: str, words: list[str], capsys: pytest.C
 
 
 class _Failing:
-    """A command that raises what it is told to."""
+    """A command that raises a given error."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

@@ -58,7 +58,7 @@ def test_json_is_one_document_with_every_key_and_the_same_tokens(run: Any, draft
     for spec in (
         ("--spec", "none"),
         ("--spec", "ngram", "--prompt-lookup-max", "1"),
-        ("-md", str(draft_file)),  # as dear as the target: auto leaves it alone
+        ("-md", str(draft_file)),  # as expensive as the target, so auto does not use it
         ("--spec", "draft_model", "--speculative-model", str(draft_file), "--num-speculative-tokens", "2"),
         ("--speculative-config", json.dumps({"method": "draft_model", "model": str(draft_file)})),
     ):

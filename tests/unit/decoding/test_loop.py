@@ -62,7 +62,7 @@ class Watched(ToyModel):
 
 
 class Noisy:
-    """A drafter that notes its calls and fails for the requests it is told to."""
+    """A drafter that records its calls and fails for given requests."""
 
     name = "noisy"
     needs: frozenset[str] = frozenset()
@@ -354,21 +354,21 @@ def test_a_request_may_ask_for_plain_decoding_or_for_less() -> None:
 
 
 def test_a_controller_that_asks_gets_the_targets_confidence() -> None:
-    class Curious(FixedController):
+    class WantsConfidence(FixedController):
         left = 4
 
         def __init__(self) -> None:
             super().__init__(3)
-            self.heard: list[float] = []
+            self.received: list[float] = []
 
         def confidence_rows_wanted(self, state: None) -> int:
-            return self.left - len(self.heard)
+            return self.left - len(self.received)
 
         def record(self, state: None, step: StepRecord) -> None:
-            self.heard += step.certain
+            self.received += step.certain
             super().record(state, step)
 
-    told, scored = Curious(), []
+    controller, scored = WantsConfidence(), []
 
     class Notes(CachedStepEngine):
         def score(self, batch: Any, prompts: Any = ()) -> list[TargetScores]:
@@ -377,8 +377,8 @@ def test_a_controller_that_asks_gets_the_targets_confidence() -> None:
             return scores
 
     engine = Notes(Watched())
-    loop = StepLoop(engine, Noisy(), CoupledVerifier(), told, clock=lambda: 0.0)
+    loop = StepLoop(engine, Noisy(), CoupledVerifier(), controller, clock=lambda: 0.0)
     assert ends(list(loop.generate([request("a")])))["a"].finish_reason == "length"
-    assert len(told.heard) == 4, "no more than it asked for"
+    assert len(controller.received) == 4, "no more than it asked for"
     first = scored[0].logits[0].astype(float)
-    assert told.heard[0] == pytest.approx(1.0 / np.exp(first - first.max()).sum(), rel=1e-3)
+    assert controller.received[0] == pytest.approx(1.0 / np.exp(first - first.max()).sum(), rel=1e-3)

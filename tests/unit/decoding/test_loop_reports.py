@@ -23,7 +23,7 @@ PROMPT = tuple(range(1, 12))
 
 
 class Spelled:
-    """A constraint that permits one sequence of tokens, of which some have no choice beside them."""
+    """A constraint that permits one sequence of tokens, of which some are forced."""
 
     def __init__(self, spelled: Sequence[int], forced: Sequence[bool] | None = None) -> None:
         self._spelled = list(spelled)

@@ -191,7 +191,7 @@ def test_what_was_accepted_reaches_the_controller() -> None:
     assert seen == [((0, 1), [*found.tokens[:2], 9])], "a constraint's own tokens are not the drafters'"
     drafter.propose([job(context.along([12, 13]), state, 6)])
     drafter.observe("r", whole, Verdict((0,), 9, "recovered"), UNSCORED)
-    assert len(seen) == 1, "behind a token that was refused nothing was tried"
+    assert len(seen) == 1, "nothing was tried after a rejected token"
 
 
 def test_a_models_confidence_is_about_a_probability() -> None:
@@ -212,21 +212,21 @@ def test_a_models_confidence_is_about_a_probability() -> None:
 
 
 def test_a_model_stops_where_the_guide_says() -> None:
-    told: list[float] = []
+    confidence: list[float] = []
 
     class Three:
-        def drew(self, parent: int, said: float) -> bool:
-            told.append(said)
+        def drew(self, parent: int, stated: float) -> bool:
+            confidence.append(stated)
             return False
 
         def frontier(self, ready: Collection[int] = ()) -> list[int]:
-            return [len(told) - 1] if len(told) < 3 else []
+            return [len(confidence) - 1] if len(confidence) < 3 else []
 
     model = DraftModelDrafter(draft())
     model.begin(Request("r", (3, 1, 2), PARAMS))
     (found,) = model.propose([replace(job(TokenContext([3, 1, 2])), guide=Three())])
-    assert (len(found), len(told)) == (3, 3)
-    assert all(0.0 < said <= 1.0 for said in told)
+    assert (len(found), len(confidence)) == (3, 3)
+    assert all(0.0 < stated <= 1.0 for stated in confidence)
 
 
 def test_how_many_tokens_a_model_has_not_processed() -> None:
@@ -258,13 +258,13 @@ def test_the_middle_of_an_expensive_prompt_is_skipped() -> None:
         context = TokenContext(prompt)
         asked: list[int] = []
 
-        def dear(missed: int, asked: list[int] = asked) -> bool:
-            asked.append(missed)
-            return missed > 100
+        def too_expensive(unprocessed: int, asked: list[int] = asked) -> bool:
+            asked.append(unprocessed)
+            return unprocessed > 100
 
         assert model.unprocessed(job(context)) == 200 - known
         assert model.unprocessed(job(context), 0, lambda _: False) == 200 - known
-        assert model.unprocessed(job(context), 0, dear) == (
+        assert model.unprocessed(job(context), 0, too_expensive) == (
             TAIL_TOKENS if known else HEAD_TOKENS + TAIL_TOKENS
         )
         assert asked == [200 - known]
@@ -276,7 +276,7 @@ def test_the_middle_of_an_expensive_prompt_is_skipped() -> None:
         (expected,) = again.propose([job(TokenContext(read), budget=3)])
         assert found.tokens.tolist() == expected.tokens.tolist()
         context.append(int(found.tokens[0]))
-        assert model.unprocessed(job(context), 0, dear) == 1, "what was read stays"
+        assert model.unprocessed(job(context), 0, too_expensive) == 1, "processed tokens stay in the cache"
 
 
 def test_a_prompt_beyond_the_draft_models_context_is_skimmed() -> None:

@@ -20,7 +20,7 @@ OTHER = [5, 9, 2]
 
 
 def alone(engine: StepEngine, prompt: Sequence[int], draft: Draft) -> FloatArray:
-    """The rows of a draft behind a prompt that was computed by itself."""
+    """The rows of a draft after a prompt whose prefill shared no pass."""
     seq = engine.open(prompt, 90)
     engine.prefill(seq, 1000)
     (scores,) = engine.score([(seq, draft)])
@@ -28,10 +28,10 @@ def alone(engine: StepEngine, prompt: Sequence[int], draft: Draft) -> FloatArray
     return scores.logits
 
 
-def beside(
+def in_mixed_batches(
     engine: StepEngine, prompts: Sequence[Sequence[int]], chunks: Sequence[int], draft: Draft
 ) -> list[FloatArray]:
-    """The same for several prompts that are computed, in chunks, while another sequence decodes."""
+    """The same for several prompts whose prefill shares passes, in chunks, with a sequence that decodes."""
     first = engine.open(OTHER, 90)
     engine.prefill(first, 1000)
     reference = engine.open(OTHER, 90)
@@ -61,7 +61,7 @@ def test_prompts_in_mixed_batches_give_the_same_rows(
     name: str, prompts: list[list[int]], chunks: list[int], drafted: list[int]
 ) -> None:
     engine, draft = MADE[name].engine(), Draft.chain(drafted, "t")
-    for prompt, rows in zip(prompts, beside(engine, prompts, chunks, draft), strict=True):
+    for prompt, rows in zip(prompts, in_mixed_batches(engine, prompts, chunks, draft), strict=True):
         np.testing.assert_array_equal(rows, alone(engine, prompt, draft))
 
 
@@ -76,10 +76,10 @@ def test_a_chunk_that_is_counted_wrong_is_noticed(monkeypatch: pytest.MonkeyPatc
 
     engine, prompt = CachedStepEngine(ToyModel(48, 128)), [*range(20)]
     expected = alone(engine, prompt, Draft.empty())
-    (found,) = beside(engine, [prompt], [4], Draft.empty())
+    (found,) = in_mixed_batches(engine, [prompt], [4], Draft.empty())
     np.testing.assert_array_equal(found, expected)
     monkeypatch.setattr(CachedStepEngine, "_written", wrong)
-    (found,) = beside(engine, [prompt], [4], Draft.empty())
+    (found,) = in_mixed_batches(engine, [prompt], [4], Draft.empty())
     assert (found != expected).any()
 
 

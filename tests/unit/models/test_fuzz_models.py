@@ -91,7 +91,7 @@ def survives(path: Path, read: Callable[[Path], object] = open_model) -> None:
 
 
 def high_water() -> int:
-    """The most memory that this process has had, in bytes; 0 where it cannot be told."""
+    """The most memory that this process has had, in bytes; 0 where it is unknown."""
     try:
         import resource
     except ImportError:

@@ -43,7 +43,7 @@ def test_nothing_usable_measured_is_a_guess(measured: dict[int, float] | None) -
     curve = CostCurve(measured)
     assert curve.seconds(9) / curve.seconds(1) == pytest.approx(1 + 8 * GUESSED_SLOPE)
     curve.observe(1, 0.05)
-    assert curve.seconds(1) == pytest.approx(0.05, rel=0.02), "one step tells the level"
+    assert curve.seconds(1) == pytest.approx(0.05, rel=0.02), "one step shows the level"
 
 
 def test_one_point_is_enough() -> None:
@@ -107,7 +107,9 @@ def test_after_a_jump_plain_steps_separate_level_from_shape() -> None:
         curve.observe(5, 0.0255)
     assert curve.doubt(5) > 3 * calm, "it knows that it does not know"
     curve.observe(1, 0.007)
-    assert curve.seconds(1) == pytest.approx(0.007, rel=0.05), "one plain step: only wide passes are dearer"
+    assert curve.seconds(1) == pytest.approx(0.007, rel=0.05), (
+        "one plain step: only wide passes are more expensive"
+    )
     assert curve.seconds(5) == pytest.approx(0.0255, rel=0.1)
     assert curve.doubt(5) < 0.3
 

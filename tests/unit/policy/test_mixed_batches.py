@@ -43,16 +43,16 @@ def plainly(controller: Controller, count: int) -> None:
             controller.record(state, StepRecord("none", 0, 0, 1, 0.0, took, 0.0, width=2))
 
 
-def passes(controller: Controller, dearer: float, count: int) -> tuple[float, list[int]]:
-    """(mean seconds of a pass, prompt tokens of each): two texts decode, prompt tokens take `dearer` times
-    what CURVE says."""
+def passes(controller: Controller, price_ratio: float, count: int) -> tuple[float, list[int]]:
+    """(mean seconds of a pass, prompt tokens of each): two texts decode, prompt tokens take
+    `price_ratio` times the time in CURVE."""
     seconds = CostModel(CURVE).at(0).seconds
     alone, total, joined = seconds(2), 0.0, []
     states = [controller.begin() for _ in range(2)]
     for _ in range(count):
         prompt_tokens = controller.prefill_budget(2, 1)
         controller.choose([DraftLimits(state, 100, 100) for state in states], prompt_tokens)
-        took = alone + dearer * (seconds(2 + prompt_tokens) - alone)
+        took = alone + price_ratio * (seconds(2 + prompt_tokens) - alone)
         for state in states:
             done = StepRecord("none", 0, 0, 1, 0.0, took / 2, 0.0, width=2 + prompt_tokens)
             controller.record(state, done)
@@ -62,17 +62,17 @@ def passes(controller: Controller, dearer: float, count: int) -> tuple[float, li
 
 
 @pytest.mark.parametrize("kind", ["auto", "fixed"])
-@pytest.mark.parametrize("dearer", [1.0, 3.0, 10.0])
-def test_texts_slow_down_to_half_at_most_while_a_long_prompt_is_read(kind: str, dearer: float) -> None:
+@pytest.mark.parametrize("price_ratio", [1.0, 3.0, 10.0])
+def test_texts_slow_down_to_half_at_most_while_a_long_prompt_is_read(kind: str, price_ratio: float) -> None:
     """Far into a prompt its tokens see more keys, so that a pass takes longer than the curve knows of."""
     controller: Controller = make_auto(CostModel(CURVE)) if kind == "auto" else FixedController(0)
     alone = CostModel(CURVE).at(0).seconds(2)
     plainly(controller, 20)
     usual = controller.prefill_budget(2, 1)
-    mean, joined = passes(controller, dearer, 400)
+    mean, joined = passes(controller, price_ratio, 400)
     assert 1.7 * alone < mean < 2.0 * alone
     assert set(joined) <= {0, usual}
-    assert (0 in joined) == (dearer > 1.0)
+    assert (0 in joined) == (price_ratio > 1.0)
     passes(controller, 1.0, 30)
     assert set(passes(controller, 1.0, 40)[1]) == {usual}, "later prompts are read as fast as ever"
 
@@ -81,8 +81,8 @@ def test_a_long_prompt_teaches_nothing_about_drafts() -> None:
     controller = make_auto(costs := CostModel(CURVE))
     before = [costs.at(100).seconds(n) for n in range(1, 17)]
     usual = set(passes(controller, 1.0, 40)[1])
-    for dearer in (3.0, 10.0):
-        assert set(passes(controller, dearer, 200)[1]) == {0, *usual}
+    for price_ratio in (3.0, 10.0):
+        assert set(passes(controller, price_ratio, 200)[1]) == {0, *usual}
     assert [costs.at(100).seconds(n) for n in range(1, 17)] == pytest.approx(before, rel=0.02)
 
 

@@ -123,7 +123,7 @@ def test_sibling_choices_are_verified_with_the_first() -> None:
     even = [0.5] * 6
     trace = Trace(5, [1, 2, 3, 4, 5, 6], None, [1, 9, 3, 4, 5, 6], even, [7, 2, 7, 7, 7, 7], even)
     out = simulate(FixedPolicy(0, 2, siblings=True), [trace], FLAT)
-    assert out.steps[0][1:] == (3, 4), "first right, then wrong, but right beside"
+    assert out.steps[0][1:] == (3, 4), "the first is right; of the second, the sibling is"
     assert [step[1] for step in out.steps] == [3, 5, 6]
     alone = simulate(FixedPolicy(0, 2), [trace], FLAT)
     assert [step[1] for step in alone.steps] == [2, 5, 6]
@@ -131,7 +131,7 @@ def test_sibling_choices_are_verified_with_the_first() -> None:
 
 def test_branches_are_continued_in_one_pass_and_stay_in_the_cache() -> None:
     class Both:
-        """Draws two tokens at the first place, and one behind each."""
+        """Samples two tokens at the first position, and one after each."""
 
         def __init__(self) -> None:
             self.drawn = 0

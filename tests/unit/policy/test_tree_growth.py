@@ -72,10 +72,10 @@ def test_branches_that_are_both_worth_it_share_a_pass() -> None:
     assert cheap.drew(-1, 0.5)
     cheap.drew(-1, 0.45)
     assert cheap.frontier() == [0, 1]
-    dear = make(draw=0.2, more=0.6)
-    dear.drew(-1, 0.6)
-    dear.drew(-1, 0.3)
-    assert dear.frontier() == [0], "the second is verified, but no more"
+    expensive = make(draw=0.2, more=0.6)
+    expensive.drew(-1, 0.6)
+    expensive.drew(-1, 0.3)
+    assert expensive.frontier() == [0], "the second is verified, but no more"
 
 
 def grow_tree(levels: int = 8) -> int:
