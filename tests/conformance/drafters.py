@@ -1,4 +1,4 @@
-"""Drafters that know the right answer and do what they like with it, and one that draws trees."""
+"""Drafters that know the right tokens and use them in various ways, and one that samples trees."""
 
 from __future__ import annotations
 

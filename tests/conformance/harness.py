@@ -1,4 +1,5 @@
-"""Runs the same requests plainly and with a drafter, and compares everything that a user can see."""
+"""Runs the same requests by plain decoding and with a drafter, and compares everything that a user can
+see."""
 
 from __future__ import annotations
 

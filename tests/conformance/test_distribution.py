@@ -1,4 +1,4 @@
-"""Coupled sampling is exact in distribution as well: over seeds, texts come with their probability."""
+"""Coupled sampling is also exact in distribution: over seeds, texts have the target's probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole of it on the default model and the native engine: speculation changes nothing but the time."""
+"""The whole program on the default model and the native engine: speculation changes only the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of logits with parameters, and what the specification in NumPy makes of them."""
+"""Rows of logits with parameters, and their results by the specification in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache's own rules, and what a bad call may not do."""
+"""The rules of the KV cache, and that an invalid call changes nothing."""
 
 from __future__ import annotations
 

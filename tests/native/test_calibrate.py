@@ -1,4 +1,4 @@
-"""What passes cost is measured once, kept on disk, and never read from a damaged file."""
+"""The cost curve is measured once, stored on disk, and never read from a damaged file."""
 
 from __future__ import annotations
 

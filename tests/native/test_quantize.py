@@ -1,4 +1,4 @@
-"""Quantization at load: the blocks, the plan, and models that were quantized so."""
+"""Quantization at load: the encoded blocks, the chosen types, and the quantized models."""
 
 from __future__ import annotations
 

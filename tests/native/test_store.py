@@ -1,4 +1,5 @@
-"""Packed weights on disk: the second start gives the same bits, and a bad file costs time, never a result."""
+"""Packed weights on disk: the second start gives the same bits, and a damaged file costs time but changes no
+result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny model with room for conversations, and a server over it that many tests share."""
+"""A tiny model with a context long enough for conversations, and a server of it that many tests share."""
 
 from __future__ import annotations
 

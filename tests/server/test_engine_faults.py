@@ -1,4 +1,4 @@
-"""A fault in one request ends that request with an error, and harms no other."""
+"""An error in one request ends that request, and affects no other."""
 
 from __future__ import annotations
 

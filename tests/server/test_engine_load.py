@@ -1,4 +1,4 @@
-"""Under any load a request's text is the one that it has alone, bit for bit, and nothing leaks."""
+"""Under any load a request's text is the same as on its own, bit for bit, and nothing leaks."""
 
 from __future__ import annotations
 

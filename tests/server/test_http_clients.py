@@ -1,4 +1,4 @@
-"""Clients that leave, that do not read, that are too many; and the server's own end."""
+"""Clients that disconnect, that do not read, that are too many; and the server's shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, host names, pages elsewhere, sizes, and everything that is no request of the API's."""
+"""API keys, host names, other origins, sizes, and requests that are not of the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the web page's strip is drawn from: the last steps and the cost curve, in the engine's numbers."""
+"""The data of the web page's strip: the last steps and the cost curve, as the engine reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/serve.py on a toy: every token of every answer is counted, and the tables say what was found."""
+"""benchmarks/serve.py on a toy: every token of every answer is counted, and the tables have the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often each rule accepts, against what is known of it.
+"""The acceptance rate of each rule, against its known value.
 
 Of one drafted token, with D the total-variation distance between target p and draft q:
 `rejection` and `block` accept 1 - D, which no rule can exceed; `coupled` accepts

@@ -1,4 +1,4 @@
-"""The benchmark that fills docs/exactness.md computes what it says, and the document shows what it wrote."""
+"""The benchmark of docs/exactness.md computes the right values, and the document has its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over seeds, texts come with the target's probabilities, whatever the rule and the drafter.
+"""Over seeds, texts have the target's probabilities, whatever the rule and the drafter.
 
 Each case is one G-test of the joint distribution of all the tokens of a text, which takes more than a step to
 write. The seeds are fixed, so a case fails always or never; ALPHA, over all cases together, is the chance

@@ -1,4 +1,4 @@
-"""Texts of a toy target through the whole loop, counted, against the probabilities that they should have."""
+"""Counts texts of a toy target from the whole loop, and compares them with their exact probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every spelling of vLLM's is honoured or refused by name; nothing is ignored in silence."""
+"""Every configuration name of vLLM is accepted or refused by name; none is silently ignored."""
 
 from __future__ import annotations
 

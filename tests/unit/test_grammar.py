@@ -1,4 +1,4 @@
-"""Constraints through llguidance: what they permit, and that a draft path leaves no trace in them."""
+"""Constraints with llguidance: what they permit, and that a draft path does not change their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimate before loading: its arithmetic, the control group's limit, and the refusal's words."""
+"""The estimate before loading: its arithmetic, the control group's limit, and the error message."""
 
 from __future__ import annotations
 

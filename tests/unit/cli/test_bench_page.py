@@ -1,4 +1,4 @@
-"""`outrider bench --plot`: the page says what was measured, and names of others stay text in it."""
+"""`outrider bench --plot`: the page shows the results, and names from files are escaped in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench's pure parts: medians and intervals, workloads, the probe."""
+"""The parts of bench without a model: medians and intervals, workloads, the probe."""
 
 from __future__ import annotations
 

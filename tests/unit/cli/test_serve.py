@@ -1,4 +1,4 @@
-"""`outrider serve`: its flags in vLLM's and llama-server's spellings, and what becomes of them."""
+"""`outrider serve`: its flags with vLLM's and llama-server's names, and the settings that they give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`outrider verify` in-process, on toy models: sound parts hold, and each broken one breaks its claim."""
+"""`outrider verify` in-process, on toy models: claims hold for correct parts, and each broken part breaks its
+claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`rejection` and `block`, enumerated: the output's law is the target's, and a broken rule's is not."""
+"""`rejection` and `block`, enumerated: the output has the target's distribution, and a broken rule's has
+not."""
 
 from __future__ import annotations
 

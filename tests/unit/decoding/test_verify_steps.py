@@ -1,4 +1,5 @@
-"""Two steps in a row, enumerated: why a draft's numbers belong to the step and not to the token's position.
+"""Two steps in a row, enumerated: why a draft's random numbers belong to the step and not to the token's
+position.
 
 `block` looks at the whole draft before it gives its end up. Had the second step's draft been drawn by the
 numbers of what was given up, it would know something of that look, and the output's law would be off.

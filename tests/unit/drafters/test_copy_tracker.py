@@ -1,4 +1,4 @@
-"""Copies with changes: the place in the source is kept, and what is changed once is changed again."""
+"""Copies with edits: the position in the source is kept, and an edit that was made once is repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a draft model leaves out of a text: what is too long, and copies that were written meanwhile."""
+"""The tokens that a draft model skips: the middle of long sequences, and copies generated meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken from the prefix cache is what would have been computed, and no more is kept than allowed."""
+"""Cached prefixes equal computed ones, and the prefix cache keeps to its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts computed in the passes that score others: the same logits, and nothing half done."""
+"""Mixed batches give the same logits as separate passes, and leave no prompt half processed."""
 
 from __future__ import annotations
 

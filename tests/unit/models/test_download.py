@@ -1,4 +1,4 @@
-"""The shared parts of fetching: cache folder, disk space, checksums and records, locks, progress."""
+"""The shared parts of downloads: cache folder, disk space, checksums and records, locks, progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hostile model files: whatever the bytes are, only an OutriderError comes out, and memory stays bounded."""
+"""Malicious model files: whatever the bytes are, only an OutriderError is raised, and memory stays
+bounded."""
 
 from __future__ import annotations
 

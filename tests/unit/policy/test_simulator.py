@@ -1,4 +1,4 @@
-"""The simulator, and with it the controller's promises, over many made-up texts and machines.
+"""The simulator, and with it the controller's promises, on many generated texts and machines.
 
 OUTRIDER_CASES makes it more of them than the default.
 """

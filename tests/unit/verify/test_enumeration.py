@@ -1,4 +1,4 @@
-"""Enumeration adds up to certainty, finds the rules exact, and finds every classic mistake."""
+"""Enumerated probabilities sum to 1, the rules are exact, and every classic mistake is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The remembering model gives the model's own rows, for chains and trees, at one pass for each text."""
+"""The memoized model gives the model's own rows, for chains and trees, with one pass for each text."""
 
 from __future__ import annotations
 

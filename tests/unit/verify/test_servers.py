@@ -1,4 +1,4 @@
-"""Two servers compared, and every way in which a server can be no use."""
+"""The comparison of two servers, and the errors of servers that cannot be compared."""
 
 from __future__ import annotations
 
