@@ -760,6 +760,7 @@ def test_what_it_left_out_has_no_effect(steps: list[tuple[int, int, bool, bool]]
             seen.truncate_middle(read)
         asked = ProposeJob("a", context, 3, setting.samplers["a"])
         unprocessed = setting.drafter.unprocessed(asked, copied, lambda _, expensive=expensive: expensive)  # type: ignore[misc]
+        fed = []  # the question rolls the cache back to what the text confirms now
         if not drafts:
             continue
         assert unprocessed is not None
