@@ -109,7 +109,6 @@ class DraftModelSource:
         self.prefill = DraftPrefillPolicy(tuning)
         self._pass_seconds = [0.0, 0.0]  # as in DraftModelState, over all requests
         self._max_depth, self._confident, self._branching = max_depth, confident, branching
-        self._sibling_gain = 0.0  # running mean of what siblings add to a draft, in tokens
 
     # --- Requests ----------------------------------------------------------------------------------
 
@@ -216,7 +215,6 @@ class DraftModelSource:
         prefill = rate * max(0.0, draw(batch.feed) - first)  # once, and paid off over the steps to come
         spent = first - seconds(batch.plain_width) - one
         left = min([query.state.tokens_left for query in queries])
-        siblings = self._sibling_gain * len(batch.expected) if self._confident else 0.0
         value, best, best_gain, length = found.value, found.value, 0.0, 0
         for k in range(1, max([len(expected) for expected in batch.expected])):
             accepted, width = batch.other, batch.width
@@ -224,7 +222,7 @@ class DraftModelSource:
                 at = k if k < len(expected) else len(expected) - 1
                 accepted += expected[at]
                 width += at
-            worth = accepted - rate * (seconds(width) + spent + k * one) + siblings
+            worth = accepted - rate * (seconds(width) + spent + k * one)
             steps = max(1.0, min(float(tuning.prefill_horizon), left / (1.0 + accepted / len(queries))))
             gain = worth - value - prefill / steps
             if gain > best_gain:
@@ -358,10 +356,6 @@ class DraftModelSource:
             tree.append(Node(token, at, depth + 1, path * probability, (self.name,), rank, confidence))
             at = len(tree) - 1
         return tree
-
-    def observe_branch_gain(self, gain: float) -> None:
-        """Siblings are expected to add so many tokens to a draft, their verification paid."""
-        self._sibling_gain += self._tuning.sibling_gain_smoothing * (gain - self._sibling_gain)
 
     def observe_pruned(self, state: DraftModelState, tree: Sequence[Node], kept: Sequence[int]) -> None:
         """The first pruned token of a row will never be verified; its estimate counts in its place."""

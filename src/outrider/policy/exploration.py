@@ -50,10 +50,6 @@ class ProbeSchedule:
     def due(self) -> bool:
         return self._waited >= self._wait
 
-    def shorten(self) -> None:
-        """The text has changed character: the first wait is enough."""
-        self._wait = self._first
-
     def used(self) -> None:
         """The drafter is on in this step."""
         self._waited, self._wait = 0, self._first

@@ -14,17 +14,16 @@ class LookupState:
     """One request.
 
     found:    steps in which the drafter found something.
-    match:    tokens of the last match.
     offered:  what it proposed in this step, and how many nodes of it were considered; until they are learned
               from.
     """
 
-    __slots__ = ("found", "match", "offered", "probes", "rates")
+    __slots__ = ("found", "offered", "probes", "rates")
 
     def __init__(self, tuning: Tuning) -> None:
         self.rates = RequestRates()
         self.probes = ProbeSchedule(tuning)
-        self.found = self.match = 0
+        self.found = 0
         self.offered: tuple[Lookup, int] | None = None
 
 
@@ -37,16 +36,6 @@ class LookupSource:
 
     def begin(self) -> LookupState:
         return LookupState(self._tuning)
-
-    def is_new_regime(self, state: LookupState, match: int) -> bool:
-        """Whether a long match after short ones shows that the text has changed character, so that what was
-        learned of the request counts no more."""
-        tuning = self._tuning
-        changed = match >= tuning.new_regime_match and tuning.new_regime_ratio * state.match <= match
-        state.match = match
-        if changed:
-            state.rates.reset()
-        return changed
 
     def weigh(self, state: LookupState, tree: Lookup, budget: int) -> tuple[WeightedTree, list[float]]:
         """(the tree's first `budget` nodes with calibrated probabilities, their path probabilities)."""

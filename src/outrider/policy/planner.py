@@ -138,9 +138,6 @@ class Planner:
                 continue
             lookup = state.lookups[name]
             lookup.found += 1
-            if self.lookups[name].is_new_regime(lookup, tree.length):
-                for probes in state.probe_schedules:
-                    probes.shorten()
             weighted, paths = self.lookups[name].weigh(lookup, tree, query.budget)
             plan.ready.append(weighted)
             if len(plan.ready) == 1:
@@ -306,7 +303,6 @@ class Planner:
     ) -> list[list[Node]]:
         """Keep the nodes that pay, all of a draft that states its distributions, and probes, which are paid
         for; but not what a lookup proposes besides a draft model's probe."""
-        rate, seconds = step.rate, step.curve.seconds
         probes = [query.state.probe_price > 0.0 for query in queries]
         whole = [
             probe or (draft is not None and draft.stated) for probe, draft in zip(probes, drafts, strict=True)
@@ -325,18 +321,11 @@ class Planner:
             if not whole[t]
             for i, node in enumerate(tree)
         )
-        gains = [0.0] * len(trees)  # of siblings
-        count, _ = step.curve.best_count([-path for path, _, _ in order], base, rate)
-        for n, (path, t, i) in enumerate(order[:count], start=base):
-            if trees[t][i].sibling_rank:
-                gains[t] += -path - rate * (seconds(n + 1) - seconds(n))
+        count, _ = step.curve.best_count([-path for path, _, _ in order], base, step.rate)
         kept: list[list[int]] = [[] for _ in trees]
         for _, t, i in sorted(order[:count], key=lambda node: node[1:]):
             if len(kept[t]) < queries[t].budget:
                 kept[t].append(i)
-        for gain, plan, draft in zip(gains, plans, drafts, strict=True):
-            if draft is not None:
-                self._source(plan).observe_branch_gain(gain)
         out = []
         for query, plan, tree, nodes, all_of_it in zip(queries, plans, trees, kept, whole, strict=True):
             if not all_of_it and plan.source is not None:

@@ -163,7 +163,7 @@ class TreeGrowth:
         for m, node in enumerate(new[: tuning.max_frontier], start=1):
             fed = 1 if m == 1 else len(tokens_to_feed(self._parents, new[:m])[1])
             drawing = self._rate * self._pass_share * self._draw(fed * self._sharers) / self._sharers
-            path = paths[node] * child * (1.0 if m == 1 else tuning.branch_discount)
+            path = paths[node] * child
             if path <= drawing - spent + self._verification_price(path, m - 1):
                 break
             spent, count = drawing, m

@@ -60,9 +60,6 @@ class Tuning:
     """Acceptance probability of a lookup before anything is known."""
     lookup_decay: float = 0.97
     """Of a request's evidence for lookups, for each token; one step gives evidence of several."""
-    new_regime_match: int = 12
-    """A match of at least so many tokens, `new_regime_ratio` times the one before, is a change of regime."""
-    new_regime_ratio: int = 3
     backoff_steps: int = 4
     """Most steps in a row without looking up, where it is cheap …"""
     backoff_steps_costly: int = 16
@@ -91,8 +88,6 @@ class Tuning:
     """With less evidence, it drafts for one request at a time."""
     sibling_start: float = 0.4
     """Acceptance probability of a second choice, the first being wrong, before anything is known."""
-    sibling_gain_smoothing: float = 0.1
-    """Weight of a new value in the running mean of what siblings add to a draft."""
     lookahead_start: float = 0.3
     """Probability that the draft model draws what a lookup expects, before anything is known."""
     pass_share_weight: float = 8.0
@@ -139,8 +134,6 @@ class Tuning:
     """Children of a node; a third one is hardly ever right."""
     max_frontier: int = 4
     """Nodes that get children in one draft pass."""
-    branch_discount: float = 0.75
-    """Of the usual probability: a token below a further branch."""
 
     @property
     def max_probe_seconds(self) -> float:
