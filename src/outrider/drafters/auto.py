@@ -196,10 +196,7 @@ class _Step:
         found: list[ModelDraft | None] = []
         for (job, _, _), guide, lookahead, draft in zip(drawn, guides, lookaheads, drafts, strict=True):
             if lookahead is not None:
-                last = job.state.last_drafts[source] = lookahead.learn(draft)
-                self.owner.planner.models[source].prefill.discount_lookup_overlap(
-                    job.state.models[source].prefill, lookahead.lookup_overlap(last.tokens)
-                )
+                job.state.last_drafts[source] = lookahead.learn(draft)
             if not len(draft):
                 found.append(None)
                 continue

@@ -2,8 +2,7 @@
 
 A lookup of the last tokens loses a copy at each edit: after a replaced word nothing matches, and then only a
 token or two, as at many other places. The tracker works like a diff: it keeps the position in the source,
-skips what is replaced, inserted or deleted, and expects the same source tokens to be replaced in the same way
-again, as when a name is changed throughout.
+and skips what is replaced, inserted or deleted.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from outrider.drafters._lookup import MAX_MATCH, Matches
 
 MIN_COPY = 12  # matching tokens that make a copy: what new text repeats by chance is seldom as long
 MAX_GAP = 8  # differing tokens in a row, before the copy is given up
-MAX_REPLACED = 4  # source tokens of one remembered replacement
-MAX_REPLACEMENTS = 64  # replacements that are remembered
 GAP_DECAY = 0.5  # factor on the match length for each differing token, and once more after a gap
 SHIFTS = (0, 1, -1, 2, -2, 3, -3, 4, 5, 6, 7, 8)  # source tokens that a gap may skip more than it wrote
 
@@ -44,7 +41,6 @@ class CopyTracker:
         self._began = 0  # index of the first token since the last gap, or of the copy
         self._length = 0.0  # matching tokens, discounted for gaps
         self._length_before = 0.0  # `_length` before the gap
-        self._replacements: dict[tuple[int, ...], list[int]] = {}  # by the source tokens
 
     @property
     def copied(self) -> int:
@@ -68,10 +64,10 @@ class CopyTracker:
         self._choose_source(matches)
         if self._at < 0 or self._length < 1.0:
             return None
-        start, rest = (self._at, []) if self._gap < 0 else self._likely_continuation(tokens)
+        start = self._at if self._gap < 0 else self._likely_continuation(tokens)
         if start >= end:
             return None
-        return Copy(start, self._path(tokens, start, rest), int(self._length))
+        return Copy(start, self._path(tokens, start), int(self._length))
 
     def _against(self, i: int) -> int:
         """Index of the source token that corresponds to token i, the next one."""
@@ -95,85 +91,41 @@ class CopyTracker:
         at = self._at
         if self._gap < 0:
             if tokens[at] == tokens[i]:
-                if replacement := self._replacement(tokens, at):
-                    source, target = replacement
-                    if target[0] != tokens[i]:  # not replaced this time
-                        del self._replacements[source]
                 self._at += 1
                 self._length = min(float(MAX_MATCH), self._length + 1.0)
                 return
             self._gap, self._length_before = i, self._length
-        if (known := self._known_replacement(tokens, i + 1)) is not None:
-            after, rest = known
-            if not rest:
-                self._at, self._gap, self._began = after, -1, i + 1
-            return
         self._length *= GAP_DECAY
         if not self._end_gap(tokens, i) and i - self._gap >= MAX_GAP:
             self._at = self._gap = -1
 
     def _end_gap(self, tokens: list[int], i: int) -> bool:
-        """End the gap if the two tokens up to i match the source again, and remember the replacement."""
-        at, gap = self._at, self._gap
-        if i == gap:
+        """End the gap if the two tokens up to i match the source again."""
+        if i == self._gap:
             return False
         expected = self._against(i)
         for shift in SHIFTS:
             place = expected + shift
-            if at < place < gap and tokens[place - 1 : place + 1] == tokens[i - 1 : i + 1]:
-                source, target = tuple(tokens[at : place - 1]), tokens[gap : i - 1]
-                if 1 <= len(source) <= MAX_REPLACED and target:
-                    self._replacements.pop(source, None)
-                    self._replacements[source] = target
-                    if len(self._replacements) > MAX_REPLACEMENTS:
-                        del self._replacements[next(iter(self._replacements))]
+            if self._at < place < self._gap and tokens[place - 1 : place + 1] == tokens[i - 1 : i + 1]:
                 self._at, self._gap, self._began = place + 1, -1, i - 1
                 self._length = max(2.0, GAP_DECAY * self._length_before)
                 return True
         return False
 
-    def _likely_continuation(self, tokens: list[int]) -> tuple[int, list[int]]:
-        """(index where the source continues, tokens before that) inside a gap: after the rest of a known
-        replacement; after the sequence's last token, if the source has it nearby; else as many source tokens
-        further as the gap has tokens."""
-        if (known := self._known_replacement(tokens, len(tokens))) is not None:
-            return known
+    def _likely_continuation(self, tokens: list[int]) -> int:
+        """Index where the source continues, inside a gap: after the sequence's last token, if the source has
+        it nearby; else as many source tokens further as the gap has tokens."""
         expected = self._against(len(tokens))
         for shift in SHIFTS:
             place = expected + shift
             if self._at < place <= self._gap and tokens[place - 1] == tokens[-1]:
-                return place, []
-        return expected, []
+                return place
+        return expected
 
-    def _known_replacement(self, tokens: list[int], end: int) -> tuple[int, list[int]] | None:
-        """(index where the source continues, tokens of the replacement still to come), if the gap up to `end`
-        is the beginning of a known replacement."""
-        written = tokens[self._gap : end]
-        replacement = self._replacement(tokens, self._at)
-        if replacement is None or replacement[1][: len(written)] != written:
-            return None
-        return self._at + len(replacement[0]), replacement[1][len(written) :]
-
-    def _replacement(self, tokens: list[int], at: int) -> tuple[tuple[int, ...], list[int]] | None:
-        """(source tokens from `at` on, the tokens that replaced them before), if they were."""
-        if self._replacements:
-            for size in range(MAX_REPLACED, 0, -1):
-                source = tuple(tokens[at : at + size])
-                if (target := self._replacements.get(source)) is not None:
-                    return source, target
-        return None
-
-    def _path(self, tokens: list[int], at: int, first: list[int]) -> list[int]:
-        """The next tokens if after `first` the source is copied from `at` on, with the known replacements.
-        A source that reaches the end of `tokens` continues with the path itself: the sequence loops."""
-        path = first[:]
-        end = len(tokens)
-        while len(path) < MAX_MATCH:
-            replacement = self._replacement(tokens, at) if at < end else None
-            if replacement is not None:
-                path += replacement[1]
-                at += len(replacement[0])
-            else:
-                path.append(tokens[at] if at < end else path[at - end])
-                at += 1
-        return path[:MAX_MATCH]
+    def _path(self, tokens: list[int], at: int) -> list[int]:
+        """The next tokens if the source is copied from `at` on. A source that reaches the end of `tokens`
+        continues with the path itself: the sequence loops."""
+        path = tokens[at : at + MAX_MATCH]
+        for i in range(MAX_MATCH - len(path)):
+            path.append(path[i])
+        return path

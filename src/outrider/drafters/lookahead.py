@@ -19,8 +19,6 @@ from outrider.policy.tree import ROOT, OfferedTree
 
 MAX_TOKENS = 7  # predicted at a time
 LAST_DRAFT_CONFIDENCE = 0.3  # in the rest of the last draft; calibrated by what comes of it
-OVERLAP_MIN_PATH = 0.3  # path probability down to which a lookup alone is assumed to be drafted from
-SHIFTS = (0, 1, -1, 2, -2)  # tokens by which the text may be ahead of the last draft, or behind it
 
 Follow: TypeAlias = Callable[[TokenContext, int], tuple[list[int], list[float]]]
 """(tokens, each one's probability given those before) that a lookup expects after a context."""
@@ -34,19 +32,13 @@ class LastDraft:
     tokens: list[int]
 
     def after(self, context: TokenContext) -> list[int]:
-        """What may follow the context: the tokens of the row after the one that equals the context's last
-        token, if that is about as far in the text. At the end of the text itself the position alone decides,
-        whatever tokens replaced the row's."""
+        """What may follow the context: the tokens of the row after the context's last token, if that is the
+        row's at its place. At the end of the text itself the position alone decides, whatever tokens replaced
+        the row's."""
         at = context.position - self.start
-        last = context.path[-1] if context.path else context.tokens[-1]
-        for shift in SHIFTS:
-            if 0 < at + shift <= len(self.tokens) and self.tokens[at + shift - 1] == last:
-                at += shift
-                break
-        else:
-            if context.path:
-                return []
-        return self.tokens[at : at + MAX_TOKENS] if at > 0 else []
+        if at <= 0 or (context.path and self.tokens[at - 1 : at] != [context.path[-1]]):
+            return []
+        return self.tokens[at : at + MAX_TOKENS]
 
 
 class DraftLookahead:
@@ -78,15 +70,12 @@ class DraftLookahead:
         self._nodes, self._first = _children(offered.parents, offered.tokens)
         # Predictions: after which drawn tokens, the tokens, and the confidence in each.
         self._predicted: list[tuple[Sequence[int], list[int], list[float]]] = []
-        # Likely finds of new lookups: after which drawn tokens, and the tokens.
-        self._found: list[tuple[list[int], list[int]]] = []
 
     def __call__(self, context: TokenContext) -> list[int]:
         drawn = context.path[len(self._start.path) :]
         tokens, confidence = self._in_the_tree(drawn)
         if not tokens:
             tokens, confidence = self._follow(context, MAX_TOKENS)
-            self._found.append((list(drawn), _likely(tokens, confidence)))
         if self._last is not None and (not tokens or confidence[0] < LAST_DRAFT_CONFIDENCE):
             rest = self._last.after(context)
             tokens, confidence = (rest, [LAST_DRAFT_CONFIDENCE] * len(rest)) if rest else (tokens, confidence)
@@ -131,28 +120,6 @@ class DraftLookahead:
             row.append(drawn[at])
             at = first.get(at, -1)
         return LastDraft(self._start.position, row)
-
-    def lookup_overlap(self, row: list[int]) -> int:
-        """How many tokens of a draft's row a lookup would have drafted by itself, once the text had come to
-        the tokens before them; what is offered from the start is left out."""
-        covered: set[int] = set()
-        for path, tokens in self._found:
-            if path == row[: len(path)]:
-                for i, pair in enumerate(zip(row[len(path) :], tokens, strict=False), start=len(path)):
-                    if pair[0] != pair[1]:
-                        break
-                    covered.add(i)
-        return len(covered)
-
-
-def _likely(tokens: list[int], confidence: Sequence[float]) -> list[int]:
-    """The first tokens, as far as their path probability is at least OVERLAP_MIN_PATH."""
-    path = 1.0
-    for count, stated in enumerate(confidence):
-        path *= stated
-        if path < OVERLAP_MIN_PATH:
-            return tokens[:count]
-    return tokens
 
 
 def _children(

@@ -3,7 +3,6 @@
 The prefill is worthless when the output ends soon, or when lookups find more in the text. So it is deferred
 until drafting would have gained its price, as in the ski rental problem (Karlin et al. 1988): for less than
 that where it is cheap, for more where it is dear, and for more again where prefills have not paid of late.
-Tokens that a lookup would have drafted a little later anyway are no gain and are not counted as one.
 
 Gains and prices are in tokens that plain decoding would have produced in the same time.
 """
@@ -33,7 +32,6 @@ class DraftPrefillPolicy:
     def __init__(self, tuning: Tuning = DEFAULT) -> None:
         self._tuning = tuning
         self._gain = self._price = 0.0  # in this step
-        self._gain_share = 0.0  # of that gain, for each request
         # Decayed sums over requests: prices, and the gains after them, up to the price of each.
         self._prices = self._paid = 0.0
 
@@ -66,19 +64,12 @@ class DraftPrefillPolicy:
 
     def end_step(self, requests: Sequence[PrefillState], batch: int) -> None:
         """The step's gain and price are shared by `batch` requests; `requests` could be drafted for."""
-        self._gain_share = self._gain / batch
         for request in requests:
             if self._price > 0.0:
                 if not request.bought:
                     request.bought, request.gain_before = True, request.expected_gain
                 request.price += self._price / batch
-            request.expected_gain += self._gain_share
-
-    def discount_lookup_overlap(self, request: PrefillState, tokens: int) -> None:
-        """Lookups would have drafted so many of the step's drafted tokens, given the ones before them, so
-        that each would have saved its pass without a draft model too."""
-        if request.bought:
-            request.expected_gain -= min(self._gain_share, float(tokens))
+            request.expected_gain += self._gain / batch
 
     def end_request(self, request: PrefillState) -> None:
         """Learn whether the request's prefill has paid."""

@@ -120,31 +120,6 @@ def lines(name: Sequence[int]) -> list[int]:
     return [token for k in range(3) for token in (200 + k, *range(10, 24), *name, *range(30, 40))]
 
 
-def test_what_was_replaced_once_is_replaced_again() -> None:
-    writer = Writer(lines([5]))
-    new = lines([7, 8])
-    wrong = []
-    for k, token in enumerate(new[:-1]):
-        copy = writer.write(token)
-        if copy is None or copy.path[0] != new[k + 1]:
-            wrong.append(k)
-    assert wrong == [*range(11), 14, 15, 16], "until it is seen to be a copy, and until both go on together"
-    copy = Writer(lines([5])).write(*new[:20])
-    assert copy is not None
-    assert copy.path == new[20 : 20 + MAX_MATCH]
-
-
-def test_a_change_that_is_not_made_again_is_forgotten() -> None:
-    writer = Writer(lines([5]))
-    after = (*range(30, 40), 201, *range(10, 24))
-    copy = writer.write(*lines([7])[:16], *after)
-    assert copy is not None
-    assert copy.path[0] == 7
-    copy = writer.write(5, *range(30, 40), 202, *range(10, 24))
-    assert copy is not None
-    assert copy.path[0] == 5
-
-
 def test_a_loop_goes_round() -> None:
     writer = Writer([])
     copy = writer.write(*[5, 6, 7] * 5)

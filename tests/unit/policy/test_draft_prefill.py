@@ -36,9 +36,6 @@ class Named:
     def end_step(self, names: Sequence[str], batch: int) -> None:
         self.policy.end_step(self._of(names), batch)
 
-    def discount(self, name: str, tokens: int) -> None:
-        self.policy.discount_lookup_overlap(self._of([name])[0], tokens)
-
     def end(self, name: str) -> None:
         self.policy.end_request(self._of([name])[0])
         del self.requests[name]
@@ -58,23 +55,21 @@ def steps_until_worth(
     return 1000
 
 
-def write(prefill: Named, steps: int, gain: float, text: str = "a", covered: int = 0) -> None:
+def write(prefill: Named, steps: int, gain: float, text: str = "a") -> None:
     """A text goes on that is caught up."""
     for _ in range(steps):
         prefill.begin_step()
         assert prefill.is_worth([text], 0.0, gain, new=False)
         prefill.end_step([text], 1)
-        prefill.discount(text, covered)
     prefill.end(text)
 
 
-def wait(prefill: Named, steps: int, price: float, text: str = "a", covered: int = 0) -> None:
+def wait(prefill: Named, steps: int, price: float, text: str = "a") -> None:
     """A text goes on that is not caught up yet."""
     for _ in range(steps):
         prefill.begin_step()
         assert not prefill.is_worth([text], price, 1.0, new=False)
         prefill.end_step([text], 1)
-        prefill.discount(text, covered)
 
 
 def test_it_waits_for_the_price() -> None:
@@ -117,24 +112,6 @@ def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> 
     assert worse > WAIT
     write(prefill, 100, 1.0, "z")
     assert WAIT < steps_until_worth(prefill, 8.0) < worse
-
-
-def test_what_lookups_would_have_found_soon_pays_for_nothing() -> None:
-    waits = []
-    for covered in (0, 1, 2, 3, 9):
-        prefill = Named()
-        for text in "abcdef":
-            steps_until_worth(prefill, 8.0, text=text)
-            write(prefill, 4, 3.0, text, covered)
-        waits.append(steps_until_worth(prefill, 8.0))
-    assert waits[0] == waits[1] == WAIT, "the price is made up for"
-    assert waits[1] < waits[2] < waits[3] == waits[4], "but what a step lacks takes nothing from others"
-
-
-def test_what_is_covered_counts_in_texts_that_were_caught_up() -> None:
-    prefill = Named()
-    wait(prefill, 8, 8.0, covered=5)
-    assert steps_until_worth(prefill, 8.0) == WAIT - 8, "what was promised stays promised"
 
 
 def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
