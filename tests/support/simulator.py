@@ -130,19 +130,17 @@ class _Sequence:
     def draw(self, query: DraftQuery, plan: DraftPlan) -> ModelDraft:
         """The draft model's draft; after a wrong token all further ones are wrong too."""
         trace, out = self.trace, ModelDraft([], [])
-        ahead = plan.offered.path_to(plan.after)
         guide = None if trace.confidence is None else plan.guide
         budget = plan.draft_tokens if guide is None else query.budget
         # For each node: its position, and whether all tokens up to it are right.
-        start = self.at + len(ahead)
-        places = {ROOT: (start - 1, ahead == list(trace.truth[self.at : start]))}
+        places = {ROOT: (self.at - 1, True)}
         frontier = [ROOT]
         while frontier:
             for parent in frontier:
                 at, right = places[parent][0] + 1, places[parent][1]
                 for sibling_rank in range(1 + (trace.second is not None)):
                     if at >= len(trace.truth) or len(out.tokens) >= budget:
-                        self._hold(ahead, out)
+                        self._hold(out)
                         return out
                     token, confidence = self._choice(at, sibling_rank)
                     token = token if right else -1 - sibling_rank
@@ -153,7 +151,7 @@ class _Sequence:
                     if guide is None or confidence is None or not guide.drew(parent, confidence):
                         break
             frontier = [len(out.tokens) - 1] if guide is None else guide.frontier()
-        self._hold(ahead, out)
+        self._hold(out)
         return out
 
     def _choice(self, at: int, sibling_rank: int) -> tuple[int, float | None]:
@@ -165,14 +163,13 @@ class _Sequence:
         assert tokens is not None
         return tokens[at], None if confidence is None else confidence[at]
 
-    def _hold(self, ahead: Sequence[int], drawn: ModelDraft) -> None:
-        """Record the draft model's cache after the text: the offered tokens and the nodes of the last
-        pass."""
-        self.held = [(i - 1, token) for i, token in enumerate(ahead)]
+    def _hold(self, drawn: ModelDraft) -> None:
+        """Record the draft model's cache after the text: the nodes that its last pass processed."""
+        self.held = []
         inner = levels(drawn.parents)
         if inner:
             kept, fed = tokens_to_feed(drawn.parents, inner[-1])
-            place = {-1: len(ahead) - 1}
+            place = {-1: -1}
             for node in (*kept, *fed):
                 place[node] = len(self.held)
                 self.held.append((place[drawn.parents[node]], drawn.tokens[node]))
@@ -229,7 +226,7 @@ class _Drafters:
             drafts.append(draft)
             unprocessed = query.unprocessed(source) or 0
             later = [len(tokens_to_feed(draft.parents, level)[1]) for level in levels(draft.parents)]
-            own = [unprocessed + len(plan.offered.path_to(plan.after)), *later]
+            own = [unprocessed, *later]
             fed = [a + b for a, b in zip_longest(fed, own, fillvalue=0)]
             missed += max(0, unprocessed - 2)
         seconds = sum(map(self.world.draft, fed))

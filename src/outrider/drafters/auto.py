@@ -1,7 +1,7 @@
 """Several drafters in one step, as a `Planner` chooses: lookups first, a draft model where it is worth it.
 
-Lookup drafters propose trees that are ready; draft models grow theirs on demand, in place of the lookups',
-beside them, or below their likeliest path. The planner merges and prunes them to one tree for each request.
+Lookup drafters propose trees that are ready; draft models grow theirs on demand, where that is
+worth more. The planner merges and prunes them to one tree for each request.
 """
 
 from __future__ import annotations
@@ -184,13 +184,10 @@ class _Step:
         lookaheads: list[DraftLookahead | None] = []
         asked: list[ProposeJob] = []
         for guide, (job, query, plan) in zip(guides, drawn, strict=True):
-            budget = plan.draft_tokens
-            if plan.guide is not None:
-                budget = query.budget - (len(plan.nodes) if plan.after >= 0 else 0)
-            context = job.context.along(plan.offered.path_to(plan.after))
-            lookahead = self._lookahead(source, job, plan, context, len(drawn))
+            budget = plan.draft_tokens if plan.guide is None else query.budget
+            lookahead = self._lookahead(source, job, plan, len(drawn))
             lookaheads.append(lookahead)
-            asked.append(replace(job, context=context, budget=budget, guide=guide, lookahead=lookahead))
+            asked.append(replace(job, budget=budget, guide=guide, lookahead=lookahead))
         step: StepContext = drawn[0][0].state.step
         drafts = model.propose(asked, PREFILL_BUDGET_SINGLE if step.base == 1 else PREFILL_BUDGET)
         found: list[ModelDraft | None] = []
@@ -207,7 +204,7 @@ class _Step:
         return found, model.passes
 
     def _lookahead(
-        self, source: str, job: ProposeJob, plan: DraftPlan, start: TokenContext, sharers: int
+        self, source: str, job: ProposeJob, plan: DraftPlan, sharers: int
     ) -> DraftLookahead | None:
         """By the first lookup drafter that can predict; None without one."""
         for name, lookup in self.owner.lookups.items():
@@ -217,8 +214,7 @@ class _Step:
                     job.state,
                     plan.offered,
                     partial(lookup.likely_path, job.request_id),
-                    start,
-                    after=plan.after,
+                    job.context,
                     last=job.state.last_drafts.get(source),
                     sharers=sharers,
                 )

@@ -42,9 +42,9 @@ class LastDraft:
 
 
 class DraftLookahead:
-    """Predicts what a draft model draws for one request in one step: what `offered` has below the node
-    `after`; where the draft leaves that tree, a new lookup; and where lookups find nothing of use, the rest
-    of the last draft. Called with the context of the node to draw from, it gives the tokens worth feeding.
+    """Predicts what a draft model draws for one request in one step: what `offered` has; where the
+    draft leaves that tree, a new lookup; and where lookups find nothing of use, the rest of the last draft.
+    Called with the context of the node to draw from, it gives the tokens worth feeding.
 
     follow:  looks up what may come after a context.
     start:   where the draft starts.
@@ -60,13 +60,12 @@ class DraftLookahead:
         follow: Follow,
         start: TokenContext,
         *,
-        after: int = ROOT,
         last: LastDraft | None,
         sharers: int,
     ) -> None:
         self._source, self._state, self._offered, self._follow = source, state, offered, follow
         self._last, self._sharers = last, sharers
-        self._start, self._after = start, after
+        self._start = start
         self._nodes, self._first = _children(offered.parents, offered.tokens)
         # Predictions: after which drawn tokens, the tokens, and the confidence in each.
         self._predicted: list[tuple[Sequence[int], list[int], list[float]]] = []
@@ -87,7 +86,7 @@ class DraftLookahead:
 
     def _in_the_tree(self, drawn: Sequence[int]) -> tuple[list[int], list[float]]:
         """(tokens, confidence) of the offered tree's likeliest path after what was drawn."""
-        offered, node = self._offered, self._after
+        offered, node = self._offered, ROOT
         tokens: list[int] = []
         confidence: list[float] = []
         for token in drawn:

@@ -18,9 +18,7 @@ from outrider.policy.tree import (
     DraftQuery,
     ModelDraft,
     Node,
-    OfferedTree,
     WeightedTree,
-    chosen,
     merge,
 )
 from outrider.policy.tree_growth import ModelRates, NodeProbabilities, TreeGrowth
@@ -55,7 +53,7 @@ class GrowthPlan:
     """What one draft model would draft in a step.
 
     value:   in tokens over plain decoding, of the whole step.
-    plans:   for the requests that it drafts for, by index: with draft_tokens, after and guide.
+    plans:   for the requests that it drafts for, by index: with draft_tokens and guide.
     price:   in tokens, of processing unprocessed tokens first.
     """
 
@@ -133,8 +131,8 @@ class DraftModelSource:
         value: float,
         step: StepContext,
     ) -> GrowthPlan:
-        """Draft where that is worth more than `value`, that of the ready proposals alone: in their place, or
-        below the likeliest path of one. Changes no plan; `settle` must follow.
+        """Draft where that is worth more than `value`, that of the ready proposals alone. Changes no plan;
+        `settle` must follow.
 
         base: tokens in the target's pass without drafts.
         """
@@ -156,10 +154,6 @@ class DraftModelSource:
         found, length = GrowthPlan(value), 0
         if better:
             length = self._best_length(found, batch, queries, step)
-        if len(queries) == 1 and plans[0].nodes and queries[0].unprocessed(self.name) is not None:
-            below = self._plan_below(queries[0], plans[0], base, found.value, step)
-            if below is not None:
-                return below
         if length:
             for i in better:
                 found.plans[i] = self._growth(queries[i], length, base, step, sharers=len(better))
@@ -179,31 +173,8 @@ class DraftModelSource:
         plan = DraftPlan(source=self.name, draft_tokens=min(length, query.budget))
         if self._confident:
             plan.draft_tokens = min(self._max_depth, query.budget)
-            plan.guide = self._guide(query, base, 1.0, step, sharers=sharers)
+            plan.guide = self._guide(query, base, step, sharers)
         return plan
-
-    def _plan_below(
-        self, query: DraftQuery, plan: DraftPlan, base: int, value: float, step: StepContext
-    ) -> GrowthPlan | None:
-        """Draft below a ready proposal's likeliest path, if that is worth more than `value`."""
-        unprocessed = query.unprocessed(self.name)
-        assert unprocessed is not None
-        after, depth = _likeliest_leaf(plan)
-        path, ready = plan.offered.path_probabilities[after], plan.expected_accepted
-        expected = [path * tokens for tokens in self._expected(query, query.budget - len(plan.nodes))]
-        width = base + len(plan.nodes)
-        usual_feed, feed = min(unprocessed, 2) + depth, unprocessed + depth
-        batch = _Batch([expected], base, width, usual_feed, feed, ready)
-        found = GrowthPlan(value)
-        length = self._best_length(found, batch, [query], step)
-        if not length:
-            return None
-        below = DraftPlan(source=self.name, draft_tokens=length, after=after)
-        if self._confident:
-            below.draft_tokens = len(expected) - 1
-            below.guide = self._guide(query, width, path, step, max_depth=below.draft_tokens)
-        found.plans[0] = below
-        return found
 
     def _best_length(
         self, found: GrowthPlan, batch: _Batch, queries: Sequence[DraftQuery], step: StepContext
@@ -247,16 +218,7 @@ class DraftModelSource:
             sums.append(total)
         return sums
 
-    def _guide(
-        self,
-        query: DraftQuery,
-        base: int,
-        path: float,
-        step: StepContext,
-        *,
-        sharers: int = 1,
-        max_depth: int = 0,
-    ) -> TreeGrowth:
+    def _guide(self, query: DraftQuery, base: int, step: StepContext, sharers: int) -> TreeGrowth:
         state = query.state.models[self.name]
         return TreeGrowth(
             NodeProbabilities(self._rates(state)),
@@ -266,8 +228,7 @@ class DraftModelSource:
             base,
             pass_share=self._pass_share(state, step),
             sharers=sharers,
-            path=path,
-            max_depth=max_depth or self._max_depth,
+            max_depth=self._max_depth,
             branching=self._branching,
             tuning=self._tuning,
         )
@@ -302,7 +263,7 @@ class DraftModelSource:
 
     def observe_passes(
         self,
-        drafted: Sequence[tuple[DraftQuery, DraftPlan, ModelDraft]],
+        drafted: Sequence[tuple[DraftQuery, ModelDraft]],
         *,
         seconds: float,
         passes: Sequence[DraftPass],
@@ -310,9 +271,8 @@ class DraftModelSource:
     ) -> float:
         """Learn what drafting took. Returns what it should take as a rule, without prefill."""
         first, rows = 0, 0
-        for query, plan, draft in drafted:
-            depth = _depth(plan.offered, plan.after)
-            first += min(query.unprocessed(self.name) or 1, 2) + depth
+        for query, draft in drafted:
+            first += min(query.unprocessed(self.name) or 1, 2)
             rows = max(rows, height(draft.parents))
         draw = step.draw[self.name]
         total = sum([draw(width - prefilled) for width, prefilled in passes])
@@ -320,7 +280,7 @@ class DraftModelSource:
         self.cost.at(step.context).observe_total(predicted, seconds)
         taken, usual = max(0.0, total - draw(first)), (rows - 1) * draw(len(drafted))
         decay = self._tuning.pass_share_decay
-        states = [query.state.models[self.name].pass_seconds for query, _, _ in drafted]
+        states = [query.state.models[self.name].pass_seconds for query, _ in drafted]
         for sums in (self._pass_seconds, *states):
             sums[0] = decay * sums[0] + taken
             sums[1] = decay * sums[1] + usual
@@ -339,22 +299,21 @@ class DraftModelSource:
 
     def build_tree(self, query: DraftQuery, plan: DraftPlan, draft: ModelDraft) -> list[Node]:
         """The tree of what was drawn and the ready proposals; without trees, or where distributions are
-        stated, what was drawn alone, or below the chosen nodes."""
+        stated, what was drawn alone."""
         nodes = NodeProbabilities(self._rates(query.state.models[self.name]))
         for parent, confidence in zip(draft.parents, draft.confidence, strict=True):
             nodes.add(parent, confidence)
         if self._branching and not draft.stated:
             grown = WeightedTree(
-                self.name, draft.tokens, draft.parents, nodes.probabilities, nodes.confidence, plan.after
+                self.name, draft.tokens, draft.parents, nodes.probabilities, nodes.confidence
             )
             return merge([*plan.ready, grown])
-        tree = chosen(plan) if plan.after >= 0 else []
-        at = plan.nodes.index(plan.after) if plan.after >= 0 else -1
+        tree: list[Node] = []
+        path = 1.0
         each = zip(draft.tokens, draft.confidence, nodes.probabilities, strict=True)
         for rank, (token, confidence, probability) in enumerate(each, start=1):
-            path, depth = (tree[at].path_probability, tree[at].depth) if at >= 0 else (1.0, 0)
-            tree.append(Node(token, at, depth + 1, path * probability, (self.name,), rank, confidence))
-            at = len(tree) - 1
+            path *= probability
+            tree.append(Node(token, rank - 2, rank, path, (self.name,), rank, confidence))
         return tree
 
     def observe_pruned(self, state: DraftModelState, tree: Sequence[Node], kept: Sequence[int]) -> None:
@@ -384,21 +343,3 @@ class DraftModelSource:
                 self.target_confidence.observe_verified(state.confidence)
             elif right.get(node.parent, rank) >= rank:  # those before it are wrong
                 self.sibling.observe(state.sibling, rank, confidence, i in accepted)
-
-
-def _likeliest_leaf(plan: DraftPlan) -> tuple[int, int]:
-    """(node, depth): where the likeliest path through the chosen nodes ends."""
-    at, depth = -1, 0
-    for i in plan.nodes:  # likelier siblings come first
-        if plan.offered.parents[i] == at:
-            at, depth = i, depth + 1
-    return at, depth
-
-
-def _depth(offered: OfferedTree, node: int) -> int:
-    """1 = child of the anchor; 0 for the anchor."""
-    depth = 0
-    while node >= 0:
-        node = offered.parents[node]
-        depth += 1
-    return depth

@@ -169,7 +169,7 @@ class Planner:
         for i, growth_plan in best.plans.items():
             plan = plans[i]
             plan.source, plan.draft_tokens = growth_plan.source, growth_plan.draft_tokens
-            plan.after, plan.guide = growth_plan.after, growth_plan.guide
+            plan.guide = growth_plan.guide
         return best.value
 
     def _probe(
@@ -187,7 +187,7 @@ class Planner:
         uncertain = size and step.curve.doubt(base + size) > self.tuning.max_cost_deviation
         if uncertain and self.budget.take(value / step.rate):
             for plan in plans:
-                plan.nodes, plan.source, plan.draft_tokens, plan.after = [], None, 0, ROOT
+                plan.nodes, plan.source, plan.draft_tokens = [], None, 0
             return
         price = seconds(base + size + 1) - seconds(base + size)  # of verifying one node more
         for query, plan in zip(queries, plans, strict=True):
@@ -255,7 +255,7 @@ class Planner:
         else:
             for name, (taken, passes) in (drawings or {}).items():
                 drafted = [
-                    (query, plan, draft)
+                    (query, draft)
                     for query, plan, draft in zip(queries, plans, drafts, strict=True)
                     if draft is not None and plan.source == name
                 ]

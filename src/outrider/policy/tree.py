@@ -103,14 +103,6 @@ class OfferedTree:
     path_probabilities: Sequence[float] = ()
     sources: Sequence[tuple[str, ...]] = ()
 
-    def path_to(self, node: int) -> list[int]:
-        """The tokens from the anchor's child to `node`; none for ROOT."""
-        tokens: list[int] = []
-        while node >= 0:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
-
 
 @dataclass(slots=True, eq=False)
 class DraftPlan:
@@ -120,7 +112,6 @@ class DraftPlan:
     nodes:        of that tree, to be verified if nothing else is drafted; ascending.
     source:       the draft model that grows a tree; None for none.
     draft_tokens: most tokens in a row that it draws; 0 for none.
-    after:        the offered node that its tree hangs from; ROOT for the anchor.
     guide:        directs the growth; None for a chain of `draft_tokens`.
     """
 
@@ -129,7 +120,6 @@ class DraftPlan:
     nodes: list[int] = field(default_factory=list)
     source: str | None = None
     draft_tokens: int = 0
-    after: int = ROOT
     guide: Guide | None = None
 
     @property
@@ -186,7 +176,6 @@ class WeightedTree:
 
     probabilities: of each node given its parent; nodes without one are left out.
     confidence:    by the draft model that has grown the tree; None for a tree that was ready.
-    after:         the node of the trees merged before that it hangs from.
     """
 
     source: str
@@ -194,7 +183,6 @@ class WeightedTree:
     parents: Sequence[int]
     probabilities: Sequence[float]
     confidence: Sequence[float | None] | None = None
-    after: int = ROOT
 
 
 def agreement(a: float, b: float) -> float:
@@ -230,7 +218,7 @@ def _add(nodes: list[Node], children: dict[tuple[int, int], int], proposal: Weig
     last, sibling_rank = -2, 0
     each = zip(proposal.tokens, proposal.parents, proposal.probabilities, strict=False)
     for i, (token, parent, probability) in enumerate(each):
-        above, rank = (places[parent], ranks[parent] + 1) if parent >= 0 else (proposal.after, 1)
+        above, rank = (places[parent], ranks[parent] + 1) if parent >= 0 else (ROOT, 1)
         last, sibling_rank = parent, sibling_rank + 1 if parent == last else 0
         rivals = _rivals(nodes, before, above, source)
         place = children.get((above, token))

@@ -108,7 +108,6 @@ class TreeGrowth:
     base:       tokens in the target's pass without this draft.
     pass_share: of a draft pass, what a drawn token takes as a rule: lookahead makes some passes needless.
     sharers:    requests that are drafted for at the same time, and assumed to do as this one.
-    path:       path probability of the node that the tree hangs from.
     max_depth:  most tokens in a row.
     branching:  whether the tree may branch.
     """
@@ -123,21 +122,20 @@ class TreeGrowth:
         *,
         pass_share: float = 1.0,
         sharers: int = 1,
-        path: float = 1.0,
         max_depth: int = 8,
         branching: bool = True,
         tuning: Tuning = DEFAULT,
     ) -> None:
         self._nodes = nodes
         self._seconds, self._draw, self._rate = seconds, draw, rate
-        self._base, self._pass_share, self._sharers, self._path = base, pass_share, sharers, path
+        self._base, self._pass_share, self._sharers = base, pass_share, sharers
         self._max_depth, self._branching, self._tuning = max_depth, branching, tuning
         self._parents: list[int] = []
         self._paths: list[float] = []
         self._new: list[int] = []  # drawn since `frontier` was last asked
 
     def drew(self, parent: int, confidence: float) -> bool:
-        above = self._paths[parent] if parent >= 0 else self._path
+        above = self._paths[parent] if parent >= 0 else 1.0
         path = above * self._nodes.add(parent, confidence)
         sibling_rank = self._nodes.sibling_ranks[-1]
         self._new.append(len(self._parents))

@@ -123,37 +123,6 @@ def test_both_in_one_tree() -> None:
     assert len(set(edges)) == len(edges), "equal prefixes are one node"
 
 
-class Scripted(Planner):
-    """Lets the model draft below the lookup's tree."""
-
-    def plan(self, queries: Sequence[DraftQuery]) -> list[DraftPlan]:
-        plans = super().plan(queries)
-        for plan in plans:
-            assert plan.ready
-            plan.nodes, plan.source, plan.draft_tokens, plan.after, plan.guide = [0, 1], MODEL, 3, 1, None
-        return plans
-
-
-@pytest.mark.parametrize("tree", [True, False])
-def test_the_model_continues_after_the_lookup(tree: bool) -> None:
-    controller = make_auto(CostModel(COSTS), CostModel({1: 0.001}), planner=Scripted, branching=tree)
-    model = DraftModelDrafter(draft())
-    drafter = AutoDrafter(
-        controller.planner, [SuffixDrafter(tree=tree)], [model], clock=itertools.count().__next__
-    )
-    prompt = [*range(20), *range(12)]
-    context, state = begin(drafter, controller, prompt)
-    (found,) = drafter.propose([job(context, state)])
-    assert found.tokens[:2].tolist() == [12, 13]
-    alone = DraftModelDrafter(draft())
-    alone.begin(Request("r", tuple(prompt), PARAMS))
-    (rest,) = alone.propose([replace(job(context), context=context.along([12, 13]), budget=3)])
-    assert int(rest.tokens[0]) in found.tokens[found.parents == 1].tolist()
-    # What was fed ahead of the text is not taken for the text.
-    context.append(25)
-    assert model.unprocessed(job(context)) == 1
-
-
 def test_distributions_are_stated_for_the_whole_chain() -> None:
     controller = make_auto(CostModel(COSTS), CostModel({1: 0.004, 8: 0.005}))
     model = DraftModelDrafter(draft(), draws="independent")

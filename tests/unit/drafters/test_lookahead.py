@@ -40,7 +40,6 @@ class Recording(DraftModelSource):
 
 def make(
     lookup: Lookup | None = None,
-    after: int = -1,
     last: LastDraft | None = None,
     source: DraftModelSource | None = None,
     text: Sequence[int] = TEXT,
@@ -55,9 +54,8 @@ def make(
     offered = OfferedTree()
     if lookup is not None:
         offered = OfferedTree(lookup.tokens, lookup.parents, lookup.confidence)
-    start = context.along(offered.path_to(after))
     follow = partial(drafter.likely_path, "r")
-    lookahead = DraftLookahead(source, state, offered, follow, start, after=after, last=last, sharers=1)
+    lookahead = DraftLookahead(source, state, offered, follow, context, last=last, sharers=1)
     return lookahead, context
 
 
@@ -72,8 +70,6 @@ def test_lookups_foretell_along_their_tree_and_anew_beside_it() -> None:
     assert lookahead(context.along([4])) == [5], "the draft went along another one"
     assert lookahead(context.along([9, 1])) == [2, 3, 7, 8], "behind the tree as behind any text"
     assert lookahead(context.along([6])) == [], "what never was"
-    lookahead, context = make(tree, after=0)
-    assert lookahead(context.along([9])) == [1], "behind the node that the draft is to follow"
 
 
 def test_no_more_is_foretold_than_saves_time() -> None:

@@ -260,21 +260,6 @@ def test_a_strong_lookup_leaves_the_draft_model_alone() -> None:
     assert len(plan.nodes) >= 8
 
 
-def test_the_model_may_go_on_behind_a_short_sure_lookup() -> None:
-    controller = taught(Named(make_auto(CostModel(TARGET), CostModel({1: 0.001, 16: 0.002}))), 0.8)
-    lookup = chain([7, 8], 0.97)
-    for _ in range(10):
-        step(controller, ask(lookup=lookup))
-    controller.choose(limits())
-    (plan,) = controller.plan([ask(lookup=lookup, unprocessed=1)])
-    assert (plan.nodes, plan.after) == ([0, 1], 1)
-    assert plan.draft_tokens > 0
-    (tree,) = controller.finish(
-        [ask(lookup=lookup, unprocessed=1)], [plan], [ModelDraft([9, 5], [0.9, 0.9])], 0.004, [(2, 0), (1, 0)]
-    )
-    assert [(n.token, n.parent, n.model_rank) for n in tree] == [(7, -1, 0), (8, 0, 0), (9, 1, 1), (5, 2, 2)]
-
-
 @pytest.mark.parametrize(("stated", "tree"), [(True, True), (False, False), (True, False)])
 def test_a_stated_chain_or_one_without_trees_stays_a_chain(stated: bool, tree: bool) -> None:
     controller = make(branching=tree)

@@ -63,8 +63,14 @@ def ready(lookup: Lookup, probabilities: list[float], source: str = LOOKUP) -> W
     return WeightedTree(source, lookup.tokens, lookup.parents, probabilities)
 
 
-def grown(draft: ModelDraft, probabilities: list[float], after: int = -1) -> WeightedTree:
-    return WeightedTree(MODEL, draft.tokens, draft.parents, probabilities, draft.confidence, after)
+def grown(draft: ModelDraft, probabilities: list[float]) -> WeightedTree:
+    return WeightedTree(MODEL, draft.tokens, draft.parents, probabilities, draft.confidence)
+
+
+def path_to(tree: Lookup, node: int) -> tuple[int, ...]:
+    """The tokens from the anchor's child to a node."""
+    above = path_to(tree, tree.parents[node]) if tree.parents[node] >= 0 else ()
+    return (*above, tree.tokens[node])
 
 
 def prefixes(nodes: list[Node]) -> list[tuple[int, ...]]:
@@ -79,20 +85,18 @@ def test_a_merged_tree_has_every_prefix_once(
     tree: tuple[Lookup, list[float]], tokens: list[int], data: st.DataObject
 ) -> None:
     lookup, own = tree
-    after = data.draw(st.integers(-1, len(lookup.tokens) - 1))
     hopes = data.draw(st.lists(chances, min_size=len(tokens), max_size=len(tokens)))
-    nodes = merge([ready(lookup, own), grown(ModelDraft(tokens, [0.5] * len(tokens)), hopes, after)])
+    nodes = merge([ready(lookup, own), grown(ModelDraft(tokens, [0.5] * len(tokens)), hopes)])
     found = prefixes(nodes)
-    looked = [tuple(offered(lookup).path_to(i)) for i in range(len(lookup.tokens))]
-    start = tuple(offered(lookup).path_to(after))
-    drawn = [start + tuple(tokens[: i + 1]) for i in range(len(tokens))]
+    looked = [path_to(lookup, i) for i in range(len(lookup.tokens))]
+    drawn = [tuple(tokens[: i + 1]) for i in range(len(tokens))]
     assert len(set(found)) == len(found)
     assert set(found) == set(looked) | set(drawn)
     for path, node in zip(found, nodes, strict=True):
         assert node.depth == len(path)
         assert (LOOKUP in node.sources) == (path in looked)
         assert bool(node.model_rank) == (path in drawn)
-        assert node.model_rank == (len(path) - len(start) if path in drawn else 0)
+        assert node.model_rank == (len(path) if path in drawn else 0)
         above = nodes[node.parent].path_probability if node.parent >= 0 else 1.0
         assert 0.0 < node.path_probability <= above
     for parent in {node.parent for node in nodes}:
@@ -178,7 +182,7 @@ def test_any_number_of_proposals_make_one_tree(drafters: list[tuple[Lookup, list
     found = prefixes(nodes)
     assert len(set(found)) == len(found)
     for (tree, _), name in zip(drafters, "abc", strict=True):
-        looked = {tuple(offered(tree).path_to(i)) for i in range(len(tree.tokens))}
+        looked = {path_to(tree, i) for i in range(len(tree.tokens))}
         assert looked == {path for path, node in zip(found, nodes, strict=True) if name in node.sources}
     for node in nodes:
         above = nodes[node.parent].path_probability if node.parent >= 0 else 1.0
