@@ -6,8 +6,10 @@
 The Qwen target wrote the texts of the built-in workloads once; here it only says them again. The draft model
 is real, and so are drafters, controller and step loop, but a pass takes what COSTS says, measured on a quiet
 machine, and nothing else takes time. So a difference of 1% is a difference, on any machine and beside any
-other load, and the next run says the same; the sweep that takes hours in real time takes minutes. What it
-cannot show: the machine's moods, and what looking up and planning take (a quarter of a millisecond a step).
+other load, and the next run says the same; the sweep that takes hours in real time takes minutes. As in
+`outrider bench`, decoding begins when the target's prefill ends, so that a draft prefill in the first step is
+charged. What it cannot show: the machine's moods, and what looking up and planning take (a quarter of a
+millisecond a step).
 
 One text moves a workload's mean by several percent, so what six of them tell of a change of the controller
 may be chance: a 5% gain was seen to be none on the forty texts of `--limit 8 --seeds 5`.
@@ -21,7 +23,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -120,13 +122,17 @@ class Replay:
         self.text: list[int] = []
         self.certain: dict[int, float] = {}  # by the token's place in the text
         self.costs = curve(costs)
+        self.prefill_seconds = 0.0  # of passes without logits
         self._clock = clock
 
     def new_cache(self, capacity: int) -> ReplayCache:
         return ReplayCache(capacity)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        began = self._clock()
         self._clock.run(self.costs, items)
+        if not any(len(item.rows) for item in items):
+            self.prefill_seconds += self._clock() - began
         return [self._rows(item) for item in items]
 
     def _rows(self, item: ForwardItem) -> FloatArray:
@@ -229,10 +235,25 @@ def shares(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> list[float
     return [math.exp(max(said.logprob for said in place.values())) for place in each if place]
 
 
-class Stage:
-    """All methods on one replayed target."""
+def load_timed(source: ModelSource, threads: int | None, clock: Clock) -> Timed:
+    """The draft model, loaded."""
+    draft = load_native(source, threads)
+    assert isinstance(draft, VocabSubsetModel)
+    return Timed(draft, COSTS["draft"], clock)
 
-    def __init__(self, target: str, choices: Mapping[str, SpeculativeConfig]) -> None:
+
+class Stage:
+    """All methods on one replayed target.
+
+    load_draft: gives the draft model; its passes take what they are said to cost.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        choices: Mapping[str, SpeculativeConfig],
+        load_draft: Callable[[ModelSource, int | None, Clock], Timed] = load_timed,
+    ) -> None:
         self._clock = Clock()
         models: list[Replay] = []
 
@@ -240,9 +261,7 @@ class Stage:
             if not models:  # the target is the first
                 models.append(Replay(source.architecture.vocab_size, COSTS["target"], self._clock))
                 return models[0]
-            draft = load_native(source, threads)
-            assert isinstance(draft, VocabSubsetModel)
-            return Timed(draft, COSTS["draft"], self._clock)
+            return load_draft(source, threads, self._clock)
 
         def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
             assert isinstance(model, Replay | Timed)
@@ -257,18 +276,19 @@ class Stage:
         }
 
     def speedup(self, method: str, text: Text) -> float:
-        """Times as fast as plain decoding, from the first token on. Raises SystemExit for a changed text."""
+        """Times as fast as plain decoding, from the end of the target's prefill on. Raises SystemExit for a
+        changed text."""
         self._target.text = [*text.prompt, *text.output]
         self._target.certain = dict(enumerate(text.certain, start=len(text.prompt)))
         params = replace(PLAIN, temperature=text.temperature, max_tokens=len(text.output), seed=text.seed)
+        began, self._target.prefill_seconds = self._clock(), 0.0
         (out,) = self._llms[method].generate({"prompt_token_ids": text.prompt}, params)
         if list(out.outputs[0].token_ids) != text.output:
             raise SystemExit(f"{method} changed the text of {text.id} at temperature {text.temperature:g}")
         metrics = out.outputs[0].metrics
-        assert metrics.first_token is not None
         assert metrics.last_token is not None
-        plain = (len(text.output) - 1) * self._target.costs.seconds(1)
-        return plain / (metrics.last_token - metrics.first_token)
+        plain = len(text.output) * self._target.costs.seconds(1)
+        return plain / (metrics.last_token - began - self._target.prefill_seconds)
 
 
 def table(rows: Mapping[tuple[str, str], Mapping[str, float]], methods: Sequence[str]) -> str:
