@@ -6,8 +6,8 @@ Runs `auto` over the texts of replay.py with everything on, then with each mecha
 off (or those of --off, several at once with a +, "" for none; or all pairs of --pairs-of), and prints how
 much faster `auto` is with it, in percent of the geometric mean over workloads and temperatures. The first run
 computes most of the draft model's rows (memoized_rows.py); each further one takes seconds to minutes. Runs
-that the file --runs has are not repeated, so that several processes can share the work: remove that file
-after a change of the code or of a constant.
+that the file --runs has of the same code and the same texts are not repeated, so that several processes can
+share the work.
 
 Not shown: what looking up and planning save or take, which are free by this clock, and what only a machine's
 changing speed or several requests at once call for.
@@ -18,6 +18,7 @@ Writes results/ablation.json and results/ablation.md.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -43,6 +44,15 @@ from outrider.models.source import ModelSource
 from outrider.pipeline import load_native
 from replay import RESULTS, Clock, Stage, Text, Timed, add_text_options, text_settings, texts_of
 
+ROOT = Path(__file__).resolve().parents[1]
+# What decides on a run, besides the texts and the models.
+SOURCES = (
+    "src/**/*.py",
+    "csrc/policy/*",
+    "csrc/lookup/*",
+    "benchmarks/replay.py",
+    "benchmarks/ablation_*.py",
+)
 CACHE = Path.home() / ".cache/outrider"
 EVERYTHING = "everything on"
 JOINT = " + "
@@ -168,12 +178,20 @@ def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
     return "\n\n".join(found) + "\n"
 
 
-def read_runs(place: Path) -> dict[str, Speedups]:
-    """The runs in a file of JSON lines."""
+def fingerprint(texts: Sequence[Text]) -> str:
+    """A digest of the code and the texts of a run."""
+    digest = hashlib.sha256(repr([(key(text), text.prompt, text.output) for text in texts]).encode())
+    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def read_runs(place: Path, code: str) -> dict[str, Speedups]:
+    """The runs with this `fingerprint` in a file of JSON lines."""
     if not place.exists():
         return {}
     lines = [json.loads(line) for line in place.read_text("utf-8").splitlines()]
-    return {line["off"]: line["speedup"] for line in lines}
+    return {line["off"]: line["speedup"] for line in lines if line.get("code") == code}
 
 
 class Replays:
@@ -240,7 +258,7 @@ def arguments() -> argparse.Namespace:
     add_text_options(parser)
     parser.set_defaults(limit=8, seeds=5)
     parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
-    parser.add_argument("--runs", type=Path, default=CACHE / "ablation.jsonl", help="finished runs")
+    parser.add_argument("--runs", type=Path, default=CACHE / "ablation_runs.jsonl", help="finished runs")
     parser.add_argument("--rows", type=Path, default=CACHE / "ablation_rows", help="the draft model's rows")
     parser.add_argument("--json", type=Path, default=RESULTS / "ablation.json", help="and the page, as .md")
     args = parser.parse_args()
@@ -267,22 +285,18 @@ def main() -> int:
     if args.check:
         replays.check(texts[:: max(1, len(texts) // args.check)][: args.check])
     known = {mechanism.name: mechanism for mechanism in MECHANISMS}
-    asked = {key(text) for text in texts}
+    code = fingerprint(texts)
     for name in (EVERYTHING, *wanted(args, MECHANISMS)):
-        if (done := read_runs(args.runs).get(name)) is not None and done.keys() == asked:
+        if name in read_runs(args.runs, code):
             continue
         began, computed = time.monotonic(), replays.computed
         run = replays.run([] if name == EVERYTHING else [known[part] for part in name.split(JOINT)], texts)
         args.runs.parent.mkdir(parents=True, exist_ok=True)
         with args.runs.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"off": name, "speedup": run}) + "\n")
+            file.write(json.dumps({"off": name, "code": code, "speedup": run}) + "\n")
         mean, seconds = stats.geomean(cells(run).values()), time.monotonic() - began
         print(f"{name}: {mean:.3f} ({seconds:.0f} s, {replays.computed - computed} rows)", file=sys.stderr)
-    runs = {
-        name: run
-        for name, run in read_runs(args.runs).items()
-        if run.keys() == asked and (name == EVERYTHING or set(name.split(JOINT)) <= known.keys())
-    }
+    runs = read_runs(args.runs, code)
     document = {
         **text_settings(args),
         "everything_on": stats.geomean(cells(runs[EVERYTHING]).values()),

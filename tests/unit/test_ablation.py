@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,18 @@ def test_a_row_whose_likeliest_are_left_out_is_computed_again_whole(memoized: An
         inside = np.repeat(np.isin(np.arange(30), blocks), 2)
         np.testing.assert_array_equal(rows[-1][inside], expected[-1][inside])
         assert not np.isfinite(rows[-1][~inside]).any()
+
+
+def test_runs_of_other_code_or_texts_are_not_taken(ablation: Any, tmp_path: Path) -> None:
+    place = tmp_path / "runs.jsonl"
+    assert ablation.read_runs(place, "a") == {}
+    runs = [
+        {"off": "x", "code": "b", "speedup": {}},
+        {"off": "y", "code": "a", "speedup": {"chat 0 a 0": 1.0}},
+    ]
+    place.write_text("".join(json.dumps(run) + "\n" for run in runs), "utf-8")
+    assert ablation.read_runs(place, "a") == {"y": {"chat 0 a 0": 1.0}}
+    texts = [script("replay").Text("chat", "a", 0.0, 0, "", [1], [token], [1.0]) for token in (2, 3)]
+    first, second = (ablation.fingerprint([text]) for text in texts)
+    assert first != second
+    assert first == ablation.fingerprint(texts[:1])
