@@ -12,7 +12,7 @@ share the work.
 Not shown: what looking up and planning save or take, which are free by this clock, and what only a machine's
 changing speed or several requests at once call for.
 
-Writes results/ablation.json and results/ablation.md.
+Writes results/ablation.json and results/ablation.md; with --page, the latter from the former, without runs.
 """
 
 from __future__ import annotations
@@ -252,6 +252,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--off", type=joined, help='instead of each; "" for none')
     parser.add_argument("--pairs-of", type=names, help="run all pairs of these")
     parser.add_argument("--list", action="store_true", help="say which mechanisms there are")
+    parser.add_argument("--page", action="store_true", help="write the page of --json again")
     parser.add_argument(
         "--check", type=int, default=0, metavar="N", help="compare N texts with the real model"
     )
@@ -274,6 +275,10 @@ def main() -> int:
     args = arguments()
     if args.list:
         print(aligned([["name", "decides", "file"], *([m.name, m.decides, m.file] for m in MECHANISMS)]))
+        return 0
+    if args.page:
+        document = json.loads(args.json.read_text("utf-8"))
+        args.json.with_suffix(".md").write_text(page(document, MECHANISMS), "utf-8")
         return 0
     if (pair := present_pair()) is None:
         print("needs the Qwen pair: outrider pull qwen-coder-1.5b qwen-coder-0.5b", file=sys.stderr)

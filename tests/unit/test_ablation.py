@@ -174,3 +174,9 @@ def test_runs_of_other_code_or_texts_are_not_taken(ablation: Any, tmp_path: Path
     first, second = (ablation.fingerprint([text]) for text in texts)
     assert first != second
     assert first == ablation.fingerprint(texts[:1])
+
+
+def test_the_page_is_that_of_the_results(ablation: Any) -> None:
+    document = json.loads((ablation.RESULTS / "ablation.json").read_text("utf-8"))
+    page = (ablation.RESULTS / "ablation.md").read_text("utf-8")
+    assert page == ablation.page(document, ablation.MECHANISMS), "benchmarks/ablation.py --page writes it"
