@@ -6,8 +6,9 @@
 The Qwen target generated the texts of the built-in workloads once; here its passes replay them. Draft model,
 drafters, controller and step loop are real, but a pass takes the time given in COSTS, measured on an idle
 machine, and nothing else takes time. Results are therefore the same in every run and on every machine, and
-differences of 1% are meaningful. A sweep takes minutes instead of hours. Not simulated are variations of the
-machine's speed, and the time of lookups and planning (a quarter of a millisecond per step).
+differences of 1% are meaningful. A sweep takes minutes instead of hours. As in `outrider bench`, decoding
+begins when the target's prefill ends, so a draft prefill in the first step is charged. Not simulated are
+variations of the machine's speed, and the time of lookups and planning (a quarter of a millisecond per step).
 
 One text changes a workload's mean by several percent, so results on six texts may be chance: a gain of 5% on
 them vanished on the forty texts of `--limit 8 --seeds 5`.
@@ -22,7 +23,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,17 @@ class Replay:
         self.text: list[int] = []
         self.certain: dict[int, float] = {}  # by the token's position in the text
         self.costs = curve(costs)
+        self.prefill_seconds = 0.0  # of passes without logits
         self._clock = clock
 
     def new_cache(self, capacity: int) -> ReplayCache:
         return ReplayCache(capacity)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        began = self._clock()
         self._clock.run(self.costs, items)
+        if not any(len(item.rows) for item in items):
+            self.prefill_seconds += self._clock() - began
         return [self._rows(item) for item in items]
 
     def _rows(self, item: ForwardItem) -> FloatArray:
@@ -236,10 +241,25 @@ def shares(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> list[float
     return [math.exp(max(said.logprob for said in place.values())) for place in each if place]
 
 
-class Stage:
-    """Runs methods on one replayed target."""
+def load_timed(source: ModelSource, threads: int | None, clock: Clock) -> Timed:
+    """The draft model, loaded."""
+    draft = load_native(source, threads)
+    assert isinstance(draft, VocabSubsetModel)
+    return Timed(draft, COSTS["draft"], clock)
 
-    def __init__(self, target: str, choices: Mapping[str, SpeculativeConfig]) -> None:
+
+class Stage:
+    """All methods on one replayed target.
+
+    load_draft: gives the draft model; its passes take what they are said to cost.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        choices: Mapping[str, SpeculativeConfig],
+        load_draft: Callable[[ModelSource, int | None, Clock], Timed] = load_timed,
+    ) -> None:
         self._clock = Clock()
         models: list[Replay] = []
 
@@ -247,9 +267,7 @@ class Stage:
             if not models:  # the target is the first
                 models.append(Replay(source.architecture.vocab_size, COSTS["target"], self._clock))
                 return models[0]
-            draft = load_native(source, threads)
-            assert isinstance(draft, VocabSubsetModel)
-            return Timed(draft, COSTS["draft"], self._clock)
+            return load_draft(source, threads, self._clock)
 
         def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
             assert isinstance(model, Replay | Timed)
@@ -264,19 +282,19 @@ class Stage:
         }
 
     def speedup(self, method: str, text: Text) -> float:
-        """The speed-up over plain decoding, from the first token on. Raises SystemExit when the text
-        changes."""
+        """The speed-up over plain decoding, from the end of the target's prefill on. Raises SystemExit when
+        the text changes."""
         self._target.text = [*text.prompt, *text.output]
         self._target.certain = dict(enumerate(text.certain, start=len(text.prompt)))
         params = replace(PLAIN, temperature=text.temperature, max_tokens=len(text.output), seed=text.seed)
+        began, self._target.prefill_seconds = self._clock(), 0.0
         (out,) = self._llms[method].generate({"prompt_token_ids": text.prompt}, params)
         if list(out.outputs[0].token_ids) != text.output:
             raise SystemExit(f"{method} changed the text of {text.id} at temperature {text.temperature:g}")
         metrics = out.outputs[0].metrics
-        assert metrics.first_token is not None
         assert metrics.last_token is not None
-        plain = (len(text.output) - 1) * self._target.costs.seconds(1)
-        return plain / (metrics.last_token - metrics.first_token)
+        plain = len(text.output) * self._target.costs.seconds(1)
+        return plain / (metrics.last_token - began - self._target.prefill_seconds)
 
 
 def table(rows: Mapping[tuple[str, str], Mapping[str, float]], methods: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.bench import workloads
+from outrider.config.speculative import DraftModelConfig
 from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
@@ -23,6 +24,8 @@ from outrider.errors import OutriderError
 from outrider.policy.fixed import FixedController
 from tests.native.support import item
 from tests.support.benchmarks import script
+from tests.support.models import VOCAB_SIZE, tiny_gguf
+from tests.support.toy_model import ToyModel
 
 COSTS = {1: 10.0, 2: 11.0, 4: 12.0, 8: 20.0}
 
@@ -66,6 +69,23 @@ def test_a_text_comes_again_whatever_is_drafted_and_sooner_where_that_is_right(r
         assert [event.token_id for event in events] == text[8:]
         seconds.append(clock())
     assert seconds[1] < 0.5 * seconds[0]
+
+
+def test_a_draft_prefill_in_the_first_step_is_charged(replay: Any, tmp_path: Path) -> None:
+    path = str(tiny_gguf(tmp_path / "model.gguf"))
+    text = replay.Text("edit", "a", 0.0, 0, "", list(range(10, 50)), list(range(60, 68)), [1.0] * 8)
+    plain = len(text.output) * replay.curve(replay.COSTS["target"]).seconds(1)
+    lost, prefill = [], []
+    for milliseconds in (100.0, 200.0):
+        costs = {1: 1.0, 8: 1.0, 40: milliseconds}
+        stage = replay.Stage(
+            path,
+            {"draft": DraftModelConfig(path, 2)},
+            lambda source, threads, clock, costs=costs: replay.Timed(ToyModel(VOCAB_SIZE), costs, clock),
+        )
+        lost.append(plain / stage.speedup("draft", text))
+        prefill.append(replay.curve(costs).seconds(len(text.prompt)))
+    assert lost[1] - lost[0] == pytest.approx(prefill[1] - prefill[0])
 
 
 def test_other_prompts_are_put_before_each(replay: Any) -> None:

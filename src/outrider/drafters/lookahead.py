@@ -8,12 +8,12 @@ draft, where the target put another token in place of one of it and the text goe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.types import Draft
 from outrider.policy.draft_model import DraftModelSource
+from outrider.policy.last_draft import LastDraft
 from outrider.policy.request_state import RequestState
 from outrider.policy.tree import ROOT, OfferedTree
 
@@ -22,23 +22,6 @@ LAST_DRAFT_CONFIDENCE = 0.3  # in the rest of the last draft; calibrated by what
 
 Follow: TypeAlias = Callable[[TokenContext, int], tuple[list[int], list[float]]]
 """(tokens, each one's probability given those before) that a lookup expects after a context."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LastDraft:
-    """A draft's likeliest row: its tokens, and the index that the first would have in the text."""
-
-    start: int
-    tokens: list[int]
-
-    def after(self, context: TokenContext) -> list[int]:
-        """What may follow the context: the tokens of the row after the context's last token, if that is the
-        row's at its place. At the end of the text itself the position alone decides, whatever tokens replaced
-        the row's."""
-        at = context.position - self.start
-        if at <= 0 or (context.path and self.tokens[at - 1 : at] != [context.path[-1]]):
-            return []
-        return self.tokens[at : at + MAX_TOKENS]
 
 
 class DraftLookahead:
@@ -76,7 +59,7 @@ class DraftLookahead:
         if not tokens:
             tokens, confidence = self._follow(context, MAX_TOKENS)
         if self._last is not None and (not tokens or confidence[0] < LAST_DRAFT_CONFIDENCE):
-            rest = self._last.after(context)
+            rest = self._last.after(context, MAX_TOKENS)
             tokens, confidence = (rest, [LAST_DRAFT_CONFIDENCE] * len(rest)) if rest else (tokens, confidence)
         state, step = self._state.models[self._source.name], self._state.step
         assert step is not None

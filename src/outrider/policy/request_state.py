@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from outrider.policy.draft_model import DraftModelState
 from outrider.policy.exploration import ProbeSchedule
+from outrider.policy.last_draft import LastDraft
 from outrider.policy.lookup import LookupState
 from outrider.policy.lookup_backoff import BackoffState
 from outrider.policy.report import Account
 from outrider.policy.token_rate import StepContext
 from outrider.policy.tree import Node
-
-if TYPE_CHECKING:
-    from outrider.drafters.lookahead import LastDraft
 
 
 class RequestState:

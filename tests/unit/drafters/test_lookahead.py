@@ -12,10 +12,11 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft
-from outrider.drafters.lookahead import LAST_DRAFT_CONFIDENCE, MAX_TOKENS, DraftLookahead, LastDraft
+from outrider.drafters.lookahead import LAST_DRAFT_CONFIDENCE, MAX_TOKENS, DraftLookahead
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy.cost_model import CostModel
 from outrider.policy.draft_model import DraftModelSource, DraftModelState
+from outrider.policy.last_draft import LastDraft
 from outrider.policy.tree import Lookup, OfferedTree
 from outrider.policy.tuning import DEFAULT
 from tests.support.controllers import make_auto
@@ -100,11 +101,11 @@ def test_the_rest_of_a_draft_goes_on_behind_what_replaced_its_tokens(
     text: list[int], path: list[int], expected: list[int]
 ) -> None:
     last = LastDraft(2, [31, 32, 33])
-    found = last.after(TokenContext(text).along(path))
+    found = last.after(TokenContext(text).along(path), MAX_TOKENS)
     assert found == expected
     lookahead, context = make(last=last, text=text)
     assert lookahead(context.along(path)) == expected
-    assert len(LastDraft(0, list(range(40))).after(TokenContext([0]))) == MAX_TOKENS
+    assert len(LastDraft(0, list(range(40))).after(TokenContext([0]), MAX_TOKENS)) == MAX_TOKENS
 
 
 def test_a_lookup_that_is_surer_comes_before_the_rest_of_a_draft() -> None:

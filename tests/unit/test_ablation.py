@@ -1,0 +1,182 @@
+"""benchmarks/ablation.py: mechanisms that are switched off, what they gain, and memoized rows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.decoding.types import FloatArray, IntArray
+from outrider.drafters import confidence
+from outrider.engines.base import ForwardItem
+from outrider.policy.tuning import DEFAULT
+from tests.native.support import item
+from tests.support.benchmarks import script
+from tests.support.toy_model import ToyModel
+
+drafting: Any = importlib.import_module("outrider.drafting")
+
+COSTS = {1: 10.0, 8: 20.0}
+
+
+@pytest.fixture(scope="module")
+def ablation() -> Any:
+    return script("ablation")
+
+
+@pytest.fixture(scope="module")
+def memoized() -> Any:
+    return script("memoized_rows")
+
+
+class CountingModel(ToyModel):
+    """A toy with vocabulary blocks of two ids that counts its passes."""
+
+    vocab_block_size = 2
+    passes = 0
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        self.passes += 1
+        return super().forward(items)
+
+    def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
+        raise AssertionError("rows are stored whole")
+
+
+def test_every_mechanism_can_be_off_and_is_on_again(ablation: Any) -> None:
+    before = [[s.owner.__dict__[s.name] for s in m.switches] for m in ablation.MECHANISMS]
+    planner = drafting.Planner
+    for mechanism, originals in zip(ablation.MECHANISMS, before, strict=True):
+        assert mechanism.switches or mechanism.tuning, mechanism.name
+        with ablation.off([mechanism]):
+            now = [switch.owner.__dict__[switch.name] for switch in mechanism.switches]
+            assert all(a is not b for a, b in zip(now, originals, strict=True)), mechanism.name
+            tuning = drafting.Planner().tuning
+            for name, value in mechanism.tuning.items():
+                assert getattr(tuning, name) == value != getattr(DEFAULT, name), (mechanism.name, name)
+    assert before == [[s.owner.__dict__[s.name] for s in m.switches] for m in ablation.MECHANISMS]
+    assert drafting.Planner is planner
+    assert len({m.name for m in ablation.MECHANISMS}) == len(ablation.MECHANISMS)
+
+
+def test_several_are_off_at_once_and_an_error_leaves_all_on(ablation: Any) -> None:
+    known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
+    scale, planner = confidence.MARGIN_SCALE, drafting.Planner
+    several = [known[n] for n in ("several nodes in a draft pass", "sibling choices", "confidence formula")]
+
+    def fail() -> None:
+        with ablation.off(several):
+            tuning = drafting.Planner().tuning
+            assert (tuning.max_frontier, tuning.max_siblings, confidence.MARGIN_SCALE) == (1, 1, 1.0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert (scale, planner) == (confidence.MARGIN_SCALE, drafting.Planner)
+    assert drafting.Planner().tuning == DEFAULT
+
+
+def test_the_gain_is_that_of_the_geometric_means(ablation: Any) -> None:
+    on = {"chat 0 a 0": 1.0, "chat 0 b 1": 4.0, "edit 0 c 0": 3.0, "edit 0.7 c 0": 6.0}
+    without = on | {"chat 0 a 0": 0.25, "edit 0.7 c 0": 3.0}
+    assert ablation.cells(on) == pytest.approx({("chat", "0"): 2.0, ("edit", "0"): 3.0, ("edit", "0.7"): 6.0})
+    found = ablation.summary(on, without)
+    assert found["speedup"] == pytest.approx(9.0 ** (1 / 3))
+    assert found["gain"] == pytest.approx(100 * (4.0 ** (1 / 3) - 1))
+    assert found["by_temperature"] == pytest.approx({"0": 100 * (2**0.5 - 1), "0.7": 100.0})
+    assert found["by_workload"] == pytest.approx({"chat": 100.0, "edit": 100 * (2**0.5 - 1)})
+    same = ablation.summary(on, on)
+    assert (same["gain"], same["error"]) == (0.0, 0.0)
+
+
+def test_a_run_over_other_texts_is_left_out_of_the_tables(ablation: Any) -> None:
+    on = {"chat 0 a 0": 1.0, "edit 0 c 0": 3.0}
+    both = "sibling choices + exploration"
+    runs = {ablation.EVERYTHING: on, both: on, "sibling choices": {**on, "edit 0 c 0": 2.0}, "lookups": {}}
+    document = {"limit": 1, "seeds": 1, "everything_on": 1.0, "off": ablation.gains(runs)}
+    assert list(document["off"]) == ["sibling choices", both], "highest gains first"
+    for text in (ablation.table(document), ablation.page(document, ablation.MECHANISMS)):
+        assert text.count(both) == 1
+        assert "lookups" not in text.replace("`", "")
+    lines = ablation.page(document, ablation.MECHANISMS).splitlines()
+    known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
+    (row,) = [line for line in lines if line.startswith("| sibling choices |")]
+    assert f"{known['sibling choices'].decides} | `policy/tree_growth.py` | +22.47" in row
+
+
+def test_runs_and_their_pairs_have_one_name(ablation: Any) -> None:
+    assert ablation.joined("a b+ c,d") == ["a b + c", "d"]
+    assert ablation.joined("") == []
+
+
+def test_rows_are_those_of_the_model_and_computed_once(memoized: Any, tmp_path: Path) -> None:
+    inner: Any = CountingModel(60, seed=3)
+    store = memoized.RowStore(inner, tmp_path)
+    model = memoized.MemoizedModel(store, COSTS, clock := script("replay").Clock())
+    cache, real = model.new_cache(32), inner.new_cache(32)
+    steps: list[tuple[list[int], list[int] | None]] = [
+        ([1, 2, 3], None),
+        ([4, 5, 6, 7], [-1, 0, 0, 2]),
+    ]
+    for tokens, parents in steps:
+        began, expected = clock(), ToyModel.forward(inner, [item(real, tokens, parents)])[0]
+        (rows,) = model.forward([item(cache, tokens, parents)])
+        stored = np.isfinite(rows)
+        assert (stored.sum(1) == memoized.STORED).all()
+        np.testing.assert_array_equal(rows[stored], expected[stored])
+        assert (rows.argmax(1) == expected.argmax(1)).all()
+        assert clock() - began == pytest.approx(model.costs.seconds(len(tokens)))
+    for each in (cache, real):
+        each.keep(3, [3, 5])
+    expected = ToyModel.forward(inner, [item(real, [9])])[0]
+    assert model.forward([item(cache, [9])])[0].argmax(1) == expected.argmax(1)
+
+    passes, subset = inner.passes, np.arange(5, 25, dtype=np.int32)
+    store.save()
+    for known in (store, memoized.RowStore(inner, tmp_path)):  # from the file too
+        again = memoized.MemoizedModel(known, COSTS, script("replay").Clock())
+        cache = again.new_cache(32)
+        for tokens, parents in steps:
+            again.forward([item(cache, tokens, parents)])
+        assert inner.passes == passes
+    (rows,) = again.forward_subset([item(again.new_cache(8), [1, 2, 3])], subset)
+    assert not np.isfinite(rows[:, :10]).any()
+    assert not np.isfinite(rows[:, 50:]).any()
+
+
+def test_a_row_whose_likeliest_are_left_out_is_computed_again_whole(memoized: Any) -> None:
+    inner: Any = CountingModel(60, seed=3)
+    model = memoized.MemoizedModel(memoized.RowStore(inner), COSTS, script("replay").Clock())
+    expected = ToyModel.forward(inner, [item(inner.new_cache(8), [1, 2])])[0]
+    blocks = np.unique(expected[-1].argsort()[:6] // 2).astype(np.int32)
+    for _ in range(2):
+        (rows,) = model.forward_subset([item(model.new_cache(8), [1, 2])], blocks)
+        inside = np.repeat(np.isin(np.arange(30), blocks), 2)
+        np.testing.assert_array_equal(rows[-1][inside], expected[-1][inside])
+        assert not np.isfinite(rows[-1][~inside]).any()
+
+
+def test_runs_of_other_code_or_texts_are_not_taken(ablation: Any, tmp_path: Path) -> None:
+    place = tmp_path / "runs.jsonl"
+    assert ablation.read_runs(place, "a") == {}
+    runs = [
+        {"off": "x", "code": "b", "speedup": {}},
+        {"off": "y", "code": "a", "speedup": {"chat 0 a 0": 1.0}},
+    ]
+    place.write_text("".join(json.dumps(run) + "\n" for run in runs), "utf-8")
+    assert ablation.read_runs(place, "a") == {"y": {"chat 0 a 0": 1.0}}
+    texts = [script("replay").Text("chat", "a", 0.0, 0, "", [1], [token], [1.0]) for token in (2, 3)]
+    first, second = (ablation.fingerprint([text]) for text in texts)
+    assert first != second
+    assert first == ablation.fingerprint(texts[:1])
+
+
+def test_the_page_is_that_of_the_results(ablation: Any) -> None:
+    document = json.loads((ablation.RESULTS / "ablation.json").read_text("utf-8"))
+    page = (ablation.RESULTS / "ablation.md").read_text("utf-8")
+    assert page == ablation.page(document, ablation.MECHANISMS), "benchmarks/ablation.py --page writes it"
