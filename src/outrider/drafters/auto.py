@@ -26,10 +26,11 @@ from outrider.policy.propose import propose_step
 from outrider.policy.request_state import RequestState
 from outrider.policy.token_rate import StepContext
 from outrider.policy.tree import DraftPass, DraftPlan, DraftQuery, Lookup, ModelDraft, Node, Proposal
+from outrider.policy.tuning import DEFAULT
 
 # Unprocessed tokens that a draft model may process in one step before it draws, about as long as a pass of
 # the target takes; and where no other sequence waits.
-PREFILL_BUDGET, PREFILL_BUDGET_SINGLE = 32, 256
+PREFILL_BUDGET, PREFILL_BUDGET_SINGLE = DEFAULT.draft_prefill_budget, DEFAULT.draft_prefill_budget_single
 MIXED = "mixed"  # the source of a draft that several drafters have a part in
 
 

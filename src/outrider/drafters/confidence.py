@@ -10,11 +10,12 @@ from outrider.decoding.sampling.rng import GROUP
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import FloatArray
 from outrider.errors import ConfigError, ModelError
+from outrider.policy.tuning import DEFAULT
 
 # Confidence is 1 - exp(-(margin / MARGIN_SCALE + MARGIN_OFFSET)): about the probability that target and draft
 # draw the same token, as fitted to a 0.5B and a 1.5B model of one family. Calibration corrects it.
-MARGIN_SCALE = 1.5
-MARGIN_OFFSET = 0.17
+MARGIN_SCALE = DEFAULT.margin_scale
+MARGIN_OFFSET = DEFAULT.margin_offset
 
 
 class SiblingDraws:

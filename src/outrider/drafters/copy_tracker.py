@@ -11,10 +11,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from outrider.drafters._lookup import MAX_MATCH, Matches
+from outrider.policy.tuning import DEFAULT
 
-MIN_COPY = 12  # matching tokens that make a copy: what new text repeats by chance is seldom as long
-MAX_GAP = 8  # differing tokens in a row, before the copy is given up
-GAP_DECAY = 0.5  # factor on the match length for each differing token, and once more after a gap
+MIN_COPY, MAX_GAP, GAP_DECAY = DEFAULT.copy_min_match, DEFAULT.copy_max_gap, DEFAULT.copy_gap_decay
 SHIFTS = (0, 1, -1, 2, -2, 3, -3, 4, 5, 6, 7, 8)  # source tokens that a gap may skip more than it wrote
 
 

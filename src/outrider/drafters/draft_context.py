@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HEAD_TOKENS = 16  # first tokens of the sequence, which are always kept
-TAIL_TOKENS = 48  # last tokens that `truncate_middle` keeps
-COPY_TAIL_TOKENS = 32  # last tokens that `drop_copied` keeps
+from outrider.policy.tuning import DEFAULT
+
+HEAD_TOKENS = DEFAULT.context_head_tokens  # first tokens of the sequence, which are always kept
+TAIL_TOKENS = DEFAULT.context_tail_tokens  # last tokens that `truncate_middle` keeps
+COPY_TAIL_TOKENS = DEFAULT.copied_tail_tokens  # last tokens that `drop_copied` keeps
 
 
 class DraftContext:

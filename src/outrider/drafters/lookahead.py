@@ -16,9 +16,9 @@ from outrider.policy.draft_model import DraftModelSource
 from outrider.policy.last_draft import LastDraft
 from outrider.policy.request_state import RequestState
 from outrider.policy.tree import ROOT, OfferedTree
+from outrider.policy.tuning import DEFAULT
 
-MAX_TOKENS = 7  # predicted at a time
-LAST_DRAFT_CONFIDENCE = 0.3  # in the rest of the last draft; calibrated by what comes of it
+MAX_TOKENS, LAST_DRAFT_CONFIDENCE = DEFAULT.lookahead_tokens, DEFAULT.last_draft_confidence
 
 Follow: TypeAlias = Callable[[TokenContext, int], tuple[list[int], list[float]]]
 """(tokens, each one's probability given those before) that a lookup expects after a context."""

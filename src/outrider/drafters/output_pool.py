@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from outrider.drafters._lookup import GramIndex
+from outrider.policy.tuning import DEFAULT
 
 SEPARATOR = -1  # between outputs in an index; not a token id, so no match crosses it
-PROMPT_TAIL = 8  # prompt tokens kept before an output, so that its beginning can be matched too
+PROMPT_TAIL = (
+    DEFAULT.output_prompt_tail
+)  # prompt tokens kept before an output, so that its beginning can be matched too
 MAX_BYTES = 64 * 1024 * 1024
 
 

@@ -23,11 +23,14 @@ from outrider.drafters.copy_tracker import CopyTracker
 from outrider.drafters.output_pool import MAX_BYTES, OutputPool
 from outrider.errors import ConfigError
 from outrider.policy.tree import Lookup
+from outrider.policy.tuning import DEFAULT
 
 Namespace: TypeAlias = Callable[[Request], str | None]
 
-MAX_MATCHES = 12  # matches whose continuations make the tree
-MAX_PATH_MATCHES = 4  # matches that `likely_path` uses, which is called while a draft model drafts
+MAX_MATCHES = DEFAULT.lookup_matches  # matches whose continuations make the tree
+MAX_PATH_MATCHES = (
+    DEFAULT.lookahead_matches
+)  # matches that `likely_path` uses, which is called while a draft model drafts
 
 
 @dataclass(slots=True, eq=False)

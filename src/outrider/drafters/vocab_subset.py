@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from outrider.decoding.types import IntArray
 from outrider.engines.base import LanguageModel, VocabSubsetModel
+from outrider.policy.tuning import DEFAULT
 
-FREQUENT_DIVISOR = 4  # vocab_size / 4 ids count as frequent
-MIN_FREQUENT = 24_576  # but at least so many: a small output matrix costs little
+FREQUENT_DIVISOR, MIN_FREQUENT = DEFAULT.vocab_subset_divisor, DEFAULT.vocab_subset_min
 
 BlockMask = npt.NDArray[np.bool_]
 

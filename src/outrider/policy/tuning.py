@@ -3,9 +3,10 @@
 None of them changes a text; they decide speed only. Probabilities and shares are 0..1, "tokens" are tokens of
 evidence where a weight is meant, and a decay is the factor on older evidence for each further unit.
 
-Where a number came from: "ablation" is `benchmarks/ablation.py`, which switches whole mechanisms off over
-`benchmarks/replay.py --limit 8 --seeds 5`; its table is in docs/speculation.md. Numbers without a note were
-chosen by hand on the replay of the built-in prompts.
+Where the numbers came from: what each mechanism gains as a whole is in benchmarks/results/ablation.md,
+written by `python benchmarks/ablation.py --seeds 1`. A number with a percentage in its note is a mechanism of
+that table. The others were chosen by hand, by the geometric mean that `python benchmarks/replay.py` gives for
+the built-in prompts; `benchmarks/never_slower.py` holds the result against every fixed setting in real time.
 """
 
 from __future__ import annotations
@@ -134,6 +135,45 @@ class Tuning:
     """Children of a node; a third one is hardly ever right."""
     max_frontier: int = 4
     """Nodes that get children in one draft pass."""
+
+    # --- Drafters: the draft model (drafters/auto.py, confidence.py, draft_context.py, vocab_subset.py) ---
+    draft_prefill_budget: int = 32
+    """Unprocessed tokens that a draft model may process in a step before it draws, where other requests wait:
+    about as long as a pass of the target takes."""
+    draft_prefill_budget_single: int = 256
+    """The same for a request that is alone (0.1%)."""
+    margin_scale: float = 1.5
+    """Logits: a lead of so much over the second choice makes a confidence of 1 - 1/e, before the offset …"""
+    margin_offset: float = 0.17
+    """… in units of the scale (0.4% with it): about how often a 0.5B and a 1.5B of one family agree."""
+    context_head_tokens: int = 16
+    """First tokens of a sequence that a draft model always keeps when the middle is left out …"""
+    context_tail_tokens: int = 48
+    """… and last ones (13% on prompts of 600 to 830 tokens)."""
+    copied_tail_tokens: int = 32
+    """Last tokens that it processes of what was copied from earlier in the sequence (0.6%)."""
+    vocab_subset_divisor: int = 4
+    """The first vocab_size / 4 ids count as frequent (4.7% with the next) …"""
+    vocab_subset_min: int = 24_576
+    """… but at least so many: a small output matrix costs little."""
+
+    # --- Drafters: lookahead and lookups (lookahead.py, copy_tracker.py, suffix.py, output_pool.py) ---
+    lookahead_tokens: int = 7
+    """Most tokens that are predicted at a time (6.0%)."""
+    last_draft_confidence: float = 0.3
+    """Confidence in the rest of the last draft; calibrated by what comes of it (1.0%)."""
+    copy_min_match: int = 12
+    """Matching tokens that make a copy: what new text repeats by chance is seldom as long (1.3%)."""
+    copy_max_gap: int = 8
+    """Differing tokens in a row, before the copy is given up."""
+    copy_gap_decay: float = 0.5
+    """Factor on the match length for each differing token, and once more after a gap."""
+    lookup_matches: int = 12
+    """Matches whose continuations make a lookup's tree."""
+    lookahead_matches: int = 4
+    """The same for a lookup while a draft model drafts."""
+    output_prompt_tail: int = 8
+    """Prompt tokens kept before a finished output, so that its beginning can be matched too."""
 
     @property
     def max_probe_seconds(self) -> float:
