@@ -22,8 +22,8 @@ def modules() -> Any:
 
 def started(server: Running) -> Any:
     """A server, as serve.py sees one that it started."""
-    says = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    return SimpleNamespace(name="toy", url=server.url, peer=False, says=says, about="", log=str)
+    fields = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    return SimpleNamespace(name="toy", url=server.url, peer=False, fields=fields, about="", log=str)
 
 
 @pytest.fixture

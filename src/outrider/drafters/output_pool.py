@@ -9,9 +9,7 @@ from outrider.drafters._lookup import GramIndex
 from outrider.policy.tuning import DEFAULT
 
 SEPARATOR = -1  # between outputs in an index; not a token id, so no match crosses it
-PROMPT_TAIL = (
-    DEFAULT.output_prompt_tail
-)  # prompt tokens kept before an output, so that its beginning can be matched too
+PROMPT_TAIL = DEFAULT.output_prompt_tail
 MAX_BYTES = 64 * 1024 * 1024
 
 

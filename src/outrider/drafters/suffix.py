@@ -28,9 +28,7 @@ from outrider.policy.tuning import DEFAULT
 Namespace: TypeAlias = Callable[[Request], str | None]
 
 MAX_MATCHES = DEFAULT.lookup_matches  # matches whose continuations make the tree
-MAX_PATH_MATCHES = (
-    DEFAULT.lookahead_matches
-)  # matches that `likely_path` uses, which is called while a draft model drafts
+MAX_PATH_MATCHES = DEFAULT.lookahead_matches
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The defaults are what Outrider runs with; tests and benchmarks pass others."""
+    """The defaults are what Outrider runs with. Tests and benchmarks pass others to the planner; the
+    drafters' own numbers, the last two groups, are read once, from DEFAULT."""
 
     # --- Token rate, and the costs of a step (token_rate.py, mixed_batches.py) ---
     token_rate_decay: float = 0.7
