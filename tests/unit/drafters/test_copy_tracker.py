@@ -115,11 +115,6 @@ def test_a_gap_too_long_is_the_end_of_a_copy() -> None:
     assert writer.write(*range(1000, 1012)) is None
 
 
-def lines(name: Sequence[int]) -> list[int]:
-    """Three lines of one kind, with a name in each."""
-    return [token for k in range(3) for token in (200 + k, *range(10, 24), *name, *range(30, 40))]
-
-
 def test_a_loop_goes_round() -> None:
     writer = Writer([])
     copy = writer.write(*[5, 6, 7] * 5)
