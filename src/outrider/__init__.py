@@ -31,17 +31,24 @@ from outrider.errors import (
 from outrider.version import __version__
 
 if TYPE_CHECKING:
+    from outrider.async_llm import AsyncLLM, AsyncLLMEngine
     from outrider.config.speculative import SpeculativeConfig
-    from outrider.decoding.sampling.params import SamplingParams
+    from outrider.decoding.sampling.params import RequestOutputKind, SamplingParams
     from outrider.decoding.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
+    from outrider.engine_args import AsyncEngineArgs, EngineArgs
     from outrider.llm import LLM
     from outrider.outputs import CompletionOutput, Logprob, RequestOutput
+    from outrider.prompts import TextPrompt, TokensPrompt
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "ConfigError",
     "DownloadError",
+    "EngineArgs",
     "GuidedDecodingParams",
     "InsufficientMemoryError",
     "Logprob",
@@ -51,9 +58,12 @@ __all__ = [
     "OutriderError",
     "PromptError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "SpeculativeConfig",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "__version__",
@@ -61,6 +71,13 @@ __all__ = [
 
 _LAZY = {  # imported when first asked for, so that `outrider --version` is instant
     "LLM": "outrider.llm",
+    "AsyncLLM": "outrider.async_llm",
+    "AsyncLLMEngine": "outrider.async_llm",
+    "EngineArgs": "outrider.engine_args",
+    "AsyncEngineArgs": "outrider.engine_args",
+    "RequestOutputKind": "outrider.decoding.sampling.params",
+    "TextPrompt": "outrider.prompts",
+    "TokensPrompt": "outrider.prompts",
     "SamplingParams": "outrider.decoding.sampling.params",
     "SpeculativeConfig": "outrider.config.speculative",
     "CompletionOutput": "outrider.outputs",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, NoReturn, TypeAlias
 
 from tqdm import tqdm
 
@@ -15,20 +14,20 @@ from outrider.config.engine import parse_engine
 from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
-from outrider.decoding.request import Request
 from outrider.decoding.sampling.params import SamplingParams
-from outrider.decoding.sampling.rng import derive_seed
+from outrider.engine_args import path
 from outrider.errors import ConfigError, PromptError, nearest
-from outrider.models.text.chat import ChatTemplate
-from outrider.models.text.tokenizer import Tokenizer
-from outrider.outputs import Chunk, CompletionOutput, RequestOutput, logprobs_of
+from outrider.generation import Generation, GenerationMaker
+from outrider.metrics import Metric, metrics_of
+from outrider.models.text.conversation import Conversations
+from outrider.outputs import Chunk, RequestOutput, merge
 from outrider.pipeline import BasePipeline, open_pipeline
-from outrider.requests import RequestMaker
+from outrider.prompts import Params, Prompt, params_list, prompt_list
+from outrider.transformers_tokenizer import Message, TransformersTokenizer
 
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-Message: TypeAlias = Mapping[str, Any]
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+Bar: TypeAlias = bool | Callable[..., Any]
+
+_TEXT_ONLY = "Outrider generates text only"
 
 
 class LLM:
@@ -41,18 +40,19 @@ class LLM:
         weights_cache, and vLLM's others where they change nothing; see
         `outrider.config.engine.EngineConfig`.
 
-    Raises ConfigError for an argument that is unknown (naming the nearest) or cannot be honoured, and
-    ModelError for a model that cannot be used or does not fit in memory. Not for several threads at once.
+    Raises ConfigError for an argument that is unknown (naming the right one, or the nearest) or cannot be
+    honoured, and ModelError for a model that cannot be used or does not fit in memory. Not for several
+    threads at once. `close`, or the end of a `with` block, frees the model.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
         *,
         speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None,
         **arguments: Any,
     ) -> None:
-        self._setup(open_pipeline(parse_engine(os.fspath(model), speculative_config, **arguments)))
+        self._setup(open_pipeline(parse_engine(path(model), speculative_config, **arguments)))
 
     @classmethod
     def from_pipeline(cls, pipeline: BasePipeline, *, shared: bool = True) -> LLM:
@@ -66,22 +66,45 @@ class LLM:
         return llm
 
     def _setup(self, pipeline: BasePipeline, shared: bool = True) -> None:
-        self._pipeline = pipeline
-        self._shared = shared
-        self._maker = RequestMaker(pipeline.tokenizer, pipeline.vocab_size, pipeline.context)
-        self._template: ChatTemplate | None = None  # made when first needed: it starts a process
-        self._counter = 0  # requests so far
+        self._open: BasePipeline | None = pipeline
+        self._maker = GenerationMaker(pipeline, shared=shared)
+        self._conversations = Conversations(pipeline.source.chat_template, pipeline.tokenizer)
+        self._tokenizer = TransformersTokenizer(
+            pipeline.tokenizer, self._conversations, pipeline.context, pipeline.config.model
+        )
+        self._total = RequestMetrics()  # of all requests that have ended
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._pipeline.tokenizer
+    @property
+    def _pipeline(self) -> BasePipeline:
+        if self._open is None:
+            raise ConfigError("this LLM is closed; make another")
+        return self._open
+
+    def close(self) -> None:
+        """Free the model and its caches. The tokenizer can still be used; to call it again does nothing."""
+        self._open = None
+        self._conversations.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def get_tokenizer(self) -> TransformersTokenizer:
+        """The model's tokenizer, with the calls of transformers' tokenizers."""
+        return self._tokenizer
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: Params = None,
         *,
-        use_tqdm: bool = False,
-        **unknown: object,
+        use_tqdm: Bar = False,
+        prompt_token_ids: Any = None,
+        **neutral: object,
     ) -> list[RequestOutput]:
         """Complete one prompt or several; the outputs come in the prompts' order.
 
@@ -89,45 +112,77 @@ class LLM:
             Drafts are looked up in the prompt's own text and in recent outputs; with the further key
             "cache_salt", in those of the same salt only.
         sampling_params: one for all, or one for each prompt; None means SamplingParams().
+        use_tqdm: show a bar on stderr; or a function that makes one, called as tqdm is.
+        prompt_token_ids: vLLM's older way to give token ids.
+        neutral: lora_request, priority, … of vLLM, where they change nothing.
 
         With a seed, or at temperature 0, a prompt's output does not depend on the other prompts, on their
         number, or on speculation. Raises PromptError before anything runs when a prompt is empty, too
         long for the context, or has ids outside the vocabulary.
         """
-        _refuse(unknown, "generate", ("prompts", "sampling_params", "use_tqdm"))
-        batch = _prompt_list(prompts)
-        runs = self._runs(batch, _params_list(sampling_params, len(batch)))
-        with tqdm(total=len(runs), disable=not use_tqdm, desc="prompts", unit="prompt") as bar:
-            for _ in self._events(runs, on_done=lambda _: bar.update()):
+        check_neutral("generate", neutral, ("prompts", "sampling_params", "use_tqdm", "prompt_token_ids"))
+        batch = prompt_list(prompts, prompt_token_ids)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        runs = self._runs(batch, params_list(params, len(batch)))
+        bar = use_tqdm if callable(use_tqdm) else tqdm
+        with bar(total=len(runs), disable=not use_tqdm, desc="prompts", unit="prompt") as shown:
+            for _ in self._events(runs, on_done=lambda _: shown.update(1)):
                 pass
         return [run.output for run in runs]
 
-    def chat(
+    def chat(  # noqa: PLR0917 (vLLM's order)
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
-        *,
-        use_tqdm: bool = False,
-        **unknown: object,
+        use_tqdm: Bar = False,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **neutral: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, `[{"role": …, "content": …}, …]`, or several.
 
-        Raises PromptError or ModelError when the messages do not suit the model's chat template or it
+        chat_template: the text of a template to use in place of the model's.
+        chat_template_content_format: "openai" gives the template contents as lists of parts; "auto" and
+            "string" as texts.
+        add_generation_prompt: begin the assistant's message. continue_final_message: go on with the last
+            message, which needs add_generation_prompt=False.
+        tools: `[{"type": "function", "function": {"name": …, "parameters": {…}}}, …]`, described to the
+            model; its calls are in the text of the answer, as the model writes them.
+        chat_template_kwargs: further variables of the template, such as `{"enable_thinking": False}`.
+
+        Raises PromptError or ConfigError when the messages do not suit the model's chat template or it
         has none.
         """
-        _refuse(unknown, "chat", ("messages", "sampling_params", "use_tqdm"))
+        check_neutral("chat", {"lora_request": lora_request, **neutral}, _CHAT)
         several = isinstance(messages, Sequence) and messages and isinstance(messages[0], list | tuple)
         talks: Any = messages if several else [messages]
-        prompts = [self.render_chat(talk) for talk in talks]
+        prompts: list[Prompt] = [
+            self.render_chat(
+                talk,
+                chat_template=chat_template,
+                content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                variables=chat_template_kwargs,
+            )
+            for talk in talks
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def render_chat(self, messages: Sequence[Message]) -> dict[str, Any]:
-        """A conversation as a prompt: the text under the model's chat template, and its token ids."""
-        tokenizer = self._pipeline.tokenizer
-        if self._template is None:
-            self._template = ChatTemplate(self._pipeline.source.chat_template, tokenizer)
-        text = self._template.render(messages)
-        return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special=False)}
+    def render_chat(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
+        """A conversation as a prompt: the text under the chat template, and its token ids.
+
+        options: of `Conversations.render`.
+        """
+        text = self._conversations.render(messages, **options)
+        ids = self._pipeline.tokenizer.encode(text, add_special=False)
+        return {"prompt": text, "prompt_token_ids": ids}
 
     def stream(
         self,
@@ -142,7 +197,7 @@ class LLM:
         cancelled: asked before each step; True ends the output with the finish reason "abort".
         The last chunk of the last list has the whole output. Leaving the iterator early frees the caches.
         """
-        _refuse(unknown, "stream", ("prompt", "sampling_params", "cancelled"))
+        check_neutral("stream", unknown, ("prompt", "sampling_params", "cancelled"))
         (run,) = self._runs([prompt], [sampling_params or SamplingParams()])
         for events in self._events([run], cancelled=cancelled):
             chunks = [run.chunk(e) for e in events]
@@ -150,11 +205,42 @@ class LLM:
                 chunks[-1] = dataclasses.replace(chunks[-1], output=run.output)
             yield chunks
 
+    def get_metrics(self) -> list[Metric]:
+        """Counts of all requests that have ended, under vLLM's names, `vllm:spec_decode_num_drafts` and so on
+        (see `outrider.metrics`)."""
+        return metrics_of(self._total, self._pipeline.config.model)
+
+    def encode(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(f"encode() is refused: {_TEXT_ONLY}; ids of a text: get_tokenizer().encode(text)")
+
+    def embed(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(f"embed() is refused: {_TEXT_ONLY}, no embeddings")
+
+    def classify(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(
+            f"classify() is refused: {_TEXT_ONLY}; generate() with SamplingParams(choice=[…]) names a class"
+        )
+
+    def score(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(
+            f"score() is refused: {_TEXT_ONLY}; "
+            "generate() with SamplingParams(prompt_logprobs=0) gives the log-probabilities of a text"
+        )
+
+    def reward(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(f"reward() is refused: {_TEXT_ONLY}")
+
+    def beam_search(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(
+            "beam_search() is refused: it is not built; "
+            "draw n samples with generate() and rank them by cumulative_logprob"
+        )
+
     def _events(
         self,
-        runs: Sequence[_Run],
+        runs: Sequence[Generation],
         *,
-        on_done: Callable[[_Run], object] = lambda _: None,
+        on_done: Callable[[Generation], object] = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[list[Event]]:
         """Run everything, taking events into the outputs; yields each step's events that are not empty."""
@@ -175,144 +261,42 @@ class LLM:
                 for event in events:
                     run = owners[event.request_id]
                     run.take(event)
-                    if isinstance(event, FinishEvent) and run.output.finished:
-                        on_done(run)
+                    if isinstance(event, FinishEvent):
+                        self._total = merge([self._total, event.metrics])
+                        if run.output.finished:
+                            on_done(run)
                 if events:
                     yield events
         finally:
             runner.close()
 
-    def _runs(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[_Run]:
-        return [self._run(p, s) for p, s in zip(prompts, params, strict=True)]
-
-    def _run(self, prompt: Prompt, params: SamplingParams) -> _Run:
-        text, ids = self._read(prompt)
-        number, self._counter = self._counter, self._counter + 1
-        base = self._pipeline.config.seed
-        if params.seed is not None:
-            seed = params.seed
-        else:
-            seed = secrets.randbits(32) if base is None else derive_seed(base, number)
-        ids = self._maker.prompt(ids, params)
-        namespace = self._namespace(prompt)
-        requests = self._maker.samples(str(number), ids, params, seed, namespace=namespace)
-        samples = [
-            CompletionOutput(index, "", [], [], None, None, request.seed, RequestMetrics())
-            for index, request in enumerate(requests)
-        ]
-        for sample in samples if params.logprobs is not None else ():
-            sample.logprobs, sample.cumulative_logprob = [], 0.0
-        output = RequestOutput(str(number), text, ids, samples, seed)
-        return _Run(requests, output, self._pipeline.tokenizer if params.detokenize else None)
-
-    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """A prompt's text (None when only ids were given) and its token ids."""
-        if isinstance(prompt, str):
-            if not prompt:
-                raise PromptError("the prompt is empty: give some text")
-            return prompt, self._pipeline.tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping):
-            extra = [k for k in prompt if k not in PROMPT_KEYS]
-            if extra:
-                hint = nearest(str(extra[0]), PROMPT_KEYS)
-                raise PromptError(f"a prompt has no key {extra[0]!r}{hint}")
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if text is not None and not isinstance(text, str):
-                raise PromptError(f"the prompt must be text, not {type(text).__name__}")
-            if ids is None:
-                return self._read(text or "")
-            return text, _token_ids(ids)
-        return None, _token_ids(prompt)
-
-    def _namespace(self, prompt: Prompt) -> str | None:
-        """The namespace of a prompt: prompts of the same one share recent outputs."""
-        if not self._shared:
-            return None
-        salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
-        if salt is not None and (not isinstance(salt, str) or not salt):
-            raise PromptError(f"a prompt's cache_salt must be text that is not empty, not {salt!r}")
-        return "" if salt is None else f"salt {salt}"
+    def _runs(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Generation]:
+        self._pipeline  # noqa: B018 (raises when it is closed)
+        return [self._maker.make(p, s) for p, s in zip(prompts, params, strict=True)]
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
-    """A prompt that is running: its requests, one for each sample, and the output as it grows."""
-
-    requests: list[Request]
-    output: RequestOutput
-    tokenizer: Tokenizer | None  # for the text of single tokens
-    pieces: dict[int, list[str]] = field(default_factory=dict)
-
-    def _index(self, event: Event) -> int:
-        return int(event.request_id.rpartition("-")[2])
-
-    def take(self, event: Event) -> None:
-        """Add an event to the output. Raises the error that ended a request."""
-        index = self._index(event)
-        sample, pieces = self.output.outputs[index], self.pieces.setdefault(index, [])
-        if isinstance(event, FinishEvent):
-            if event.error is not None:
-                raise event.error
-            pieces.append(event.text_tail)
-            sample.text = "".join(pieces)
-            sample.finish_reason, sample.stop_reason = event.finish_reason, event.stop_reason
-            sample.metrics = event.metrics
-        else:
-            pieces.append(event.text)
-            sample.token_ids.append(event.token_id)
-            sample.token_kinds.append(event.kind)
-            if event.logprobs is not None and sample.logprobs is not None:
-                sample.logprobs.append(logprobs_of(event.logprobs, self.tokenizer))
-                sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + event.logprobs.logprob
-            if event.prompt_logprobs is not None:
-                entries = [logprobs_of(entry, self.tokenizer) for entry in event.prompt_logprobs]
-                self.output.prompt_logprobs = [None, *entries]
-
-    def chunk(self, event: Event) -> Chunk:
-        index = self._index(event)
-        if isinstance(event, FinishEvent):
-            return Chunk(index, event.text_tail)
-        logprobs = None if event.logprobs is None else logprobs_of(event.logprobs, self.tokenizer)
-        return Chunk(index, event.text, event.token_id, event.kind, logprobs=logprobs)
+_CHAT = (
+    *("messages", "sampling_params", "use_tqdm", "chat_template", "chat_template_content_format"),
+    *("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"),
+)
+# Arguments of vLLM's calls that are not supported, and why: they are accepted when they ask for nothing.
+_NEUTRAL = {
+    "lora_request": "adapters are not built; merge them into the model",
+    "prompt_adapter_request": "adapters are not built; merge them into the model",
+    "guided_options_request": "give the form to SamplingParams: json_schema, regex, choice or grammar",
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "tokenization_kwargs": "give token ids, or truncate_prompt_tokens to SamplingParams",
+    "trace_headers": "there is no tracing",
+}
+_IGNORED = ("priority", "data_parallel_rank", "session_id")  # how fast a request is served
 
 
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise PromptError(f"a prompt must be text, token ids or a mapping, not {type(prompts).__name__}")
-    if len(prompts) and all(isinstance(p, int) for p in prompts):
-        ids: Any = prompts
-        return [ids]
-    several: Any = prompts
-    return list(several)
-
-
-def _params_list(params: Params, count: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise ConfigError("sampling_params must be a SamplingParams or a list of them")
-    if len(params) != count:
-        raise ConfigError(
-            f"there are {count} prompts and {len(params)} sampling_params; give one, or one each"
-        )
-    return list(params)
-
-
-def _token_ids(ids: object) -> list[int]:
-    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise PromptError(f"token ids must be a list of integers, not {type(ids).__name__}")
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise PromptError(f"token ids must be integers, not {token!r}")
-    if not ids:
-        raise PromptError("the prompt is empty: it needs at least one token")
-    return list(ids)
-
-
-def _refuse(unknown: Mapping[str, object], where: str, known: Sequence[str]) -> None:
-    for name in unknown:
-        raise ConfigError(f"{where}() has no argument {name!r}{nearest(name, known)}")
+def check_neutral(where: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Raise ConfigError for arguments of vLLM that would change something, and for unknown ones."""
+    for name, value in given.items():
+        if name in _IGNORED:
+            continue
+        if name not in _NEUTRAL:
+            raise ConfigError(f"{where}() has no argument {name!r}{nearest(name, known)}")
+        if value is not None and value not in ({}, [], False):
+            raise ConfigError(f"{where}: {name} is refused: {_NEUTRAL[name]}")

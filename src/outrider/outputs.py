@@ -58,6 +58,11 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def lora_request(self) -> None:
+        """There are no adapters; vLLM's name."""
+        return None
+
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -67,6 +72,7 @@ class RequestOutput:
     metrics: of all samples together; each sample has its own as well.
     seed:    of the request; the seed of a sample i > 0 is derived from it.
     prompt_logprobs: for each token of the prompt, as in the outputs, if asked for; None for the first.
+    others_running: samples that are not in `outputs` still run (in an output of RequestOutputKind.DELTA).
     """
 
     request_id: str
@@ -75,10 +81,22 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     seed: int
     prompt_logprobs: list[Logprobs | None] | None = None
+    others_running: bool = False
 
     @property
     def finished(self) -> bool:
-        return all(o.finished() for o in self.outputs)
+        """Whether all samples of the prompt have ended."""
+        return not self.others_running and all(o.finished() for o in self.outputs)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that came from the prefix cache (of the sample that had the fewest)."""
+        return min((o.metrics.cached_tokens for o in self.outputs), default=0)
+
+    @property
+    def lora_request(self) -> None:
+        """There are no adapters; vLLM's name."""
+        return None
 
     @property
     def metrics(self) -> RequestMetrics:

@@ -51,6 +51,7 @@ class RequestMaker:
         fields: of Request, beyond those of the parameters.
         Raises ConfigError when structured output cannot be compiled, PromptError for an empty prompt.
         """
+        params = params.clone()  # the caller may change theirs while the requests run
         form, words = params.structured, bad_word_ids(self._tokenizer, params.bad_words or ())
         later = dataclasses.replace(params, prompt_logprobs=None)  # the prompt is reported once
         return [

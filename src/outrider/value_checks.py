@@ -32,12 +32,15 @@ def anything(_: object) -> bool:
 
 
 def only_known(
-    cls: type[T], elsewhere: Mapping[str, tuple[tuple[object, ...], str]] | None = None
+    cls: type[T],
+    elsewhere: Mapping[str, tuple[tuple[object, ...], str]] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> type[T]:
     """Class decorator: a dataclass raises ConfigError for an unknown keyword and names the nearest known one.
 
     elsewhere: keywords of other systems that are not supported here: for each the values that change
                nothing, which are accepted, and the reason that any other value is refused with.
+    renamed:   keywords of other systems, and the names that they have here.
     """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     init = cls.__init__
@@ -46,7 +49,9 @@ def only_known(
     def checked(self: T, /, *args: Any, **kwargs: Any) -> None:
         for name in [name for name in kwargs if name not in known]:
             if elsewhere is None or name not in elsewhere:
-                raise ConfigError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
+                own = (renamed or {}).get(name)
+                hint = nearest(name, known) if own is None else f": here it is {own!r}"
+                raise ConfigError(f"{cls.__name__} has no argument {name!r}{hint}")
             neutral, reason = elsewhere[name]
             value = kwargs.pop(name)
             if not any(value is n or (type(value) is type(n) and value == n) for n in neutral):

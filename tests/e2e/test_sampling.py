@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from outrider import LLM, ConfigError, SamplingParams, grammar
+from outrider import LLM, ConfigError, RequestOutputKind, SamplingParams, grammar
 from outrider.decoding import loop
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.logprobs import token_logprobs
@@ -101,10 +101,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"spaces_between_special_tokens": False, "skip_special_tokens": False, "logit_bias": {1: 9.0}}
     ],
     "truncate_prompt_tokens": [{"truncate_prompt_tokens": 3}],
+    "output_kind": [{"output_kind": RequestOutputKind.DELTA}],
 }
 BASE: dict[str, Any] = {"temperature": 0.8, "max_tokens": 24, "seed": 11, "logprobs": 2}
-# What no output shows: samples beyond the first, and a choice that does not exist here.
-UNSEEN = {"n", "spaces_between_special_tokens"}
+# What no output shows: samples beyond the first, a choice that does not exist here, and what AsyncLLM reads.
+UNSEEN = {"n", "spaces_between_special_tokens", "output_kind"}
 ALL_CASES = [
     pytest.param(arguments, id=f"{name}-{i}") for name in CASES for i, arguments in enumerate(CASES[name])
 ]

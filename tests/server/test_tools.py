@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.grammar import Grammars
+from outrider.models.text.tool_words import describe_in_words
 from outrider.server.http.protocol import ChatRequest
 from outrider.server.http.tool_parser import ToolParser
-from outrider.server.http.tools import Family, call_grammar, describe_in_words, family_of, tool_use
+from outrider.server.http.tools import Family, call_grammar, family_of, tool_use
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 WEATHER = {

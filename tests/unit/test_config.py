@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.config import foreign
 from outrider.config.engine import EngineConfig, parse_engine
 from outrider.config.speculative import (
+    OLD_SPECULATIVE_NAMES,
     VERIFICATIONS,
     AutoConfig,
     DraftModelConfig,
@@ -251,3 +254,70 @@ def test_engine_arguments_refused(arguments: dict[str, Any], words: list[str]) -
 def test_the_model_must_be_named() -> None:
     with pytest.raises(ConfigError, match="model must be"):
         parse_engine("  ")
+    with pytest.raises(ConfigError, match="no model: give a path or a name as `model`"):
+        parse_engine(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("model_path", "model"),
+        ("pretrained_model_name_or_path", "model"),
+        ("n_ctx", "max_model_len"),
+        ("max_seq_length", "max_model_len"),
+        ("n_threads", "threads"),
+        ("draft_model", "speculative_model"),
+        ("assistant_model", "speculative_model"),
+        ("prompt_lookup_num_tokens", "num_speculative_tokens"),
+        ("speculative_draft_model_path", "speculative_model"),
+        ("random_seed", "seed"),
+    ],
+)
+def test_names_of_other_libraries(name: str, own: str) -> None:
+    with pytest.raises(ConfigError, match=f"^unknown argument '{name}': here it is '{own}'$"):
+        parse_engine(None, **{name: 5})
+
+
+def test_every_name_of_another_library_leads_somewhere() -> None:
+    own = {f.name for f in dataclasses.fields(EngineConfig)} | {"speculative_config", *OLD_SPECULATIVE_NAMES}
+    assert set(foreign.RENAMED.values()) <= own
+    assert not own & foreign.RENAMED.keys()
+    assert not (own | foreign.RENAMED.keys()) & foreign.ELSEWHERE.keys()
+    for name, (neutral, reason) in foreign.ELSEWHERE.items():
+        assert reason or neutral(object()), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"n_gpu_layers": -1}, "n_gpu_layers=-1 is refused: Outrider runs on the CPU; leave it out"),
+        ({"device_map": "cuda"}, "runs on the CPU"),
+        ({"load_in_4bit": True}, "use quantization='q4_k'"),
+        ({"logits_all": True}, "logprobs"),
+        ({"lora_path": "x"}, "merge them"),
+        ({"chat_format": "chatml"}, r"chat\(chat_template=…\)"),
+        ({"temperature": 0.5}, "give it to SamplingParams"),
+        ({"token": "hf_secret"}, "HF_TOKEN"),
+        ({"enable_sleep_mode": True}, r"close\(\)"),
+    ],
+)
+def test_what_other_libraries_have_is_refused_with_the_way_out(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_engine("t.gguf", **arguments)
+
+
+def test_a_token_is_not_repeated() -> None:
+    for name in ("token", "use_auth_token"):
+        with pytest.raises(ConfigError) as caught:
+            parse_engine("t.gguf", **{name: "hf_secret"})
+        assert "secret" not in str(caught.value)
+
+
+def test_values_of_other_libraries_that_change_nothing_are_taken() -> None:
+    neutral: dict[str, Any] = {
+        **{"n_gpu_layers": 0, "verbose": False, "n_batch": 512, "use_mmap": True, "use_mlock": False},
+        **{"logits_all": False, "device_map": "auto", "torch_dtype": "auto", "low_cpu_mem_usage": True},
+        **{"chat_format": None, "load_in_8bit": False, "flash_attn": True},
+        **{"enable_log_requests": True, "stream_interval": 4},
+    }
+    assert parse_engine("t.gguf", **neutral) == EngineConfig("t.gguf")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from outrider.config import foreign
 from outrider.config.quantization import check_quantization
 from outrider.config.speculative import (
     IN_THE_FILE,
@@ -118,11 +119,12 @@ _REFUSED_ENGINE: dict[str, tuple[Neutral, str]] = {
 
 
 def parse_engine(
-    model: str,
+    model: str | None,
     speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None,
     **arguments: Any,
 ) -> EngineConfig:
-    """Parse the arguments of `LLM(…)`. Raises ConfigError, which names the nearest name to an unknown one."""
+    """Parse the arguments of `LLM(…)`. Raises ConfigError, which names the nearest name to an unknown one, or
+    the name here of an argument of another library."""
     own = {f.name for f in fields(EngineConfig)} - {"model", "speculative"}
     known = own | OLD_SPECULATIVE_NAMES.keys() | _REFUSED_ENGINE.keys() | {"model", "speculative_config"}
     values: dict[str, Any] = {}
@@ -137,8 +139,12 @@ def parse_engine(
             neutral, reason = _REFUSED_ENGINE[name]
             if not neutral(value):
                 raise ConfigError(f"{name}={value!r} is refused: {reason}")
-        else:
+        elif (problem := foreign.problem(name, value)) is None:
             raise ConfigError(f"unknown argument {name!r}{nearest(name, known)}")
+        elif problem:
+            raise ConfigError(problem)
+    if model is None:
+        raise ConfigError("there is no model: give a path or a name as `model`")
     if values.get("quantization") == "gguf":  # in vLLM: as stored
         del values["quantization"]
     if values.get("max_model_len") == -1:  # in vLLM: as long as fits

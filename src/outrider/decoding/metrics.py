@@ -31,15 +31,23 @@ class DraftCounts:
         self.num_accepted_tokens += accepted
         self.draft_seconds += seconds
 
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted; None without drafts."""
+        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / drafts; None without drafts."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "num_drafts": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
-            "acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
-            "mean_acceptance_length": (
-                1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
-            ),
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
             "draft_ms": 1e3 * self.draft_seconds,
         }
 
@@ -92,25 +100,122 @@ class RequestMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """The `metrics` object of `outrider run --json`. A rate with nothing to divide by is None."""
-        draft = self.drafts.to_dict()
-        first, last, later = self.first_token, self.last_token, self.num_tokens - 1
-        decode = last - first if first is not None and last is not None else 0.0
-        tpot = _ratio(decode, later) if decode > 0 else None
-        return {
-            "decode_tokens_per_s": _ratio(later, decode) if decode > 0 else None,
-            "ttft_ms": None if first is None else 1e3 * (first - self.arrived),
-            "tpot_ms": None if tpot is None else 1e3 * tpot,
-            "num_drafts": draft["num_drafts"],
-            "num_draft_tokens": draft["num_draft_tokens"],
-            "num_accepted_tokens": draft["num_accepted_tokens"],
-            "acceptance_rate": draft["acceptance_rate"],
-            "mean_acceptance_length": draft["mean_acceptance_length"],
-            "block_efficiency": _ratio(self.num_tokens, self.num_passes),
-            "draft_ms": draft["draft_ms"],
-            "verify_ms": 1e3 * self.verify_seconds,
-            "other_ms": 1e3 * self.other_seconds,
-            "sampling_ms": 1e3 * self.sampling_seconds,
-            "accepted_per_pos": [self.accepted_at[d] for d in range(1, max(self.accepted_at, default=0) + 1)],
+        return {name: getattr(self, name) for name in _DOCUMENT} | {
             "drafters": {name: counts.to_dict() for name, counts in self.by_drafter.items()},
             "speculation": self.speculation,
         }
+
+    # The document's values, as attributes.
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that were not empty."""
+        return self.drafts.num_drafts
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.drafts.num_draft_tokens
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return self.drafts.num_accepted_tokens
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted; None without drafts."""
+        return self.drafts.acceptance_rate
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / drafts; None without drafts."""
+        return self.drafts.mean_acceptance_length
+
+    @property
+    def block_efficiency(self) -> float | None:
+        """Tokens for each pass of the target."""
+        return _ratio(self.num_tokens, self.num_passes)
+
+    @property
+    def accepted_per_pos(self) -> list[int]:
+        """Accepted tokens by position in the draft, the first first."""
+        return [self.accepted_at[d] for d in range(1, max(self.accepted_at, default=0) + 1)]
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Milliseconds from the arrival to the first token."""
+        return None if self.first_token is None else 1e3 * (self.first_token - self.arrived)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Milliseconds for each token after the first."""
+        decode = self._decode_seconds
+        per_token = _ratio(decode, self.num_tokens - 1) if decode > 0 else None
+        return None if per_token is None else 1e3 * per_token
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens per second after the first."""
+        decode = self._decode_seconds
+        return _ratio(self.num_tokens - 1, decode) if decode > 0 else None
+
+    @property
+    def _decode_seconds(self) -> float:
+        if self.first_token is None or self.last_token is None:
+            return 0.0
+        return self.last_token - self.first_token
+
+    @property
+    def draft_ms(self) -> float:
+        return 1e3 * self.drafts.draft_seconds
+
+    @property
+    def verify_ms(self) -> float:
+        return 1e3 * self.verify_seconds
+
+    @property
+    def other_ms(self) -> float:
+        return 1e3 * self.other_seconds
+
+    @property
+    def sampling_ms(self) -> float:
+        return 1e3 * self.sampling_seconds
+
+    # The same under vLLM's names.
+
+    @property
+    def num_generation_tokens(self) -> int:
+        return self.num_tokens
+
+    @property
+    def arrival_time(self) -> float:
+        """In seconds of a clock that starts anywhere, as all times here: differences mean something."""
+        return self.arrived
+
+    @property
+    def first_token_time(self) -> float | None:
+        return self.first_token
+
+    @property
+    def last_token_time(self) -> float | None:
+        return self.last_token
+
+    @property
+    def finished_time(self) -> float | None:
+        return self.last_token
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """Seconds from the arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.arrived
+
+    @property
+    def spec_token_acceptance_counts(self) -> list[int]:
+        """The number of drafts, then accepted tokens by position in the draft."""
+        return [self.num_drafts, *self.accepted_per_pos]
+
+
+_DOCUMENT = (
+    *("decode_tokens_per_s", "ttft_ms", "tpot_ms", "num_drafts", "num_draft_tokens", "num_accepted_tokens"),
+    *("acceptance_rate", "mean_acceptance_length", "block_efficiency", "draft_ms", "verify_ms", "other_ms"),
+    *("sampling_ms", "accepted_per_pos"),
+)

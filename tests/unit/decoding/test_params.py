@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.decoding.sampling.params import SamplingParams, arity
+from outrider.decoding.sampling.params import RequestOutputKind, SamplingParams, arity
 from outrider.decoding.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
 from outrider.errors import ConfigError
 
@@ -140,6 +140,7 @@ def test_what_vllm_has_and_this_has_not_is_refused_with_the_reason(
 def test_values_that_ask_for_nothing_are_let_through() -> None:
     neutral: dict[str, Any] = {"best_of": None, "use_beam_search": False, "length_penalty": 1.0}
     assert SamplingParams(**neutral) == SamplingParams()
+    assert SamplingParams(best_of=1, skip_clone=True, do_sample=True) == SamplingParams()  # type: ignore[call-arg]
     with pytest.raises(ConfigError):
         SamplingParams(use_beam_search=0)  # type: ignore[call-arg]
 
@@ -222,10 +223,93 @@ def test_ignore_eos_leaves_the_other_stop_ids() -> None:
     assert SamplingParams(stop_token_ids=[3], ignore_eos=True).stop_ids([9]) == {3}
 
 
-def test_params_are_frozen_and_can_be_copied() -> None:
+def test_params_can_be_copied() -> None:
     params = SamplingParams(temperature=0.3, stop=["a"], logit_bias={1: 2.0})
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        params.temperature = 1.0  # type: ignore[misc]
-    for twin in (copy.deepcopy(params), pickle.loads(pickle.dumps(params)), dataclasses.replace(params)):
+    for twin in (
+        *(copy.copy(params), copy.deepcopy(params), pickle.loads(pickle.dumps(params))),
+        *(dataclasses.replace(params), params.clone()),
+    ):
         assert twin == params
+        assert twin is not params
     assert dataclasses.replace(params, top_k=3).top_k == 3
+    assert dataclasses.replace(params).stop_strings == ("a",)
+
+
+def test_a_clone_is_independent() -> None:
+    params = SamplingParams(temperature=0.3, logit_bias={1: 2.0})
+    twin = params.clone()
+    twin.temperature = 0.9
+    assert twin.logit_bias is not None
+    assert isinstance(twin.logit_bias, dict)
+    twin.logit_bias[5] = 1.0
+    assert params == SamplingParams(temperature=0.3, logit_bias={1: 2.0})
+
+
+def test_an_assignment_is_checked() -> None:
+    params = SamplingParams()
+    params.temperature = 1
+    params.stop = "end"
+    params.max_tokens = None
+    params.top_k = np.int64(4)  # type: ignore[assignment]
+    assert (params.temperature, params.stop, params.max_tokens) == (1.0, ("end",), None)
+    assert type(params.temperature) is float
+    assert type(params.top_k) is int
+    for name, value, words in (
+        ("temperature", -1.0, "temperature must be at least 0"),
+        ("max_new_tokens", 5, "here it is 'max_tokens'"),
+        ("max_token", 5, "did you mean 'max_tokens'"),
+        ("best_of", 3, "cumulative_logprob"),
+        ("detokenize", False, "stop needs detokenize"),
+        ("output_kind", "delta", "RequestOutputKind.DELTA"),
+    ):
+        before = params.clone()
+        with pytest.raises(ConfigError, match=words):
+            setattr(params, name, value)
+        assert params == before
+    params.best_of = None  # type: ignore[attr-defined]
+    assert not hasattr(params, "best_of")
+
+
+def test_parameters_from_optional_ones() -> None:
+    params = SamplingParams.from_optional(temperature=None, top_p=0.5, stop=None, max_tokens=None, n=None)
+    assert params == SamplingParams(top_p=0.5, max_tokens=None)
+    assert SamplingParams.from_optional() == SamplingParams()
+    with pytest.raises(ConfigError, match="did you mean 'temperature'"):
+        SamplingParams.from_optional(temprature=None, temperatur=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "ignore_eos", "expected"),
+    [
+        ({"eos_token_id": [2, 7, 9]}, False, (3, 7, 9)),
+        ({"eos_token_id": 7}, False, (3, 7)),
+        ({"eos_token_id": 2}, False, (3,)),
+        ({}, False, (3,)),
+        ({"eos_token_id": [2, 7]}, True, (3,)),
+    ],
+)
+def test_ids_of_a_generation_config(config: Any, ignore_eos: bool, expected: tuple[int, ...]) -> None:
+    params = SamplingParams(stop_token_ids=[3], ignore_eos=ignore_eos)
+    params.update_from_generation_config(config, 2)
+    assert params.stop_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *(("max_new_tokens", "max_tokens"), ("n_predict", "max_tokens"), ("num_return_sequences", "n")),
+        *(("repeat_penalty", "repetition_penalty"), ("stop_sequences", "stop"), ("temp", "temperature")),
+        *(("guided_regex", "regex"), ("top_logprobs", "logprobs"), ("eos_token_id", "stop_token_ids")),
+    ],
+)
+def test_names_of_other_libraries(name: str, own: str) -> None:
+    with pytest.raises(ConfigError, match=f"no argument '{name}': here it is '{own}'"):
+        SamplingParams(**{name: 1})
+
+
+def test_output_kinds() -> None:
+    assert SamplingParams().output_kind is RequestOutputKind.CUMULATIVE
+    for value in (RequestOutputKind.DELTA, 1):
+        assert SamplingParams(output_kind=value).output_kind is RequestOutputKind.DELTA
+    with pytest.raises(ConfigError, match=r"RequestOutputKind\.FINAL_ONLY, not 7"):
+        SamplingParams(output_kind=7)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import enum
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,24 +22,55 @@ LogitsProcessor: TypeAlias = Callable[..., npt.NDArray[np.floating[Any]]]
 _BEAMS = "there is no beam search; n samples are independent"
 # vLLM's parameters without a counterpart here: the values that change nothing, and why others are refused.
 _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "best_of": ((None,), "there is no ranking of samples; draw n and rank them by cumulative_logprob"),
+    "best_of": ((None, 1), "there is no ranking of samples; draw n and rank them by cumulative_logprob"),
     "use_beam_search": ((False,), _BEAMS),
     "beam_width": ((None,), _BEAMS),
     "length_penalty": ((1.0, 1), _BEAMS),
     "early_stopping": ((False,), _BEAMS),
     "flat_logprobs": ((False,), "logprobs come as a list of mappings"),
-    "output_kind": ((None,), "generate gives whole outputs, stream gives pieces"),
     "extra_args": ((None,), "there are no plug-ins to read them"),
     "skip_reading_prefix_cache": ((None, False, True), "there is no prefix cache"),
     "thinking_token_budget": ((None,), "it is not supported; use max_tokens"),
     "repetition_detection": ((None,), "it is not supported; use the penalties"),
     "logprob_token_ids": ((None,), "it is not supported; logprobs=-1 gives all"),
     "prompt_adapter": ((None,), "adapters are not supported"),
+    "skip_clone": ((None, False, True), ""),
+    "do_sample": ((None, True), "temperature=0 takes the likeliest token"),
+    "num_beams": ((None, 1), _BEAMS),
+}
+# Parameters of other libraries (transformers, llama.cpp, OpenAI), and their names here.
+_RENAMED = {
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "n_predict", "num_predict"), "max_tokens"),
+    **dict.fromkeys(("max_length", "max_gen_len", "num_tokens"), "max_tokens"),
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words", "until"), "stop"),
+    **dict.fromkeys(("eos_token_id", "stop_ids"), "stop_token_ids"),
+    **dict.fromkeys(("repeat_penalty", "rep_pen"), "repetition_penalty"),
+    "temp": "temperature",
+    "random_seed": "seed",
+    "top_logprobs": "logprobs",
+    **dict.fromkeys(("bad_words_ids", "force_words"), "bad_words"),
+    "logits_processor": "logits_processors",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "response_format": "structured_outputs",
 }
 
 
-@partial(only_known, elsewhere=_UNSUPPORTED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutputKind(enum.Enum):
+    """What each output of `AsyncLLM.generate` holds: everything so far, what is new since the last output,
+    or, once at the end, everything. `LLM.generate` returns whole outputs whatever it is."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@partial(only_known, elsewhere=_UNSUPPORTED, renamed=_RENAMED)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SamplingParams:
     """How tokens are sampled and when generation ends. Every field works with speculation too.
 
@@ -75,8 +108,10 @@ class SamplingParams:
     skip_special_tokens: leave special tokens out of the text (applied by the detokenizer).
     spaces_between_special_tokens: no tokenizer here adds such spaces, so both values mean the same.
     truncate_prompt_tokens: keep only the last so many prompt tokens; -1: as many as the context holds.
+    output_kind:         what each output of AsyncLLM.generate holds, see RequestOutputKind.
 
-    Raises ConfigError for an unknown keyword and for any value out of range.
+    Raises ConfigError for an unknown keyword and for any value out of range, when the parameters are made and
+    when one is assigned. A request takes a copy, so a later assignment does not reach it.
     """
 
     n: int = 1
@@ -110,6 +145,39 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind | int = RequestOutputKind.CUMULATIVE  # the last field, see __setattr__
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> SamplingParams:
+        """Parameters of which those that are None have their defaults; `max_tokens=None` is no limit."""
+        return cls(**{k: v for k, v in values.items() if v is not None or k == "max_tokens"})
+
+    def clone(self) -> SamplingParams:
+        """An independent copy."""
+        twin = copy.copy(self)
+        if twin.logit_bias is not None:
+            twin._set("logit_bias", dict(twin.logit_bias))
+        return twin
+
+    def update_from_generation_config(
+        self, generation_config: Mapping[str, Any], model_eos_token_id: int | None = None
+    ) -> None:
+        """Let the `eos_token_id`s of a generation_config.json end the text, besides `model_eos_token_id`.
+        (The ids in the model's own files do so anyway.) With ignore_eos nothing changes."""
+        found = generation_config.get("eos_token_id")
+        ids = {found} if isinstance(found, int) else set(found or ())
+        ids -= {model_eos_token_id}
+        if ids and not self.ignore_eos:
+            self.stop_token_ids = sorted(ids | set(self.stop_token_ids or ()))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign a parameter. Raises ConfigError, and changes nothing, if the result would not be valid."""
+        if hasattr(self, "output_kind"):  # complete: not called by __init__ or by a copy in the making
+            checked = replace(self, **{name: value})
+            if name not in _FIELDS:  # a neutral value of a parameter that is not supported
+                return
+            value = getattr(checked, name)
+        self._set(name, value)
 
     def __post_init__(self) -> None:
         self._check("n", integer, 1)
@@ -137,6 +205,7 @@ class SamplingParams:
         ):
             if getattr(self, name) is not None:
                 self._check(name, integer, low, high)
+        self._check("output_kind", _output_kind)
         self._check("stop", strings)
         self._set("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids or ()))
         self._check_tokens()
@@ -197,6 +266,17 @@ class SamplingParams:
 
     def _check(self, name: str, check: Callable[..., object], *bounds: float | None) -> None:
         self._set(name, check(name, getattr(self, name), *bounds))
+
+
+_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+
+
+def _output_kind(name: str, value: object) -> RequestOutputKind:
+    try:
+        return RequestOutputKind.CUMULATIVE if value is None else RequestOutputKind(value)
+    except ValueError:
+        known = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+        raise ConfigError(f"{name} must be one of {known}, not {value!r}") from None
 
 
 def arity(processor: object) -> int:

@@ -72,6 +72,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        content_parts: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt of a conversation. It contains special tokens as text, so encode it with
@@ -81,14 +82,16 @@ class ChatTemplate:
                   joined with newlines.
         add_generation_prompt: end with the beginning of the assistant's turn.
         tools, variables: passed to the template; JSON values.
+        content_parts: give the template each content as a list of {'type': 'text', 'text': …}, not as text.
         Raises PromptError for messages that are malformed or that the template refuses, ConfigError when
         the template fails or exceeds its limits.
         """
+        checked = _checked(messages)
         document = {
             **self._tokens,
             "documents": None,  # transformers defines it too
             **variables,
-            "messages": _checked(messages),
+            "messages": [_in_parts(m) for m in checked] if content_parts else checked,
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
         }
@@ -207,6 +210,12 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             raise PromptError(f"message {n} ({role}) has no content")
         found.append({**message, "content": _text(content, n)})
     return found
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A checked message with its content as a list of one part."""
+    text = message["content"]
+    return message if text is None else {**message, "content": [{"type": "text", "text": text}]}
 
 
 def _text(content: object, n: int) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.server.http import tools
+from outrider.models.text.tool_words import describe_in_words
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import Message, Tool
@@ -50,7 +50,7 @@ def render(templates: ChatTemplates, conversation: Conversation) -> str:
     if re.search(r"\btools\b", source):
         variables["tools"] = described or None
     else:
-        messages = tools.describe_in_words(messages, described)
+        messages = describe_in_words(messages, described)
     continues, opens = conversation.continue_final_message, conversation.add_generation_prompt
     if continues and opens:
         raise bad(

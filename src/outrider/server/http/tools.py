@@ -9,28 +9,19 @@ JSON: the whole answer is `{"name": …, "parameters": {…}}`, several with `;`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from outrider.models.text import tool_words
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import ChatRequest, NamedTool, Tool
 
 Family: TypeAlias = Literal["hermes", "llama3_json"]
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = tool_words.OPEN, tool_words.CLOSE
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-_PREFACE = """\
-You can call functions. Their signatures, one JSON object a line:
-<tools>
-{tools}
-</tools>
-For each call write a JSON object with the function's name and arguments within <tool_call></tool_call> tags:
-<tool_call>
-{{"name": "FUNCTION", "arguments": {{…}}}}
-</tool_call>"""
 
 
 def family_of(template: str | None, parser: str | None = None) -> Family:
@@ -111,48 +102,3 @@ def call_grammar(use: ToolUse, family: Family) -> str:
         call = "call: body"
         start = 'start: call ("; " call)*' if use.parallel else "start: call"
     return "\n".join([start, call, body, *rules])
-
-
-def describe_in_words(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Messages for a chat template without support for tools, in Hermes' form: the tools' signatures are in
-    the system message, past calls and results are text."""
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        role, content = message["role"], message.get("content") or ""
-        if role == "tool":
-            text = f"<tool_response>\n{_text(content)}\n</tool_response>"
-            if found and found[-1].get("responses"):
-                found[-1]["content"] += "\n" + text
-            else:
-                found.append({"role": "user", "content": text, "responses": True})
-        elif role == "assistant" and message.get("tool_calls"):
-            calls = [_written(call["function"]) for call in message["tool_calls"]]
-            parts = [_text(content), *calls] if content else calls
-            found.append({"role": "assistant", "content": "\n".join(parts)})
-        else:
-            found.append(dict(message))
-    for message in found:
-        message.pop("responses", None)
-    if not tools:
-        return found
-    preface = _PREFACE.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if found and found[0]["role"] == "system":
-        first = {**found[0], "content": f"{_text(found[0].get('content') or '')}\n\n{preface}"}
-        return [first, *found[1:]]
-    return [{"role": "system", "content": preface}, *found]
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-    if len(parts) < len(content) or not all(isinstance(part, str) for part in parts):
-        raise bad("a message has a content part that is not text; only text is supported", "messages")
-    return "\n".join(str(part) for part in parts)
-
-
-def _written(function: Mapping[str, Any]) -> str:
-    call = {"name": function["name"], "arguments": function.get("arguments", {})}
-    return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"
