@@ -111,7 +111,7 @@ def _check_key(key: object, prompt: Mapping[str, Any]) -> None:
         raise PromptError(f"a prompt's {name} is refused: models here read text only")
     if name in ("role", "content"):
         raise PromptError("a prompt is text or token ids, and these are messages: give them to chat()")
-    hint = f": here it is {_RENAMED[name]!r}" if name in _RENAMED else nearest(name, KEYS)
+    hint = f": use {_RENAMED[name]!r}" if name in _RENAMED else nearest(name, KEYS)
     raise PromptError(f"a prompt has no key {key!r}{hint}")
 
 

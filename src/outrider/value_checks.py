@@ -40,7 +40,7 @@ def only_known(
 
     elsewhere: keywords of other systems that are not supported here: for each the values that change
                nothing, which are accepted, and the reason that any other value is refused with.
-    renamed:   keywords of other systems, and the names that they have here.
+    renamed:   other systems' names of the parameters here, for the error's text; None is accepted.
     """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     init = cls.__init__
@@ -48,10 +48,12 @@ def only_known(
     @functools.wraps(init)
     def checked(self: T, /, *args: Any, **kwargs: Any) -> None:
         for name in [name for name in kwargs if name not in known]:
+            if renamed is not None and name in renamed:
+                if kwargs.pop(name) is not None:
+                    raise ConfigError(f"{cls.__name__} has no argument {name!r}: use {renamed[name]!r}")
+                continue
             if elsewhere is None or name not in elsewhere:
-                own = (renamed or {}).get(name)
-                hint = nearest(name, known) if own is None else f": here it is {own!r}"
-                raise ConfigError(f"{cls.__name__} has no argument {name!r}{hint}")
+                raise ConfigError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
             neutral, reason = elsewhere[name]
             value = kwargs.pop(name)
             if not any(value is n or (type(value) is type(n) and value == n) for n in neutral):

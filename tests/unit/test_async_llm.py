@@ -362,7 +362,7 @@ def test_one_engine_serves_several_event_loops(target_file: Path) -> None:
 
 
 def test_arguments_are_those_of_llm(target_file: Path) -> None:
-    with pytest.raises(ConfigError, match="here it is 'max_model_len'"):
+    with pytest.raises(ConfigError, match="use 'max_model_len'"):
         AsyncLLM(target_file, n_ctx=64)
     with pytest.raises(ConfigError, match="AsyncEngineArgs"):
         AsyncLLM.from_engine_args({"model": "x"})  # type: ignore[arg-type]

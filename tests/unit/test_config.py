@@ -274,7 +274,7 @@ def test_the_model_must_be_named() -> None:
     ],
 )
 def test_names_of_other_libraries(name: str, own: str) -> None:
-    with pytest.raises(ConfigError, match=f"^unknown argument '{name}': here it is '{own}'$"):
+    with pytest.raises(ConfigError, match=f"^unknown argument '{name}': use '{own}'$"):
         parse_engine(None, **{name: 5})
 
 

@@ -128,7 +128,7 @@ def test_token_ids_in_the_older_way(llm: LLM) -> None:
     ("prompt", "words"),
     [
         ([{"role": "user", "content": "hi"}], r"give them to chat\(\)"),
-        ({"input_ids": [1, 2]}, "here it is 'prompt_token_ids'"),
+        ({"input_ids": [1, 2]}, "use 'prompt_token_ids'"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, "text only"),
         ({"prompt_token_ids": [True]}, "integers, not True"),
         (b"bytes", "not bytes"),
@@ -329,8 +329,8 @@ def test_arguments_that_cannot_be_honoured(llm: LLM) -> None:
 
 def test_a_model_given_under_another_name() -> None:
     for arguments, words in (
-        ({"model_path": "x.gguf", "n_ctx": 512}, "'model_path': here it is 'model'"),
-        ({"pretrained_model_name_or_path": "x"}, "here it is 'model'"),
+        ({"model_path": "x.gguf", "n_ctx": 512}, "'model_path': use 'model'"),
+        ({"pretrained_model_name_or_path": "x"}, "use 'model'"),
         ({}, "there is no model"),
         ({"model": None}, "there is no model"),
         ({"model": 7}, "path or a name, not 7"),
@@ -348,7 +348,7 @@ def test_engine_args(target_file: Path) -> None:
     args.max_model_len = 0
     with pytest.raises(ConfigError, match="max_model_len"):
         args.create_engine_config()
-    with pytest.raises(ConfigError, match="here it is 'max_model_len'"):
+    with pytest.raises(ConfigError, match="use 'max_model_len'"):
         AsyncEngineArgs(str(target_file), n_ctx=5)
     with pytest.raises(OutriderError, match="no model"):
         EngineArgs()

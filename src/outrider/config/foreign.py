@@ -149,7 +149,7 @@ def problem(name: str, value: Any) -> str | None:
     """What is wrong with an argument of another library: one line, "" for a value that changes nothing, and
     None for a name that is not known."""
     if (own := RENAMED.get(name)) is not None:
-        return f"unknown argument {name!r}: here it is {own!r}"
+        return "" if value is None else f"unknown argument {name!r}: use {own!r}"
     if name not in ELSEWHERE:
         return None
     neutral, reason = ELSEWHERE[name]

@@ -256,7 +256,7 @@ def test_an_assignment_is_checked() -> None:
     assert type(params.top_k) is int
     for name, value, words in (
         ("temperature", -1.0, "temperature must be at least 0"),
-        ("max_new_tokens", 5, "here it is 'max_tokens'"),
+        ("max_new_tokens", 5, "use 'max_tokens'"),
         ("max_token", 5, "did you mean 'max_tokens'"),
         ("best_of", 3, "cumulative_logprob"),
         ("detokenize", False, "stop needs detokenize"),
@@ -303,7 +303,7 @@ def test_ids_of_a_generation_config(config: Any, ignore_eos: bool, expected: tup
     ],
 )
 def test_names_of_other_libraries(name: str, own: str) -> None:
-    with pytest.raises(ConfigError, match=f"no argument '{name}': here it is '{own}'"):
+    with pytest.raises(ConfigError, match=f"no argument '{name}': use '{own}'"):
         SamplingParams(**{name: 1})
 
 

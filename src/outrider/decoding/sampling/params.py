@@ -38,19 +38,22 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "do_sample": ((None, True), "temperature=0 takes the likeliest token"),
     "num_beams": ((None, 1), _BEAMS),
 }
-# Parameters of other libraries (transformers, llama.cpp, OpenAI), and their names here.
-_RENAMED = {
-    **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "n_predict", "num_predict"), "max_tokens"),
-    **dict.fromkeys(("max_length", "max_gen_len", "num_tokens"), "max_tokens"),
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words", "until"), "stop"),
-    **dict.fromkeys(("eos_token_id", "stop_ids"), "stop_token_ids"),
-    **dict.fromkeys(("repeat_penalty", "rep_pen"), "repetition_penalty"),
+# What OpenAI, transformers, llama.cpp and Ollama call the parameters below.
+_RENAMED: dict[str, str] = {
+    **dict.fromkeys(
+        ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_gen_len", "max_length"),
+        "max_tokens",
+    ),
+    **dict.fromkeys(("n_predict", "num_predict", "max_tokens_to_sample"), "max_tokens"),
+    **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
+    **dict.fromkeys(("stop_sequences", "stop_strings", "stop_words", "until"), "stop"),
+    "eos_token_id": "stop_token_ids",
+    **dict.fromkeys(("num_return_sequences", "num_samples"), "n"),
     "temp": "temperature",
-    "random_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
     "top_logprobs": "logprobs",
-    **dict.fromkeys(("bad_words_ids", "force_words"), "bad_words"),
+    "random_seed": "seed",
+    "bad_words_ids": "bad_words",
     "logits_processor": "logits_processors",
     "guided_json": "json_schema",
     "guided_regex": "regex",
