@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
 from outrider.decoding.sampling.params import SamplingParams
@@ -58,7 +59,7 @@ def prompt_list(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
         raise PromptError(f"a prompt must be text, token ids or a mapping, not {type(prompts).__name__}")
     several = list(prompts)
-    if several and all(isinstance(p, int) for p in several):
+    if several and all(isinstance(p, Integral) for p in several):
         return [several]
     return several
 

@@ -61,8 +61,8 @@ class TransformersTokenizer(Tokenizer):
         Unicode.
         """
         _only_neutral("the tokenizer", neutral)
-        several = not isinstance(text, str)
-        texts = list(text) if several else [text]
+        several = isinstance(text, list | tuple)
+        texts: list[Any] = list(text) if several else [text]
         for one in texts:
             if not isinstance(one, str):
                 raise ConfigError(f"the tokenizer takes a text or a list of texts, not {type(one).__name__}")

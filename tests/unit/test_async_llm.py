@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 PROMPTS = ["the quick brown fox", "def function(self, name):", "jumps over", "the lazy dog"]
 NGRAM = {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1}
-SEEDED = {"temperature": 0.8, "max_tokens": 30, "seed": 11, "ignore_eos": True}
+SEEDED: dict[str, Any] = {"temperature": 0.8, "max_tokens": 30, "seed": 11, "ignore_eos": True}
 LONG: dict[str, Any] = {"temperature": 0.0, "max_tokens": 200, "ignore_eos": True}
 
 pytestmark = pytest.mark.usefixtures("toy_engine")
@@ -223,7 +223,7 @@ def test_an_abort_before_the_engine_has_the_request(target_file: Path) -> None:
                 assert made.wait(30)
                 return make(*arguments)
 
-            engine._maker.make = late  # type: ignore[method-assign]
+            engine._maker.make = late  # type: ignore[method-assign, assignment]
             task = asyncio.create_task(collect(engine.generate(PROMPTS[0], SamplingParams(**LONG), "a")))
             await asyncio.sleep(0)
             await engine.abort("a")

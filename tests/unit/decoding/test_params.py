@@ -247,10 +247,9 @@ def test_a_clone_is_independent() -> None:
 
 def test_an_assignment_is_checked() -> None:
     params = SamplingParams()
-    params.temperature = 1
-    params.stop = "end"
-    params.max_tokens = None
-    params.top_k = np.int64(4)  # type: ignore[assignment]
+    given: dict[str, Any] = {"temperature": 1, "stop": "end", "max_tokens": None, "top_k": np.int64(4)}
+    for parameter, assigned in given.items():
+        setattr(params, parameter, assigned)
     assert (params.temperature, params.stop, params.max_tokens) == (1.0, ("end",), None)
     assert type(params.temperature) is float
     assert type(params.top_k) is int
@@ -266,7 +265,7 @@ def test_an_assignment_is_checked() -> None:
         with pytest.raises(ConfigError, match=words):
             setattr(params, name, value)
         assert params == before
-    params.best_of = None  # type: ignore[attr-defined]
+    params.best_of = None
     assert not hasattr(params, "best_of")
 
 
@@ -304,7 +303,7 @@ def test_ids_of_a_generation_config(config: Any, ignore_eos: bool, expected: tup
 )
 def test_names_of_other_libraries(name: str, own: str) -> None:
     with pytest.raises(ConfigError, match=f"no argument '{name}': use '{own}'"):
-        SamplingParams(**{name: 1})
+        SamplingParams(**{name: 1})  # type: ignore[arg-type]
 
 
 def test_output_kinds() -> None:

@@ -173,7 +173,7 @@ class SamplingParams:
         if ids and not self.ignore_eos:
             self.stop_token_ids = sorted(ids | set(self.stop_token_ids or ()))
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         """Assign a parameter. Raises ConfigError, and changes nothing, if the result would not be valid."""
         if hasattr(self, "output_kind"):  # complete: not called by __init__ or by a copy in the making
             checked = replace(self, **{name: value})
