@@ -18,8 +18,8 @@ from outrider.errors import ConfigError, nearest
 
 # Questions, word problems, programming, edits that copy most of the prompt, summaries, extraction to JSON.
 BUILT_IN = ("chat", "reasoning", "code", "edit", "summary", "extract")
-# Mostly short answers: translation, factual questions, labels, function calls, questions about a passage of 1,100
-# to 2,400 tokens; and open writing.
+# Mostly short answers: translation, factual questions, labels, function calls, questions about a passage of
+# 1,100 to 2,400 tokens; and open writing.
 SHORT = ("translation", "facts", "labels", "tools", "passages", "writing")
 EVERY = (*BUILT_IN, *SHORT)
 SEED_STRIDE = 1000  # between the seeds of two texts of one prompt
