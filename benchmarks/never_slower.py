@@ -283,7 +283,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=RESULTS / "never_slower.json")
     parser.add_argument("--estimate", action="store_true", help="only print how long it would take")
     args = parser.parse_args()
-    check_names(parser, args, sets=there, workloads=workloads.BUILT_IN, fixed=list(fixed_settings("draft")))
+    check_names(parser, args, sets=there, workloads=workloads.EVERY, fixed=list(fixed_settings("draft")))
     return args
 
 

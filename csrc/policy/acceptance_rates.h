@@ -37,8 +37,6 @@ class RequestOdds {
 // What is known of one request with one drafter, by tokens with a confidence and by draft depth.
 struct RequestRates {
     RequestOdds by_confidence, by_depth;
-
-    void reset() { *this = RequestRates(); }
 };
 
 // One drafter's acceptance probabilities. `prior_odds`, where it is given, is how many times as good the odds

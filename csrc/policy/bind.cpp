@@ -120,9 +120,7 @@ void bind_acceptance_rates(nb::module_& m) {
     m.attr("MAX_PROBABILITY") = outrider::kMaxProbability;
     m.attr("SHARED_DECAY") = outrider::kSharedDecay;
     m.def("stage_of", &outrider::stage_of, "depth"_a);
-    nb::class_<RequestRates>(m, "RequestRates", nb::is_final())
-        .def(nb::init<>())
-        .def("reset", &RequestRates::reset);
+    nb::class_<RequestRates>(m, "RequestRates", nb::is_final()).def(nb::init<>());
     nb::class_<AcceptanceRates>(m, "AcceptanceRates", nb::is_final())
         .def(nb::init<double, double, double>(), "start"_a = 0.7, "weight"_a = outrider::kStartWeight,
              "decay"_a = outrider::kRequestDecay)

@@ -14,11 +14,16 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
 from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.decoding.verifiers.coupled import CoupledVerifier
+from outrider.drafters.auto import AutoDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engines.base import EngineCaps, ForwardItem, HiddenStateModel, SeqHandle
 from outrider.engines.prefix import PrefixCache
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError
+from outrider.policy.auto import AutoController
+from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
+from outrider.policy.planner import Planner
 from tests.conformance.drafters import SCRIPTS
 from tests.conformance.engines import ENGINES, Models
 from tests.conformance.harness import (
@@ -116,6 +121,56 @@ def test_hidden_states_of_prompts_in_mixed_batches(name: str, prompt_logprobs: i
     assert found == texts(plain)
     assert max(len(starts) for starts in recorder.starts.values()) > 5, "prompts came in pieces"
     compare(model, recorder, found)
+
+
+class Tapped(SuffixDrafter):
+    """A lookup drafter that records hidden states as well."""
+
+    def __init__(self, name: str, taps: tuple[int, ...]) -> None:
+        super().__init__()
+        self.name = name  # type: ignore[misc]
+        self.record = HiddenRecorder(SuffixDrafter(), taps)
+        self.taps = taps
+
+    def begin(self, request: Request) -> None:
+        super().begin(request)
+        self.record.begin(request)
+
+    def prefilled(self, request_id: str, start: int, hidden: FloatArray) -> None:
+        self.record.prefilled(request_id, start, hidden)
+
+    def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
+        self.record.observe(request_id, draft, verdict, scores)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("width", [1, 3])
+def test_under_auto_each_drafter_gets_the_hidden_states_of_its_own_layers(name: str, width: int) -> None:
+    model, models = target(name), MADE[name]
+    last = model.num_layers
+    planner = Planner(CostModel({1: 0.05, 16: 0.06}))
+    parts = [Tapped("all", (0, 1, last)), Tapped("one", (last,)), SuffixDrafter()]
+    for part in parts:
+        planner.add_lookup(part.name)
+    drafter = AutoDrafter(planner, parts, clock=lambda: 0.0)
+    assert drafter.taps == (0, 1, last)
+    loop = StepLoop(
+        models.engine(),
+        drafter,
+        CoupledVerifier(),
+        AutoController(planner),
+        clock=lambda: 0.0,
+        max_num_seqs=width,
+        max_context=64,
+    )
+    found: dict[str, list[int]] = {str(i): list(prompt) for i, prompt in enumerate(PROMPTS)}
+    for event in loop.generate(requests(PARAMS["temperature"])):
+        if hasattr(event, "token_id"):
+            found[event.request_id].append(event.token_id)
+    assert found == texts(run(models.engine(), None, requests(PARAMS["temperature"])))
+    for part in parts[:2]:
+        assert isinstance(part, Tapped)
+        assert compare(model, part.record, found) > 0
 
 
 # --- The prefix cache -----------------------------------------------------------------------------

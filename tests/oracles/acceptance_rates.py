@@ -97,10 +97,6 @@ class RequestRates:
     def __init__(self) -> None:
         self.by_confidence, self.by_depth = RequestOdds(), RequestOdds()
 
-    def reset(self) -> None:
-        """The request's text has changed character."""
-        self.by_confidence, self.by_depth = RequestOdds(), RequestOdds()
-
 
 class AcceptanceRates:
     """Probabilities that nodes of one drafter are accepted, given that their parents are.

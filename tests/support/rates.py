@@ -71,4 +71,4 @@ class NamedRates:
 
     def end(self, name: str) -> None:
         """Discard what was learned about the request."""
-        self._of(name).reset()
+        self.requests.pop(name, None)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.bench import stats
+
 BASELINE = "none"
 UNSTEADY = 0.1  # if two probes differ by more than this share, what was measured between them is doubtful
+# Texts by their tokens: (name, the first length that is too long).
+LENGTHS = (("under 16", 16), ("16 to 64", 65), ("over 64", sys.maxsize))
 HEADER = (
     "workload",
     "method",
@@ -93,6 +98,33 @@ def about(document: dict[str, Any]) -> list[str]:
     ]
 
 
+def by_length(document: dict[str, Any], method: str) -> list[tuple[str, int, float]]:
+    """(lengths in tokens, number of texts, geometric mean of their speed-ups) for each class of LENGTHS that
+    some text of the document is in."""
+    found: dict[str, list[float]] = {}
+    for workload in document["workloads"]:
+        entry = workload["methods"][method]
+        for name, ratios in entry["ratios"].items():
+            found.setdefault(length_class(entry["lengths"][name]), []).append(stats.median(ratios))
+    return [(name, len(found[name]), stats.geomean(found[name])) for name, _ in LENGTHS if name in found]
+
+
+def length_class(tokens: int) -> str:
+    """The name in LENGTHS of a text of so many tokens."""
+    return next(name for name, below in LENGTHS if tokens < below)
+
+
+def worst(document: dict[str, Any], method: str) -> tuple[str, int, float, str]:
+    """(workload and text, tokens, speed-up, what the controller said) of a method's slowest text."""
+    texts = [
+        (stats.median(ratios), name_of(document, workload), name, workload["methods"][method])
+        for workload in document["workloads"]
+        for name, ratios in workload["methods"][method]["ratios"].items()
+    ]
+    ratio, workload_name, name, entry = min(texts, key=lambda text: text[0])
+    return f"{workload_name}, {name}", entry["lengths"][name], ratio, entry["speculation"][name]
+
+
 def unsteady(document: dict[str, Any]) -> list[str]:
     """Names of the workloads during which the machine's speed changed by more than UNSTEADY."""
     return [
@@ -110,6 +142,14 @@ def means(document: dict[str, Any]) -> str:
 
 def _ending(document: dict[str, Any]) -> list[str]:
     lines = [means(document)]
+    for method in document["geomean"]:
+        if method == BASELINE or "lengths" not in document["workloads"][0]["methods"][method]:
+            continue  # (documents of older versions have no lengths)
+        classes = by_length(document, method)
+        each = ", ".join(f"{name} ×{value:.2f} ({count})" for name, count, value in classes)
+        where, tokens, ratio, reason = worst(document, method)
+        lines.append(f"{method}, by tokens of a text (texts): {each}.")
+        lines.append(f"  slowest: {where}, {tokens} tokens, ×{ratio:.2f}: {reason}")
     if len(temperatures(document)) > 1:
         for temperature, by_method in document["geomean_by_temperature"].items():
             lines.append(

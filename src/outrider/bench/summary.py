@@ -71,5 +71,6 @@ def summary(
             name: pairs[-1][1].output.outputs[0].metrics.speculation for name, pairs in by_prompt.items()
         },
         "ratios": ratios,
+        "lengths": {name: len(tokens) for name, tokens in first.items()},
     }
     return entry if account is None else entry | account.to_dict()

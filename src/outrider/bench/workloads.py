@@ -1,20 +1,27 @@
 """Workloads: named prompts that `outrider bench` measures on, built in or from a JSON-lines file.
 
-Each line of such a file is an object `{"id": …, "workload": …, "prompt": …}`, all text.
+Each line of such a file is an object `{"id": …, "workload": …, "prompt": …}`, all text, or a line of MT-Bench
+(Zheng et al. 2023) or Spec-Bench (Xia et al. 2024): `{"question_id": …, "category": …, "turns": [text, …]}`,
+of which the first turn is the prompt.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import ConfigError, nearest
 
 # Questions, word problems, programming, edits that copy most of the prompt, summaries, extraction to JSON.
 BUILT_IN = ("chat", "reasoning", "code", "edit", "summary", "extract")
+# Mostly short answers: translation, factual questions, labels, function calls, questions about a passage of
+# 1,100 to 2,400 tokens; and open writing.
+SHORT = ("translation", "facts", "labels", "tools", "passages", "writing")
+EVERY = (*BUILT_IN, *SHORT)
 SEED_STRIDE = 1000  # between the seeds of two texts of one prompt
 
 
@@ -32,17 +39,15 @@ def load(name_or_file: str) -> list[Item]:
 
     Raises ConfigError for an unknown name, and for a file that cannot be read, naming the bad line.
     """
-    if name_or_file in BUILT_IN:
+    if name_or_file in EVERY:
         text = (
             resources.files("outrider.bench").joinpath(f"workloads/{name_or_file}.jsonl").read_text("utf-8")
         )
         return parse(text, name_or_file)
     path = Path(name_or_file)
     if not path.is_file():
-        hint = nearest(name_or_file, BUILT_IN)
-        raise ConfigError(
-            f"workload {name_or_file!r} is neither a file nor one of {', '.join(BUILT_IN)}{hint}"
-        )
+        hint = nearest(name_or_file, EVERY)
+        raise ConfigError(f"workload {name_or_file!r} is neither a file nor one of {', '.join(EVERY)}{hint}")
     try:
         return parse(path.read_text("utf-8"), name_or_file)
     except (OSError, UnicodeDecodeError) as e:
@@ -61,6 +66,8 @@ def parse(text: str, where: str) -> list[Item]:
             raise ConfigError(f"{where}, line {number}: not JSON") from None
         if not isinstance(value, dict):
             raise ConfigError(f"{where}, line {number}: not an object")
+        if "turns" in value:
+            value = _question(value, f"{where}, line {number}")
         for key in ("id", "workload", "prompt"):
             if not isinstance(value.get(key), str) or not value[key]:
                 raise ConfigError(f"{where}, line {number}: {key!r} must be text and not empty")
@@ -72,6 +79,16 @@ def parse(text: str, where: str) -> list[Item]:
     if not items:
         raise ConfigError(f"{where}: no prompts in it")
     return items
+
+
+def _question(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A line of MT-Bench or Spec-Bench in our form."""
+    turns, question = value["turns"], value.get("question_id")
+    if not isinstance(turns, list) or not turns:
+        raise ConfigError(f"{where}: 'turns' must be a list of texts and not empty")
+    if isinstance(question, bool) or not isinstance(question, int | str):
+        raise ConfigError(f"{where}: 'question_id' must be a number or text")
+    return {"id": str(question), "workload": value.get("category"), "prompt": turns[0]}
 
 
 def texts_per_prompt(seeds: int, temperature: float) -> int:

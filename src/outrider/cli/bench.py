@@ -56,7 +56,8 @@ def add_parser(subparsers: Subparsers) -> Parser:
         "--workload",
         action="append",
         metavar="NAME|FILE",
-        help=f"{', '.join(workloads.BUILT_IN)}, or a JSON-lines file; may be repeated (default: all six)",
+        help=f"{', '.join(workloads.EVERY)}, or a JSON-lines file, also one of MT-Bench or Spec-Bench; "
+        f"may be repeated (default: the first {len(workloads.BUILT_IN)})",
     )
     add("--temps", metavar="LIST", help="several temperatures in one run, such as 0,0.7")
     add(

@@ -1,4 +1,4 @@
-"""`outrider demo`: the default model on three prompts, by plain decoding and with speculation."""
+"""`outrider demo`: a real target under `auto` beside plain decoding: time, tokens, identity."""
 
 from __future__ import annotations
 
@@ -6,60 +6,65 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.bench import stats, workloads
+from outrider.bench.summary import Run
 from outrider.bench.workloads import Item
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.engine import EngineConfig
-from outrider.config.speculative import DraftModelConfig, NgramConfig, NoneConfig, SpeculativeConfig
+from outrider.config.speculative import AutoConfig, NoneConfig
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError
 
 MODEL = "smollm2"
 PAIR = ("qwen-coder-1.5b", "qwen-coder-0.5b")
-PROMPTS = (
-    "chat-tea",
-    "code-primes",
-    "edit-port",
-)  # a question, code, and an edit that copies most of its prompt
-PAIR_TOKENS = 96
+PAIR_SIZE = "1.6 GB"
+# A question, code, an extraction, and an edit that copies most of its prompt.
+PROMPTS = ("chat-tea", "code-primes", "extract-orders", "edit-port")
+SOURCES = {"suffix": "lookups", "draft_model": "draft model", "mixed": "both"}  # as the table names them
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
     """Add the `demo` command; `args.run` is `run`."""
     parser = subparsers.add_parser(
         "demo",
-        help="show what speculation does, on the default model",
-        description="Generate on three prompts, plainly and with speculation, and compare tokens and time.",
+        help="show what speculation does, on a model that it brings",
+        description="Generate on a few prompts, plainly and with speculation, and compare time and tokens. "
+        "Shows the Qwen 1.5B with its 0.5B draft model where they are in the cache, else SmolLM2 135M, which "
+        "is fetched (98 MB), with lookups.",
     )
     parser.add_argument(
         "-n", "--n-predict", type=integer, default=200, metavar="N", help="most tokens (default: %(default)s)"
     )
-    parser.add_argument(
-        "--no-pair", action="store_true", help="leave out the Qwen pair even when it is there"
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--pair", action="store_true", help=f"fetch the Qwen pair first ({PAIR_SIZE}, once)")
+    choice.add_argument(
+        "--no-pair", action="store_true", help="show the small model even where the pair is in the cache"
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the parsed arguments ask. Returns 0, or 1 when speculation changed a token."""
+    """Do what the parsed arguments ask. Returns 0, or 1 when speculation changed a token. Raises
+    OutriderError."""
     if args.n_predict < 1:
         raise ConfigError(f"-n must be at least 1, not {args.n_predict}")
-    ngram = NgramConfig(num_speculative_tokens=5, prompt_lookup_max=4, prompt_lookup_min=2)
-    same = _show(MODEL, [NoneConfig(), ngram], args.n_predict)
-    pair = None if args.no_pair else present_pair()
+    pair = None if args.no_pair else present_pair() or (_fetch_pair() if args.pair else None)
     if pair is not None:
-        target, draft = map(str, pair)
-        choices: list[SpeculativeConfig] = [NoneConfig(), ngram]
-        choices.append(DraftModelConfig(draft, num_speculative_tokens=4))
-        same &= _show(target, choices, min(args.n_predict, PAIR_TOKENS))
+        return 0 if _show(str(pair[0]), str(pair[1]), args.n_predict) else 1
+    same = _show(MODEL, None, args.n_predict)
+    print(
+        "\nThis small target was helped by lookups in its own text alone. With a draft model:\n"
+        f"  outrider demo --pair   fetches a 1.5B target and its 0.5B draft model ({PAIR_SIZE}, once)"
+    )
     return 0 if same else 1
 
 
 def present_pair() -> tuple[Path, Path] | None:
-    """The Qwen target and draft, if they lie in the cache or in OUTRIDER_DEV_MODELS; fetches nothing."""
+    """The Qwen target and draft, if they are in the cache or in OUTRIDER_DEV_MODELS; fetches nothing."""
     from outrider.models.sources.catalog import CATALOG
     from outrider.models.sources.download import cache_root
     from outrider.models.sources.pypi import catalog_path
@@ -77,45 +82,99 @@ def present_pair() -> tuple[Path, Path] | None:
     return found[0], found[1]
 
 
-def _show(model: str, choices: Sequence[SpeculativeConfig], max_tokens: int) -> bool:
-    """Generate with every choice, the first of which is plain decoding, and print the comparison."""
+def _fetch_pair() -> tuple[Path, Path]:
+    from outrider.models.sources.references import resolve
+
+    target, draft = (resolve(name, progress=True) for name in PAIR)
+    return target, draft
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt, decoded plainly and under `auto`."""
+
+    prompt: str
+    plain: Run
+    auto: Run
+
+    @property
+    def ratio(self) -> float:
+        return self.plain.seconds / self.auto.seconds
+
+    @property
+    def same(self) -> bool:
+        return self.plain.token_ids == self.auto.token_ids
+
+    def cells(self) -> tuple[str, ...]:
+        """The columns of HEADER."""
+        count = len(self.plain.token_ids)
+        return (
+            _short(self.prompt, 38),
+            str(count),
+            f"{self.plain.seconds:.2f} s",
+            f"{self.auto.seconds:.2f} s",
+            f"x{self.ratio:.2f}",
+            _drafted(self.auto),
+            "yes" if self.same else "NO",
+        )
+
+
+HEADER = ("prompt", "tokens", "plain", "auto", "speed-up", "of them drafted by", "same tokens")
+
+
+def _drafted(run: Run) -> str:
+    """How many of the output's tokens each drafter guessed."""
+    drafters = run.output.outputs[0].metrics.by_drafter
+    found = [
+        f"{counts.num_accepted_tokens} {SOURCES.get(name, name)}"
+        for name, counts in drafters.items()
+        if counts.num_accepted_tokens
+    ]
+    return ", ".join(found) or "none: it would not pay"
+
+
+def _show(model: str, draft: str | None, max_tokens: int) -> bool:
+    """Decode all prompts both ways, and print the table. Returns whether all tokens are the same."""
     from outrider.bench.interleaved import TimedMethod, run_interleaved
-    from outrider.bench.runner import prompt_of
+    from outrider.bench.runner import WARM_UP_TOKENS, prompt_of
     from outrider.pipeline import build_all
 
-    config = EngineConfig(model, max_num_seqs=len(choices))
-    pipelines = build_all(config, choices)
-    methods = {p.speculative.method: TimedMethod(p) for p in pipelines}
+    pipelines = build_all(EngineConfig(model, max_num_seqs=2), [NoneConfig(), AutoConfig(model=draft)])
+    methods = dict(zip(("plain", "auto"), map(TimedMethod, pipelines), strict=True))
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
+    names = pipelines[1].models
+    helper = "lookups" if draft is None else f"lookups and {names['draft']} as its draft model"
     print(
-        f"\n{pipelines[0].source.display_name}, up to {max_tokens} tokens a prompt, temperature 0", flush=True
+        f"{names['target']}, plainly and with {helper}.\n"
+        f"Temperature 0, up to {max_tokens} tokens. Both ways take turns, token by token. "
+        "The time is that of decoding.\n",
+        flush=True,
     )
     items = [item for w in workloads.BUILT_IN for item in workloads.load(w) if item.id in PROMPTS]
-    ratios: dict[str, list[float]] = {method: [] for method in methods}
-    same = True
+    warm = SamplingParams(temperature=0.0, max_tokens=min(WARM_UP_TOKENS, max_tokens), seed=0)
+    run_interleaved(methods, prompt_of(pipelines[0], items[0].prompt, raw=False), warm)
+    rows = []
     for item in items:
-        prompt = prompt_of(pipelines[0], item.prompt, raw=False)
         _progress(item)
-        runs = run_interleaved(methods, prompt, params)
-        _progress(None)
-        plain = next(iter(runs.values()))
-        print(f"\n[{item.workload}] {_short(item.prompt)}\n> {_short(plain.output.outputs[0].text, 300)}")
-        for method, one in runs.items():
-            identical = one.token_ids == plain.token_ids
-            same &= identical
-            ratios[method].append(plain.seconds / one.seconds)
-            count, rate = len(one.token_ids), one.output.metrics.to_dict()["acceptance_rate"]
-            print(
-                f"  {method:<12} {count:>4} tokens  {count / one.seconds:7.1f} tokens/s"
-                f"  ×{ratios[method][-1]:.2f}  {'identical' if identical else 'DIFFERENT'}"
-                + ("" if rate is None else f"  ({rate:.0%} of the drafted tokens accepted)"),
-                flush=True,
-            )
-    means = ", ".join(f"{m} ×{stats.geomean(r):.2f}" for m, r in ratios.items() if m != "none")
+        runs = run_interleaved(methods, prompt_of(pipelines[0], item.prompt, raw=False), params)
+        rows.append(Row(item.prompt, runs["plain"], runs["auto"]))
+    _progress(None)
+    _print_table([HEADER, *(row.cells() for row in rows)])
+    same = all(row.same for row in rows)
     print(
-        f"\nSpeed-up, geometric mean of the three: {means}. Tokens {'the same' if same else 'NOT the same'}."
+        f"\nSpeed-up, geometric mean: x{stats.geomean([row.ratio for row in rows]):.2f}. "
+        + ("All tokens are the same." if same else "The tokens are NOT the same: please report it.")
     )
     return same
+
+
+def _print_table(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = list(map(str.rjust, line, widths))
+        for text in (0, 5):
+            cells[text] = line[text].ljust(widths[text])
+        print("  ".join(cells).rstrip(), flush=True)
 
 
 def _progress(item: Item | None) -> None:
@@ -124,6 +183,6 @@ def _progress(item: Item | None) -> None:
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def _short(text: str, limit: int = 100) -> str:
+def _short(text: str, limit: int) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"

@@ -17,8 +17,8 @@ import numpy as np
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
-from outrider.decoding.types import Draft, TargetScores, Verdict
-from outrider.drafters.base import Drafter
+from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
+from outrider.drafters.base import Drafter, HiddenStateDrafter
 from outrider.drafters.lookahead import DraftLookahead
 from outrider.errors import ConfigError
 from outrider.policy.planner import Planner
@@ -89,7 +89,8 @@ class AutoDrafter:
 
     clock: seconds; how long drafting takes is measured for the planner, the output never depends on it.
     The needs of the lookup drafters decide whether drafts may branch. A draft model that states its
-    distributions has its chain kept whole and unmixed.
+    distributions has its chain kept whole and unmixed. Each drafter that reads the target's hidden states
+    (HiddenStateDrafter) gets those of its own layers, of every position.
     """
 
     name = MIXED
@@ -108,6 +109,8 @@ class AutoDrafter:
         self.lookups = {drafter.name: drafter for drafter in lookups}
         self.models = {drafter.name: drafter for drafter in models}
         self._parts: tuple[LookupDrafter | ModelDrafter, ...] = (*lookups, *models)
+        self._tapped = [part for part in self._parts if isinstance(part, HiddenStateDrafter) and part.taps]
+        self.taps = tuple(sorted({layer for part in self._tapped for layer in part.taps}))
         self._states: dict[str, RequestState] = {}  # of requests with a draft that is not verified yet
 
     @property
@@ -118,6 +121,17 @@ class AutoDrafter:
         for drafter in self._parts:
             drafter.begin(request)
 
+    def prefilled(self, request_id: str, start: int, hidden: FloatArray) -> None:
+        for part in self._tapped:
+            part.prefilled(request_id, start, self._of_layers(hidden, part.taps))
+
+    def _of_layers(self, hidden: FloatArray, taps: tuple[int, ...]) -> FloatArray:
+        """Of float32[n, len(self.taps) * hidden size], the columns of these layers."""
+        if taps == self.taps:
+            return hidden
+        by_layer = hidden.reshape(len(hidden), len(self.taps), -1)
+        return by_layer[:, [self.taps.index(layer) for layer in taps]].reshape(len(hidden), -1)
+
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
         step = _Step(self)
         trees = propose_step(self.planner, step, jobs)
@@ -127,6 +141,10 @@ class AutoDrafter:
         return [_draft(tree, step.stated.get(job.request_id)) for job, tree in zip(jobs, trees, strict=True)]
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
+        if scores.hidden is not None:
+            for part in self._tapped:
+                own = replace(scores, hidden=self._of_layers(scores.hidden, part.taps))
+                part.observe(request_id, draft, verdict, own)
         if (state := self._states.pop(request_id, None)) is None:
             return
         forced = len(draft) - state.proposed  # a constraint's tokens come first

@@ -69,8 +69,6 @@ class RequestRates:
     """What `AcceptanceRates` has learned of one request."""
 
     def __init__(self) -> None: ...
-    def reset(self) -> None:
-        """The request's text has changed character: expect of it what is expected of any other."""
 
 @final
 class AcceptanceRates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,17 +27,52 @@ def _pair_files(folder: Path) -> None:
             f.truncate(CATALOG[name].size)
 
 
-def test_three_prompts_with_identity_rates_and_speed_up(
+def test_a_row_for_each_prompt_with_tokens_times_speed_up_and_identity(
     long_target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("outrider.pipeline.load_native", load_toy)
     monkeypatch.setattr(demo, "MODEL", str(long_target))
     assert main(["demo", "--no-pair", "-n", "30"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("prompt"))
+    table = lines[at + 1 : at + 1 + len(demo.PROMPTS)]
+    for line in table:
+        assert re.search(r"  +\d+  +\d+\.\d\d s  +\d+\.\d\d s  +x\d+\.\d\d  .*  yes$", line), line
+    assert "lookups" in lines[0]
+    text = "\n".join(lines)
+    assert "geometric mean" in text
+    assert "All tokens are the same" in text
+    assert "outrider demo --pair" in text, "how to see a draft model"
+
+
+def test_with_the_pair_the_draft_model_is_shown(
+    long_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tiny_gguf(tmp_path / "draft.gguf", dims=Dims(context=2048), seed=2)
+    monkeypatch.setattr("outrider.pipeline.load_native", load_toy)
+    monkeypatch.setattr(demo, "present_pair", lambda: (long_target, draft))
+    assert main(["demo", "-n", "30"]) == 0
     out = capsys.readouterr().out
-    for words in ("[chat]", "[code]", "[edit]", "none", "ngram", "tokens/s", "identical", "geometric mean"):
-        assert words in out
-    assert out.count("identical") == 6
-    assert "DIFFERENT" not in out
+    assert "as its draft model" in out.splitlines()[0]
+    assert "All tokens are the same" in out
+    assert "--pair" not in out
+
+
+def test_the_pair_is_fetched_on_demand(
+    long_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+
+    def resolve(name: str, **_: object) -> Path:
+        fetched.append(name)
+        return long_target
+
+    monkeypatch.setattr("outrider.pipeline.load_native", load_toy)
+    monkeypatch.setattr(demo, "present_pair", lambda: None)
+    monkeypatch.setattr("outrider.models.sources.references.resolve", resolve)
+    monkeypatch.setattr(demo, "_show", lambda target, draft, n: (target, draft) == (str(long_target),) * 2)
+    assert main(["demo", "--pair"]) == 0
+    assert fetched == list(demo.PAIR)
 
 
 def test_a_different_token_is_reported_with_status_1(
@@ -53,7 +89,7 @@ def test_a_different_token_is_reported_with_status_1(
     monkeypatch.setattr(demo, "MODEL", str(long_target))
     assert main(["demo", "--no-pair", "-n", "60"]) == 1
     out = capsys.readouterr().out
-    assert "DIFFERENT" in out
+    assert re.search(r"  NO$", out, re.M)
     assert "NOT the same" in out
 
 

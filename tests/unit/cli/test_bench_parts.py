@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench import machine, stats, workloads
+from outrider.bench import machine, report, stats, workloads
 from outrider.errors import ConfigError, OutriderError
 
 
@@ -47,7 +48,7 @@ def test_the_interval_covers_the_truth_at_its_nominal_rate() -> None:
     assert 32 <= covered <= 40
 
 
-@pytest.mark.parametrize("name", workloads.BUILT_IN)
+@pytest.mark.parametrize("name", workloads.EVERY)
 def test_built_in_workloads(name: str) -> None:
     items = workloads.load(name)
     assert len(items) >= 6
@@ -61,9 +62,27 @@ def test_a_workload_file(tmp_path: Path) -> None:
     assert workloads.load(str(path)) == [workloads.Item("a", "mine", "x\ny")]
 
 
+def test_lines_of_mt_bench_and_spec_bench(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text(
+        '{"question_id": 81, "category": "writing", "turns": ["Write.", "Again."], "reference": []}\n'
+        '{"question_id": "82", "category": "qa", "turns": ["Who?"]}\n',
+        "utf-8",
+    )
+    assert workloads.load(str(path)) == [
+        workloads.Item("81", "writing", "Write."),
+        workloads.Item("82", "qa", "Who?"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ('{"question_id": 1, "category": "w", "turns": []}', "line 1: 'turns'"),
+        ('{"question_id": 1, "category": "w", "turns": "x"}', "line 1: 'turns'"),
+        ('{"question_id": true, "category": "w", "turns": ["x"]}', "line 1: 'question_id'"),
+        ('{"question_id": 1, "turns": ["x"]}', "line 1: 'workload'"),
+        ('{"question_id": 1, "category": "w", "turns": [7]}', "line 1: 'prompt'"),
         ("", "no prompts"),
         ("{", "line 1: not JSON"),
         ("[]", "line 1: not an object"),
@@ -104,6 +123,31 @@ def test_any_json_lines_are_items_or_one_clear_line(rows: list[dict[str, object]
         assert "\n" not in outcome
     else:
         assert all(item.prompt for item in outcome)
+
+
+def test_texts_by_length_and_the_slowest() -> None:
+    def entry(ratios: dict[str, list[float]], lengths: dict[str, int]) -> dict[str, Any]:
+        return {"ratios": ratios, "lengths": lengths, "speculation": {name: f"of {name}" for name in ratios}}
+
+    document: dict[str, Any] = {
+        "settings": {"temperature": 0.0},
+        "workloads": [
+            {
+                "workload": "w",
+                "temperature": 0.0,
+                "methods": {"auto": entry({"a": [1.0, 4.0, 2.0]}, {"a": 15})},
+            },
+            {
+                "workload": "v",
+                "temperature": 0.0,
+                "methods": {"auto": entry({"b": [0.5], "c": [3.0], "d": [8.0]}, {"b": 1, "c": 64, "d": 65})},
+            },
+        ],
+    }
+    classes = report.by_length(document, "auto")
+    assert [(name, count) for name, count, _ in classes] == [("under 16", 2), ("16 to 64", 1), ("over 64", 1)]
+    assert [mean for _, _, mean in classes] == pytest.approx([1.0, 3.0, 8.0])
+    assert report.worst(document, "auto") == ("v, b", 1, 0.5, "of b")
 
 
 def test_the_probe_measures_and_drift_compares() -> None:

@@ -36,7 +36,7 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def one_call(draw: st.DrawFn) -> Call:
-    names = ["observe", "observe", "observe", "observe_tree", "observe_pruned", "begin_request", "reset"]
+    names = ["observe", "observe", "observe", "observe_tree", "observe_pruned", "begin_request"]
     name = draw(st.sampled_from(names))
     arguments: dict[str, Any] = {}
     if name == "observe_tree":
@@ -59,9 +59,7 @@ class Taught:
         self.requests = {name: module.RequestRates() for name in (*REQUESTS, "new")}
 
     def call(self, name: str, request: str, arguments: dict[str, Any]) -> None:
-        if name == "reset":
-            self.requests[request].reset()
-        elif name == "begin_request":
+        if name == "begin_request":
             self.rates.begin_request()
         else:
             getattr(self.rates, name)(self.requests[request], **arguments)
