@@ -160,10 +160,8 @@ def test_in_python_they_hold_for_calls_without_parameters(tmp_path: Path) -> Non
     (without,) = llm.generate("the fox")
     (same,) = llm.generate("the fox", SamplingParams(temperature=0.0, max_tokens=5))
     assert without.outputs[0].token_ids == same.outputs[0].token_ids
-    assert (
-        len(llm.generate("the fox", SamplingParams(temperature=0, ignore_eos=True))[0].outputs[0].token_ids)
-        == 16
-    )
+    (other,) = llm.generate("the fox", SamplingParams(temperature=0, ignore_eos=True))
+    assert len(other.outputs[0].token_ids) == 16
     *_, last = llm.stream("the fox")
     assert last[-1].output is not None
     assert last[-1].output.outputs[0].token_ids == same.outputs[0].token_ids

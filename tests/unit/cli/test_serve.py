@@ -162,8 +162,9 @@ def test_sampling_defaults(
     file = tmp_path / "g.json"
     file.write_text('{"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}')
     line = (
-        f"-m {target_file} --generation-config {file} --override-generation-config '{{\"top_k\": 30}}' --temp 0.3 "
-        "--top-p 0.8 --min-p 0.1 --repeat-penalty 1.2 --presence-penalty 0.5 --frequency-penalty -0.5 -n 64"
+        f"-m {target_file} --generation-config {file} --override-generation-config '{{\"top_k\": 30}}' "
+        "--temp 0.3 --top-p 0.8 --min-p 0.1 --repeat-penalty 1.2 --presence-penalty 0.5 "
+        "--frequency-penalty -0.5 -n 64"
     )
     assert serve(line) == 0
     values = started[0]["pipeline"].sampling.values
