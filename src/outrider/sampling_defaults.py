@@ -66,7 +66,9 @@ def sampling_defaults(config: EngineConfig, source: ModelSource) -> SamplingDefa
     elif how != "vllm":
         given, origin = _read(Path(how)), f"of {how}"
     values = {name: value for name in NAMES if (value := _usable(name, given.get(name), origin)) is not None}
-    override = _override(config.override_generation_config or {})
+    changes = config.override_generation_config or {}
+    assert not isinstance(changes, str), "the configuration has read JSON text"
+    override = _override(changes)
     every = {**values, **override}
     merged = {name: value for name in NAMES if (value := every.get(name)) is not None}
     origins = [origin] if values else []

@@ -59,13 +59,13 @@ LLAMA_CPP = (
 TABLES = {**HONOURED, **RENAMED, **UNUSED}
 
 
-def accepts(model: Any, **fields: Any) -> Any:
+def accepts(model: Any, /, **fields: Any) -> Any:
     messages = [{"role": "user", "content": "a"}]
     needed: Any = {"prompt": "a"} if model is CompletionRequest else {"messages": messages}
     return model.model_validate({**needed, **fields})
 
 
-def refusal(model: Any, **fields: Any) -> str:
+def refusal(model: Any, /, **fields: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         accepts(model, **fields)
     return str(caught.value.errors()[0]["msg"])
@@ -89,7 +89,8 @@ def test_every_field_of_others_is_known() -> None:
         (LLAMA_CPP, LLAMA),
     ):
         assert sorted(set(names) - set(TABLES)) == []
-        assert [name for name in names if whose not in TABLES[name][0]] == []
+        owners: dict[str, Any] = {name: TABLES[name][0] for name in names}
+        assert [name for name in names if whose not in owners[name]] == []
 
 
 @pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])

@@ -233,8 +233,8 @@ def test_seeds_of_the_engine() -> None:
 
 
 def test_no_hint_at_an_argument_that_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown argument 'code_revisio'$"):
-        parse_engine("t", code_revisio="x")
+    with pytest.raises(ConfigError, match=r"unknown argument 'cpu_ofload_gb'$"):
+        parse_engine("t", cpu_ofload_gb="x")
 
 
 @pytest.mark.parametrize(

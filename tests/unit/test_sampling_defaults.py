@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from outrider import LLM, ConfigError, ModelFileError, SamplingParams
@@ -50,16 +49,16 @@ def test_of_a_folder(tmp_path: Path) -> None:
 
 def test_of_a_gguf_file(tmp_path: Path) -> None:
     keys = {
-        "general.sampling.temp": np.float32(0.7),
-        "general.sampling.top_p": np.float32(0.8),
+        "general.sampling.temp": 0.7,
+        "general.sampling.top_p": 0.8,
         "general.sampling.top_k": 20,
-        "general.sampling.penalty_repeat": np.float32(1.1),
+        "general.sampling.penalty_repeat": 1.1,
     }
     assert defaults(tiny_gguf(tmp_path / "m.gguf", keys=keys)).values == VALUES
 
 
 def test_what_is_not_built_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keys = {"general.sampling.mirostat": 2, "general.sampling.xtc_probability": np.float32(0.0)}
+    keys = {"general.sampling.mirostat": 2, "general.sampling.xtc_probability": 0.0}
     assert defaults(tiny_gguf(tmp_path / "m.gguf", keys=keys)).values == {}
     (record,) = caplog.records
     assert "recommends mirostat, which is not built" in record.getMessage()

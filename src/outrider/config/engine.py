@@ -98,10 +98,11 @@ def _seed(seed: object) -> int | None:
 def _override(given: object) -> Mapping[str, Any] | None:
     """The mapping that was given, or its JSON text."""
     if isinstance(given, str):
+        text = given
         try:
-            given = json.loads(given)
+            given = json.loads(text)
         except (ValueError, RecursionError):
-            raise ConfigError(f"override_generation_config is not JSON: {given[:80]!r}") from None
+            raise ConfigError(f"override_generation_config is not JSON: {text[:80]!r}") from None
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"override_generation_config must be a mapping, not {type(given).__name__}")
     return given

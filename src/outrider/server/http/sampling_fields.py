@@ -98,7 +98,7 @@ def chat_params(body: ChatRequest, rules: SamplingRules, **more: Any) -> Samplin
     limits = {v for v in (body.max_tokens, body.max_completion_tokens) if v is not None}
     if len(limits) > 1:
         raise bad("max_tokens and max_completion_tokens differ; give one", "max_tokens")
-    most = limits.pop() if limits else rules.defaults.values.get("max_tokens")
+    most: float | None = limits.pop() if limits else rules.defaults.values.get("max_tokens")
     if most == 0:
         raise bad("max_completion_tokens must be at least 1", "max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
@@ -108,9 +108,9 @@ def chat_params(body: ChatRequest, rules: SamplingRules, **more: Any) -> Samplin
     return sampling_params(body, rules, max_tokens=_limit(most), logprobs=logprobs, **more)
 
 
-def _limit(most: int | None) -> int | None:
+def _limit(most: float | None) -> int | None:
     """`max_tokens` of SamplingParams; -1 is no limit."""
-    return None if most is None or most < 0 else max(1, most)
+    return None if most is None or most < 0 else max(1, int(most))
 
 
 def _bounded(name: str, value: int | None, most: int) -> None:
