@@ -128,7 +128,8 @@ class Service:
                 self._maker.samples(f"{name}-{number}", prompt, params, seed, namespace=space, **fields)
             )
         for warning in warnings:
-            logger.info("%s: %s", name, warning)
+            if warning != DOUBLE_BOS:  # that is logged once
+                logger.info("%s: %s", name, warning)
         return GenerationRequest(
             id=name, arrival=arrival, prompts=made, stream=stream, warnings=tuple(warnings)
         )
