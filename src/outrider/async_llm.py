@@ -71,6 +71,7 @@ class AsyncLLM:
         engine = ServerEngine(pipeline, max_waiting=MAX_WAITING, memory_limit=memory_limit)
         self._engine: ServerEngine | None = engine
         self._maker = GenerationMaker(pipeline, engine.context)
+        self._defaults = pipeline.sampling
         conversations = Conversations(pipeline.source.chat_template, pipeline.tokenizer)
         self._conversations = conversations
         self._tokenizer = TransformersTokenizer(
@@ -101,7 +102,9 @@ class AsyncLLM:
         PromptError and ConfigError for a request that cannot be served, EngineFailed when the engine fails.
         """
         check_neutral("generate", neutral, ("prompt", "sampling_params", "request_id"))
-        engine, params = self._ready, SamplingParams() if sampling_params is None else sampling_params
+        engine, params = self._ready, sampling_params
+        if params is None:
+            params = self._defaults.params()
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"sampling_params must be a SamplingParams, not {type(params).__name__}")
         name = secrets.token_hex(8) if request_id is None else str(request_id)

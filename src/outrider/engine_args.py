@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import fields, make_dataclass
 from typing import Any
 
-from outrider.config.engine import _REFUSED_ENGINE, EngineConfig, parse_engine
+from outrider.config.engine import EngineConfig, parse_engine
 from outrider.config.speculative import OLD_SPECULATIVE_NAMES, SpeculativeConfig
+from outrider.config.unused import UNUSED_BY_ENGINE
 
 _TEXTS = ("model", "tokenizer", "revision", "quantization", "weights_cache", "engine", "speculative_model")
-FOREIGN_ARGUMENTS = tuple(_REFUSED_ENGINE)
+FOREIGN_ARGUMENTS = tuple(UNUSED_BY_ENGINE)
 _NAMES = (
     "model",
     "speculative_config",

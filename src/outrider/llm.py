@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from outrider.config.engine import parse_engine
 from outrider.config.speculative import SpeculativeConfig
+from outrider.config.unused import UNUSED_IN_CALLS
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.sampling.params import SamplingParams
@@ -37,8 +38,8 @@ class LLM:
     speculative_config: `{"method": …, "model": …, "num_speculative_tokens": …}` with the method
         "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
     arguments: engine, tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization,
-        weights_cache, and vLLM's others where they change nothing; see
-        `outrider.config.engine.EngineConfig`.
+        weights_cache, generation_config, override_generation_config, and vLLM's others where they change
+        nothing; see `outrider.config.engine.EngineConfig`.
 
     Raises ConfigError for an argument that is unknown (naming the right one, or the nearest) or cannot be
     honoured, and ModelError for a model that cannot be used or does not fit in memory. Not for several
@@ -97,6 +98,11 @@ class LLM:
         """The model's tokenizer, with the calls of transformers' tokenizers."""
         return self._tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a call without any: those that the model recommends or that `generation_config`
+        and `override_generation_config` say, else SamplingParams()."""
+        return self._pipeline.sampling.params()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -111,7 +117,7 @@ class LLM:
         prompts: a text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
             Drafts are looked up in the prompt's own text and in recent outputs; with the further key
             "cache_salt", in those of the same salt only.
-        sampling_params: one for all, or one for each prompt; None means SamplingParams().
+        sampling_params: one for all, or one for each prompt; None means `get_default_sampling_params()`.
         use_tqdm: show a bar on stderr; or a function that makes one, called as tqdm is.
         prompt_token_ids: vLLM's older way to give token ids.
         neutral: lora_request, priority, … of vLLM, where they change nothing.
@@ -122,7 +128,7 @@ class LLM:
         """
         check_neutral("generate", neutral, ("prompts", "sampling_params", "use_tqdm", "prompt_token_ids"))
         batch = prompt_list(prompts, prompt_token_ids)
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         runs = self._runs(batch, params_list(params, len(batch)))
         bar = use_tqdm if callable(use_tqdm) else tqdm
         with bar(total=len(runs), disable=not use_tqdm, desc="prompts", unit="prompt") as shown:
@@ -198,7 +204,7 @@ class LLM:
         The last chunk of the last list has the whole output. Leaving the iterator early frees the caches.
         """
         check_neutral("stream", unknown, ("prompt", "sampling_params", "cancelled"))
-        (run,) = self._runs([prompt], [sampling_params or SamplingParams()])
+        (run,) = self._runs([prompt], [sampling_params or self.get_default_sampling_params()])
         for events in self._events([run], cancelled=cancelled):
             chunks = [run.chunk(e) for e in events]
             if run.output.finished:
@@ -279,16 +285,7 @@ _CHAT = (
     *("messages", "sampling_params", "use_tqdm", "chat_template", "chat_template_content_format"),
     *("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"),
 )
-# Arguments of vLLM's calls that are not supported, and why: they are accepted when they ask for nothing.
-_NEUTRAL = {
-    "lora_request": "adapters are not built; merge them into the model",
-    "prompt_adapter_request": "adapters are not built; merge them into the model",
-    "guided_options_request": "give the form to SamplingParams: json_schema, regex, choice or grammar",
-    "mm_processor_kwargs": _TEXT_ONLY,
-    "tokenization_kwargs": "give token ids, or truncate_prompt_tokens to SamplingParams",
-    "trace_headers": "there is no tracing",
-}
-_IGNORED = ("priority", "data_parallel_rank", "session_id")  # how fast a request is served
+_IGNORED = ("trace_headers", "data_parallel_rank", "session_id")  # of vLLM: they change no text
 
 
 def check_neutral(where: str, given: Mapping[str, object], known: Sequence[str]) -> None:
@@ -296,7 +293,8 @@ def check_neutral(where: str, given: Mapping[str, object], known: Sequence[str])
     for name, value in given.items():
         if name in _IGNORED:
             continue
-        if name not in _NEUTRAL:
+        if name not in UNUSED_IN_CALLS:
             raise ConfigError(f"{where}() has no argument {name!r}{nearest(name, known)}")
-        if value is not None and value not in ({}, [], False):
-            raise ConfigError(f"{where}: {name} is refused: {_NEUTRAL[name]}")
+        neutral, reason = UNUSED_IN_CALLS[name]
+        if not neutral(value):
+            raise ConfigError(f"{where}(): {name}={value!r} is refused: {reason}")
