@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         )
     document["settings"] = settings(
         params, choices, runs=args.runs, seeds=args.seeds, raw=args.raw, temperatures=temperatures
-    )
+    ) | {"command": args.command_line, "created": datetime.now(UTC).isoformat(timespec="seconds")}
     if args.plot is not None:
         _add_cost_curve(document, models[0], config.threads)
     _output(document, report.text, args.json)
