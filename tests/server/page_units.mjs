@@ -81,7 +81,7 @@ test("blocks and marks become elements", () => {
   assert.deepEqual(outline(rendered("# One\n\ntwo **three** *four* `five` ~~six~~")), [
     { div: [{ h4: ["One"] }] },
     { div: [{ p: ["two ", { strong: ["three"] }, " ", { em: ["four"] }, " ", { code: ["five"] }, " ", { s: ["six"] }] }] },
-  ].map((block) => ({ div: block.div })));
+  ]);
   assert.deepEqual(outline(rendered("- a\n- b\n  1. c")), [
     { div: [{ ul: [{ li: ["a"] }, { li: ["b", { ol: [{ li: ["c"] }] }] }] }] },
   ]);
@@ -126,7 +126,7 @@ test("links lead to http and https only", () => {
     "data:text/html,<script>alert(1)</script>",
     "vbscript:x",
     "file:///etc/passwd",
-    "blob:http://localhost/x",
+    "blob:null/x",
     "mailto:a@example.org",
     "//example.org/x",
     "/v1/models",
@@ -204,7 +204,7 @@ test("no text holds the page up", () => {
     pieces(text, "js");
     assert.ok(performance.now() - began < 10_000, unit); // of any sensible machine, with much to spare
   }
-  assert.equal(textOf(rendered("> ".repeat(5000) + "x")).includes("x"), true);
+  assert.equal(textOf(rendered(`${"> ".repeat(5000)}x`)).includes("x"), true); // nothing is lost in the depth
   const long = "*a* ".repeat(100_000);
   assert.equal(textOf(rendered(long)), long); // too long: as it is
 });

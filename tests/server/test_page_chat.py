@@ -195,6 +195,7 @@ def test_further_fields_that_are_none_are_not_sent(page: Page) -> None:
 
 
 def test_conversations_are_listed_renamed_and_deleted(page: Page) -> None:
+    page.marks(True)
     first = page.ask("one")
     assert titles(page) == ["one"]
     page("clear").click()

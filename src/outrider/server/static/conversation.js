@@ -153,7 +153,7 @@ export function readImport(text) {
   }
   let found = [raw];
   if (Array.isArray(raw?.conversations)) found = raw.conversations;
-  else if (Array.isArray(raw)) found = raw.every((part) => isObject(part) && "role" in part) ? [{ messages: raw }] : raw;
+  else if (Array.isArray(raw)) found = isObject(raw[0]) && "role" in raw[0] ? [{ messages: raw }] : raw;
   if (!found.length) throw new Error("The file holds no conversation.");
   if (found.length > MAX_IMPORT) throw new Error(`The file holds ${found.length} conversations; at most ${MAX_IMPORT} are read.`);
   return found.map((part, i) => {

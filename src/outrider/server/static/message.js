@@ -16,14 +16,14 @@ export class MessageView {
     this.isAnswer = message.role === "assistant";
     const who = WHO[message.role] ?? message.model ?? name;
     this.tokens = make("div", { className: "tokens" });
-    this.rendered = make("div", { className: "rendered", hidden: !this.isAnswer });
+    this.rendered = make("div", { className: "rendered" });
     this.note = make("p", { className: "note" }, message.note ?? "");
     this.buttons = make("div", { className: "actions", role: "group", ariaLabel: "Actions on this message" });
     if (this.isAnswer) {
       Object.assign(this.tokens, { tabIndex: 0, role: "group" });
       this.tokens.ariaLabel = "Answer; left and right arrow keys go through its tokens";
     }
-    this.body = make("div", { className: "body" }, this.rendered, this.tokens);
+    this.body = make("div", { className: "body" }, ...(this.isAnswer ? [this.rendered] : []), this.tokens);
     this.element = make(
       "article",
       { className: `message ${message.role === "assistant" ? "assistant" : message.role === "user" ? "user" : "other"}` },

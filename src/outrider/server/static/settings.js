@@ -33,7 +33,9 @@ export function setUp({ onKey, onChange, onShow }) {
       document.activeElement.blur();
     });
   }
-  for (const name of Object.keys(DEFAULTS)) field(name).addEventListener("input", () => take(name));
+  for (const name of Object.keys(DEFAULTS)) {
+    for (const kind of ["input", "change"]) field(name).addEventListener(kind, () => take(name));
+  }
   byId("defaults").addEventListener("click", () => {
     put(DEFAULTS);
     remember();
@@ -41,6 +43,7 @@ export function setUp({ onKey, onChange, onShow }) {
 }
 
 function take(name) {
+  if (now[name] === field(name).value) return;
   now[name] = field(name).value;
   check();
   remember();
