@@ -309,7 +309,9 @@ def test_markup_stays_text(chromium: Page, roomy_file: Path) -> None:
         answer = page.ask(HTML)
         assert HTML in answer
         assert HTML in page.all(".user .tokens")[0].text + " "
-        assert "<img src=x onerror=boom()><script>boom()</script>& " in page.all(".assistant .rendered")[0].text
+        assert (
+            "<img src=x onerror=boom()><script>boom()</script>& " in page.all(".assistant .rendered")[0].text
+        )
         page("tab-race").click()
         page("race-start").click()
         page.until(lambda: page.text("verdict-text") == "identical: yes", 60)

@@ -212,6 +212,7 @@ def test_marks_can_be_turned_off(page: Page) -> None:
           const s = getComputedStyle(e); return s.textDecorationLine + " " + s.backgroundColor })"""
         return set(page.js(script))
 
+    page.set("max-tokens", "60")
     page.ask("again and again and again")
     assert not page("legend").is_displayed()
     assert marks() == {"none rgba(0, 0, 0, 0)"}
@@ -251,37 +252,17 @@ def test_everything_has_a_name(page: Page, tmp_path: Path) -> None:
 
 def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
     page.ask("one")
-    page.js("document.activeElement.blur(); window.scrollTo(0, 0)")
-    seen: list[str] = []
+    page.js("document.querySelector('.skip').focus()")
+    seen = ["Go to the message box"]
     for _ in range(80):
         page.driver.switch_to.active_element.send_keys(Keys.TAB)
         at = page.js("const e = document.activeElement; return e.id || e.textContent.trim()")
-        if at in ("", *seen[:1]):
+        if at in ("", seen[0]):
             break
         seen.append(at)
-    wanted = [
-        "Go to the message box",
-        "list-toggle",
-        "drawer-toggle",
-        "theme",
-        "clear",
-        "one",
-        "tab-chat",
-        "marks",
-    ]
-    wanted += [
-        "title",
-        "export",
-        "delete",
-        "log",
-        "Copy",
-        "Edit",
-        "Regenerate",
-        "prompt",
-        "send",
-        "temperature",
-        "key",
-    ]
+    wanted = ["Go to the message box", "list-toggle", "drawer-toggle", "theme", "clear", "one", "tab-chat"]
+    wanted += ["marks", "title", "export", "delete", "log", "Copy", "Edit", "Regenerate", "prompt", "send"]
+    wanted += ["temperature", "key"]
     missing = [name for name in wanted if name not in seen]
     assert not missing, seen
     order = [seen.index(name) for name in wanted]

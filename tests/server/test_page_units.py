@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,3 +28,14 @@ def test_scripts_in_node(tmp_path: Path) -> None:
     )
     assert found.returncode == 0, found.stdout + found.stderr
     assert "pass 0" not in found.stdout
+
+
+def test_the_vendored_library_is_the_published_one() -> None:
+    folder = STATIC / "vendor"
+    about = (folder / "LICENSE.txt").read_text("utf-8")
+    digest = hashlib.sha256((folder / "markdown-it.min.js").read_bytes()).hexdigest()
+    assert f"SHA-256: {digest}" in about
+    version = re.search(r"of markdown-it (\d+\.\d+\.\d+), unchanged", about)
+    assert version is not None
+    documents = Path(__file__).resolve().parents[2] / "docs" / "dependencies.md"
+    assert f"markdown-it {version[1]} " in documents.read_text("utf-8")
