@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,10 @@ def import_file(page: Page, tmp_path: Path) -> Callable[[Any], None]:
         page("import-file").send_keys(str(place))
 
     return call
+
+
+def _shows(page: Page, words: str) -> bool:
+    return words in page.text("failure-text")
 
 
 def talk(*texts: str, **more: Any) -> dict[str, Any]:
@@ -177,11 +182,12 @@ def test_every_setting_reaches_the_server(page: Page, bodies: list[dict[str, Any
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a"},
     ]
-    for name, value in {
+    wanted: dict[str, Any] = {
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "max_tokens": 5},
         **{"stop": ["END", "\n\n"], "repetition_penalty": 1.25},
         "speculative": {"method": "ngram", "num_speculative_tokens": 3},
-    }.items():
+    }
+    for name, value in wanted.items():
         assert body[name] == value, name
 
 
@@ -302,13 +308,14 @@ def test_export_and_import(page: Page, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_none_is_refused(page: Page, import_file: Callable[[Any], None]) -> None:
-    for document, words in (
-        ("nonsense", "not JSON"),
-        ({"messages": [{"role": "king"}]}, "needs a role"),
-        ([], "no conversation"),
-    ):
+    refused: dict[str, Any] = {
+        "not JSON": "nonsense",
+        "needs a role": {"messages": [{"role": "king"}]},
+        "no conversation": [],
+    }
+    for words, document in refused.items():
         import_file(document)
-        page.until(lambda words=words: words in page.text("failure-text"))
+        page.until(partial(_shows, page, words))
         assert titles(page) == []
 
 
@@ -505,7 +512,7 @@ def test_hostile_text_is_never_live(
 ) -> None:
     page.marks(marks)
     page.complaints()
-    hostile = {
+    hostile: dict[str, Any] = {
         "role": "assistant",
         "content": HOSTILE,
         "reasoning": HOSTILE,

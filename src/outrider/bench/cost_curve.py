@@ -117,7 +117,6 @@ def measure(
         },
         "model": model.source.display_name,
         "context": context,
-        "rounds": rounds,
         "cost_curve_ms": {str(n): statistics.median(t) for n, t in times.items()},
         "weights_bytes": model.weights_bytes,
         "read_gb_per_s": bandwidth,

@@ -199,7 +199,8 @@ def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: in
 
     if isinstance(target, NativeModel) and target.max_positions > max(curve.WIDTHS):
         context = min(curve.CONTEXT, target.max_positions - max(curve.WIDTHS))
-        document["cost_curve"] = curve.measure(target, threads=threads, context=context, rounds=PLOT_ROUNDS)
+        measured = curve.measure(target, threads=threads, context=context, rounds=PLOT_ROUNDS)
+        document["cost_curve"] = measured | {"rounds": PLOT_ROUNDS}
 
 
 def cost_curve(args: argparse.Namespace) -> int:
