@@ -18,6 +18,7 @@ exception is a bug and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -65,6 +66,17 @@ class DownloadError(ModelError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean X?)` for the known name closest to `name`, or an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """Return ` (did you mean X?)` for the known name that `name` is close to, or an empty string. Close is a
+    name with few letters changed, or the only one that has the words of `name` at its beginning or end."""
+    names = list(known)
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.7) or _with_words(name, names)
     return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _with_words(name: str, known: list[str]) -> list[str]:
+    """The known name that begins or ends with the words of `name`, if it is the only one."""
+    words = re.split(r"[-_.]", name[:80].lower())
+    parts = {other: re.split(r"[-_.]", other.lower()) for other in known}
+    size = len(words)
+    found = [other for other, own in parts.items() if words in (own[:size], own[-size:])]
+    return found if len(found) == 1 else []

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from outrider.config.engine import parse_engine
 from outrider.config.speculative import SpeculativeConfig
+from outrider.config.unused import UNUSED_IN_CALLS
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.request import Request
@@ -38,8 +39,8 @@ class LLM:
     speculative_config: `{"method": …, "model": …, "num_speculative_tokens": …}` with the method
         "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
     arguments: engine, tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization,
-        weights_cache, and vLLM's others where they change nothing; see
-        `outrider.config.engine.EngineConfig`.
+        weights_cache, generation_config, override_generation_config, and vLLM's others where they change
+        nothing; see `outrider.config.engine.EngineConfig`.
 
     Raises ConfigError for an argument that is unknown (naming the nearest) or cannot be honoured, and
     ModelError for a model that cannot be used or does not fit in memory. Not for several threads at once.
@@ -75,6 +76,11 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._pipeline.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a call without any: those that the model recommends or that `generation_config`
+        and `override_generation_config` say, else SamplingParams()."""
+        return self._pipeline.sampling.params()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -88,7 +94,7 @@ class LLM:
         prompts: a text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
             Drafts are looked up in the prompt's own text and in recent outputs; with the further key
             "cache_salt", in those of the same salt only.
-        sampling_params: one for all, or one for each prompt; None means SamplingParams().
+        sampling_params: one for all, or one for each prompt; None means `get_default_sampling_params()`.
 
         With a seed, or at temperature 0, a prompt's output does not depend on the other prompts, on their
         number, or on speculation. Raises PromptError before anything runs when a prompt is empty, too
@@ -96,7 +102,7 @@ class LLM:
         """
         _refuse(unknown, "generate", ("prompts", "sampling_params", "use_tqdm"))
         batch = _prompt_list(prompts)
-        runs = self._runs(batch, _params_list(sampling_params, len(batch)))
+        runs = self._runs(batch, self._params_list(sampling_params, len(batch)))
         with tqdm(total=len(runs), disable=not use_tqdm, desc="prompts", unit="prompt") as bar:
             for _ in self._events(runs, on_done=lambda _: bar.update()):
                 pass
@@ -143,7 +149,7 @@ class LLM:
         The last chunk of the last list has the whole output. Leaving the iterator early frees the caches.
         """
         _refuse(unknown, "stream", ("prompt", "sampling_params", "cancelled"))
-        (run,) = self._runs([prompt], [sampling_params or SamplingParams()])
+        (run,) = self._runs([prompt], [sampling_params or self.get_default_sampling_params()])
         for events in self._events([run], cancelled=cancelled):
             chunks = [run.chunk(e) for e in events]
             if run.output.finished:
@@ -181,6 +187,9 @@ class LLM:
                     yield events
         finally:
             runner.close()
+
+    def _params_list(self, params: Params, count: int) -> list[SamplingParams]:
+        return _params_list(self.get_default_sampling_params() if params is None else params, count)
 
     def _runs(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[_Run]:
         return [self._run(p, s) for p, s in zip(prompts, params, strict=True)]
@@ -288,9 +297,7 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(several)
 
 
-def _params_list(params: Params, count: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * count
+def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
@@ -314,5 +321,11 @@ def _token_ids(ids: object) -> list[int]:
 
 
 def _refuse(unknown: Mapping[str, object], where: str, known: Sequence[str]) -> None:
-    for name in unknown:
+    """Raise ConfigError for arguments that are not known, except vLLM's with a value that changes nothing."""
+    for name, value in unknown.items():
+        if name in UNUSED_IN_CALLS:
+            neutral, reason = UNUSED_IN_CALLS[name]
+            if neutral(value):
+                continue
+            raise ConfigError(f"{where}(): {name}={value!r} is refused: {reason}")
         raise ConfigError(f"{where}() has no argument {name!r}{nearest(name, known)}")

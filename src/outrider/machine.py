@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -24,3 +25,8 @@ def cpu_name(info: Path = _CPUINFO) -> str:
     if family and model and not any(char.isdigit() for char in name):
         name += f" (family {family}, model {model})"
     return name
+
+
+def available_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

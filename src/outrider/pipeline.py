@@ -6,12 +6,13 @@ What can be refused is refused before a weight is loaded: the files, the vocabul
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,6 +32,7 @@ from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.runner import Runner, WholeEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError, nearest
+from outrider.machine import available_processors
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
@@ -38,9 +40,12 @@ from outrider.models.sources.references import parse_reference, resolve
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.models.text.vocabulary import ensure_compatible
 from outrider.policy.cost_model import CostModel
+from outrider.sampling_defaults import SamplingDefaults, sampling_defaults
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
+
+logger = logging.getLogger(__name__)
 
 PLANNED_POSITIONS = 4096  # context counted before loading when max_model_len is not given
 
@@ -122,6 +127,7 @@ class BasePipeline(ABC):
 
     draft:   the draft model's description, or None.
     context: most positions of a sequence, in tokens.
+    sampling: of requests that do not say how to sample.
     """
 
     config: EngineConfig
@@ -131,6 +137,7 @@ class BasePipeline(ABC):
     tokenizer: Tokenizer
     context: int
     engine: StepEngine | WholeEngine
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults, kw_only=True)
 
     @property
     def vocab_size(self) -> int:
@@ -208,11 +215,14 @@ def open_pipeline(config: EngineConfig, *, progress: bool = True) -> BasePipelin
     if isinstance(backend, StepBackend):
         return build(config, progress=progress)
     source = _open_target(config, progress)
+    sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
     context = _context(config, source)
     engine = backend.build(config, source, context)
     context = min(context, engine.max_positions)
-    return WholePipeline(config, config.speculative, source, None, tokenizer, context, engine)
+    return WholePipeline(
+        config, config.speculative, source, None, tokenizer, context, engine, sampling=sampling
+    )
 
 
 def build(
@@ -253,6 +263,7 @@ def build_all(
     """
     backend = _step_backend(config)
     source = _open_target(config, progress)
+    sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
     lookups = [make_lookup(choice) for choice in choices]
     opened = ((choice, _open_draft(choice, source, tokenizer, progress)) for choice in choices)
@@ -263,9 +274,10 @@ def build_all(
     rows = backend.rows() if loader is None else None
     costs = costs or (backend.costs() if loader is None else guessed_costs)
     loader = loader or backend.loader(config)
-    target = loader(source, config.threads)
+    threads = _threads(config)
+    target = loader(source, threads)
     engine = CachedStepEngine(wrap(target))
-    loaded = {_key(s): loader(s, config.threads) for s in _distinct(drafts)}
+    loaded = {_key(s): loader(s, threads) for s in _distinct(drafts)}
     wrapped = {key: wrap(model) for key, model in loaded.items()}
     pipelines = []
     for choice, lookup in zip(choices, lookups, strict=True):
@@ -280,7 +292,10 @@ def build_all(
             )
         drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup, clock)
         pipelines.append(
-            Pipeline(config, choice, source, described, tokenizer, context, engine, drafting, rows, clock)
+            Pipeline(
+                *(config, choice, source, described, tokenizer, context, engine, drafting, rows, clock),
+                sampling=sampling,
+            )
         )
     return pipelines
 
@@ -293,7 +308,7 @@ def load_target(
     source = _open_target(config, progress)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
     _check_memory(config, context, [source])
-    return (loader or backend.loader(config))(source, config.threads)
+    return (loader or backend.loader(config))(source, _threads(config))
 
 
 def _backend(config: EngineConfig) -> StepBackend | WholeBackend:
@@ -315,9 +330,22 @@ def _step_backend(config: EngineConfig) -> StepBackend:
 
 
 def _context(config: EngineConfig, source: ModelSource) -> int:
-    """Most positions of a sequence: the model's limit, or the configured one."""
+    """Most positions of a sequence: the model's limit, or the configured one if it is lower."""
     most = source.architecture.max_positions
+    if config.max_model_len is not None and config.max_model_len > most:
+        logger.warning(
+            "a context of %d tokens is more than the model's: it is lowered to %d", config.max_model_len, most
+        )
     return min(most, config.max_model_len or most)
+
+
+def _threads(config: EngineConfig) -> int | None:
+    """Threads of the engine: as many as configured, but no more than there are processors."""
+    most = available_processors()
+    if config.threads is None or config.threads <= most:
+        return config.threads
+    logger.warning("%d threads are more than the %d processors: lowered to %d", config.threads, most, most)
+    return most
 
 
 def _open_target(config: EngineConfig, progress: bool) -> ModelSource:

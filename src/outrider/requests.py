@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ from outrider.models.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from outrider.grammar import Grammars
 
+logger = logging.getLogger(__name__)
+
+DOUBLE_BOS = "the prompt begins with two BOS tokens; leave the BOS text out of it, or add no special tokens"
+
 
 class RequestMaker:
     """Makes the requests of one model.
@@ -27,6 +32,7 @@ class RequestMaker:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_context: int) -> None:
         self._tokenizer, self._vocab_size, self._max_context = tokenizer, vocab_size, max_context
+        self._warned = False
 
     @functools.cached_property
     def _grammars(self) -> Grammars:
@@ -35,11 +41,20 @@ class RequestMaker:
         return Grammars(self._tokenizer, self._vocab_size)
 
     def prompt(self, ids: Sequence[int], params: SamplingParams) -> list[int]:
-        """The prompt as far as `truncate_prompt_tokens` leaves it."""
+        """The prompt as far as `truncate_prompt_tokens` leaves it. -1 leaves room for `max_tokens` of output,
+        as far as there is any beside one token of the prompt."""
+        if self.doubles_bos(ids) and not self._warned:
+            self._warned = True
+            logger.warning("%s", DOUBLE_BOS)
         most = params.truncate_prompt_tokens
         if most is None:
             return list(ids)
-        return list(ids)[-(most if most > 0 else max(1, self._max_context - 1)) :]
+        room = self._max_context - (params.max_tokens or 1)
+        return list(ids)[-(most if most > 0 else max(1, room)) :]
+
+    def doubles_bos(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt begins with two BOS tokens: one of its own text, and the tokenizer's."""
+        return self._tokenizer.bos_id is not None and list(ids[:2]) == [self._tokenizer.bos_id] * 2
 
     def samples(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int, **fields: Any

@@ -163,13 +163,13 @@ def test_templates_that_fail_do_not_affect_other_requests(templated: Running) ->
         ({"logprobs": True, "top_logprobs": 30}, "top_logprobs", "from 0 to 20"),
         ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "does not read it"),
+        ({"reasoning_effort": "much"}, "reasoning_effort", "must be one of none, minimal, low"),
         ({"continue_final_message": True, "add_generation_prompt": True},
          "add_generation_prompt", "contradict"),
-        ({"functions": [{"name": "x"}]}, "functions", "use tools"),
+        ({"functions": [{"name": "x"}]}, "functions", 'functions=[{"name": "x"}] is refused: use tools'),
+        ({"function_call": {"name": "x"}}, "function_call", "use tool_choice"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction", "refused"),
         ({"modalities": ["text", "audio"]}, "modalities", "text only"),
-        ({"store": True}, "store", "nothing is kept"),
         ({"response_format": {"type": "json_schema", "json_schema": {"shema": {}}}},
          "response_format.json_schema.shema", "did you mean 'schema'"),
         ({"message": []}, "message", "did you mean 'messages'"),
@@ -183,6 +183,47 @@ def test_what_is_refused(server: Running, body: dict[str, Any], param: str | Non
     error = answer.json()["error"]
     assert message in error["message"]
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"store": True, "metadata": {"a": "b"}},
+        {"functions": [], "function_call": "none"},
+        {"reasoning_effort": "low"},
+        {"reasoning_effort": "none"},
+        {"max_tokens": -1, "stop_token_ids": list(range(320))},
+        {"max_completion_tokens": 8.0, "seed": -3.0},
+        {"stream_options": {"include_usage": False}},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+        {"messages": [{**HI[1], "cache_control": {"type": "ephemeral"}}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "fox", "cache_control": {"type": "ephemeral"}}],
+                }
+            ]
+        },
+    ],
+)
+def test_what_changes_nothing_is_accepted(server: Running, body: dict[str, Any]) -> None:
+    given = {"messages": HI, "max_tokens": 8, "seed": 1, **body}
+    if "max_completion_tokens" in body:
+        del given["max_tokens"]
+    answer = server.post("/v1/chat/completions", given)
+    assert answer.status_code == 200, answer.text
+
+
+def test_reasoning_effort_turns_thoughts_off(templated: Running) -> None:
+    thinks = (
+        "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}!{% endif %}"
+    )
+    body: dict[str, Any] = {"messages": [HI[1]], "chat_template": thinks}
+    for effort, text in ((None, "the fox"), ("none", "the fox!"), ("low", "the fox")):
+        assert prompt_of(templated, {**body, "reasoning_effort": effort}) == text
+    kept = {**body, "reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
+    assert prompt_of(templated, kept) == "the fox"
 
 
 def test_a_model_without_a_template_is_reported(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from outrider import LLM, SamplingParams
-from tests.server.http_support import MODEL, Running
+from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 PROMPT = "the quick brown fox"
 
@@ -286,7 +287,6 @@ def test_speculation_by_request(server: Running) -> None:
         ({"guided_choice": ["a" * 60_000, "b" * 60_000]}, "guided_choice", "at most 100000"),
         ({"suffix": "x"}, "suffix", "suffix is refused"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"max_tokens": 100000}, "max_tokens", "maximum context length is 4096"),
         ({"prompt": [5] * 4096}, "prompt", "maximum context length is 4096"),
         ({"logprobs": 21}, "logprobs", "from 0 to 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs", "from 0 to 20"),
@@ -313,8 +313,14 @@ def test_speculation_by_request(server: Running) -> None:
         ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
         ({"stream_options": {"usage": True}}, "stream_options.usage", "did you mean 'include_usage'"),
         ({"logits_processors": ["x"]}, "logits_processors", "no code of a request"),
-        ({"cache_prompt": False}, "cache_prompt", "cache_salt"),
-        ({"repeat_penalty": 1.1}, "repeat_penalty", "did you mean 'repetition_penalty'"),
+        ({"max_tokens": -2}, "max_tokens", "greater than or equal to -1"),
+        ({"seed": -(2**63) - 1}, "seed", "greater than or equal"),
+        ({"logit_bias": [["a"]]}, "logit_bias", 'pairs of a token and a bias; ["a"] is none'),
+        ({"logit_bias": [[True, 1]]}, "logit_bias", "by token id"),
+        ({"logit_bias": [[1, True]]}, "logit_bias", "a number or false, not true"),
+        ({"logit_bias": {"7": True}}, "logit_bias", "a number or false, not true"),
+        ({"mirostat": 2}, "mirostat", "mirostat=2 is refused"),
+        ({"n_predict": 3}, "n_predict", "n_predict and max_tokens differ"),
         ({"use_beam_search": True}, "use_beam_search", "no beam search"),
         ({"prompt": "\ud800"}, None, "surrogate"),
     ],
@@ -329,6 +335,104 @@ def test_what_is_refused(server: Running, body: dict[str, Any], param: str | Non
     assert message in error["message"]
     assert "\n" not in error["message"]
     assert error["param"] == param
+
+
+def test_the_names_of_llama_cpp(server: Running) -> None:
+    def text(**body: Any) -> str:
+        answer = server.post("/v1/completions", {"prompt": PROMPT, "seed": 3, **body})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    penalty = text(max_tokens=12, repetition_penalty=1.5)
+    assert text(n_predict=12, repeat_penalty=1.5, repeat_last_n=-1) == penalty != text(max_tokens=12)
+    ids = server.pipeline.tokenizer.encode(PROMPT, add_special=False)
+    banned = text(max_tokens=12, logit_bias=[[ids[0], False], [float(ids[1]), -100], ["dog", 5.5]])
+    assert banned == text(max_tokens=12, logit_bias=[["dog", 5.5], [ids[0], False], [ids[1], -100]])
+    assert banned != text(max_tokens=12)
+    assert text(max_tokens=12, cache_prompt=False) == text(max_tokens=12)
+    assert text(max_tokens=12, top_k=1, samplers=["penalties", "temperature"]) == text(max_tokens=12)
+
+
+def test_a_prompt_that_is_not_to_be_cached_finds_nothing(server: Running) -> None:
+    prompt = [7, *range(40, 139)]
+    for body, cached in (({}, 0), ({}, 96), ({"cache_prompt": False}, 0), ({"cache_prompt": True}, 96)):
+        answer = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, "seed": 1, **body})
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+def test_a_token_that_is_banned_is_not_written(server: Running) -> None:
+    params: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 1, "return_token_ids": True}
+
+    def token(**more: Any) -> int:
+        answer = server.post("/v1/completions", {**params, **more})
+        return int(answer.json()["choices"][0]["token_ids"][0])
+
+    first = token()
+    assert token(logit_bias=[[first, False]]) != first
+    assert token(logit_bias={str(first): False}) != first
+    assert token(logit_bias=[[first, 100]]) == first
+
+
+def test_negative_seeds_are_seeds(server: Running) -> None:
+    params: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+    texts = [complete(server, seed=seed, **params).choices[0].text for seed in (-2, 2**64 - 2, -2, -3)]
+    assert texts[0] == texts[1] == texts[2] != texts[3]
+    told = complete(server, seed=-2, outrider=True, **params).choices[0].outrider["seed"]
+    assert told == 2**64 - 2
+    assert LLM.from_pipeline(server.pipeline).generate(PROMPT, SamplingParams(seed=-2, **params))[0].outputs[
+        0
+    ].text == texts[0]  # fmt: skip
+
+
+def test_more_than_the_context_holds_ends_with_length(server: Running) -> None:
+    prompt = [5] * 4090
+    params: dict[str, Any] = {"prompt": prompt, "seed": 1, "ignore_eos": True}
+    found = complete(server, max_tokens=100_000, outrider=True, **params)
+    (choice,) = found.choices
+    assert (choice.finish_reason, found.usage.completion_tokens) == ("length", 6)
+    (warning,) = choice.outrider["warnings"]
+    assert warning == (
+        "max_tokens is 100000, and after the prompt's 4090 tokens the context of 4096 has room for 6: "
+        "the text ends there"
+    )
+    streamed = list(complete(server, max_tokens=7, stream=True, outrider=True, **params))
+    assert streamed[-1].choices[0].finish_reason == "length"
+    assert streamed[-1].outrider["warnings"][0].startswith("max_tokens is 7")
+    for fits in (6, -1):
+        exact = complete(server, max_tokens=fits, outrider=True, **params)
+        assert exact.usage.completion_tokens == 6
+        assert "warnings" not in exact.choices[0].outrider
+    llm = LLM.from_pipeline(server.pipeline)
+    own = llm.generate({"prompt_token_ids": prompt}, SamplingParams(seed=1, max_tokens=99, ignore_eos=True))
+    assert (own[0].outputs[0].text, own[0].outputs[0].finish_reason) == (choice.text, "length")
+
+
+def test_a_prompt_that_fills_the_context_has_a_code(server: Running) -> None:
+    for prompt in ([5] * 4096, [5] * 5000, "a" * 100_000):
+        error = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("most", [None, 1, 100])
+def test_a_truncated_prompt_leaves_room(server: Running, most: int | None) -> None:
+    body = {"prompt": [5] * 4200, "truncate_prompt_tokens": -1, "seed": 1, "ignore_eos": True}
+    usage = server.post("/v1/completions", {**body, "max_tokens": most}).json()["usage"]
+    wanted = 16 if most is None else most
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4096 - wanted, wanted)
+
+
+def test_two_bos_tokens_are_told(roomy_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(toy_pipeline(roomy_file)) as server:
+        bos = server.pipeline.tokenizer.bos_id
+        assert bos is not None
+        body = {"prompt": [bos, bos, 9], "max_tokens": 1, "outrider": True, "seed": 1}
+        for _ in range(2):
+            choice = server.post("/v1/completions", body).json()["choices"][0]
+            assert "two BOS tokens" in choice["outrider"]["warnings"][0]
+        once = server.post("/v1/completions", {**body, "prompt": [bos, 9]}).json()["choices"][0]
+        assert "warnings" not in once["outrider"]
+    warned = [r for r in caplog.records if r.levelname == "WARNING" and "two BOS" in r.getMessage()]
+    assert len(warned) == 1
 
 
 def test_fields_that_change_nothing_are_accepted(server: Running) -> None:

@@ -210,7 +210,10 @@ def test_engine_arguments_that_change_nothing_are_taken() -> None:
         gpu_memory_utilization=0.8,
         enforce_eager=True,
         disable_log_stats=False,
-        trust_remote_code=False,
+        trust_remote_code=True,
+        enable_prefix_caching=True,
+        max_num_batched_tokens=8192,
+        hf_overrides={},
         dtype="auto",
         max_num_seqs=2,
         max_model_len=128,
@@ -224,19 +227,32 @@ def test_engine_arguments_that_change_nothing_are_taken() -> None:
     assert parse_engine("t", max_model_len=-1).max_model_len is None
 
 
+def test_seeds_of_the_engine() -> None:
+    assert parse_engine("t", seed=-1).seed is None
+    assert parse_engine("t", seed=-2).seed == 2**64 - 2
+
+
+def test_no_hint_at_an_argument_that_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown argument 'cpu_ofload_gb'$"):
+        parse_engine("t", cpu_ofload_gb="x")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "one process"]),
-        ({"trust_remote_code": True}, ["trust_remote_code=True", "code"]),
+        ({"code_revision": "main"}, ["code_revision='main'", "code"]),
         ({"dtype": "bfloat16"}, ["dtype='bfloat16'", "file"]),
-        ({"enable_prefix_caching": True}, ["enable_prefix_caching"]),
+        ({"enable_lora": True}, ["enable_lora=True", "merge"]),
         ({"max_model_length": 5}, ["'max_model_length'", "did you mean 'max_model_len'"]),
         ({"speculative_modle": "d"}, ["did you mean 'speculative_model'"]),
         ({"max_model_len": 0}, ["max_model_len", "0"]),
         ({"max_num_seqs": 0}, ["max_num_seqs"]),
         ({"threads": -1}, ["threads", "-1"]),
-        ({"seed": -1}, ["seed", "-1"]),
+        ({"seed": -(2**63) - 1}, ["seed", "-2**63"]),
+        ({"override_generation_config": "{"}, ["override_generation_config", "not JSON"]),
+        ({"override_generation_config": "[]"}, ["override_generation_config", "mapping", "list"]),
+        ({"generation_config": 7}, ["generation_config", "7"]),
         ({"seed": 2**64}, ["seed"]),
         ({"seed": 1.5}, ["seed", "1.5"]),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.config.engine import parse_engine
+from outrider.engines.base import LanguageModel
 from outrider.errors import (
     ConfigError,
     InsufficientMemoryError,
@@ -17,7 +18,9 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.models.open import open_model
+from outrider.models.source import ModelSource
 from outrider.pipeline import build
+from tests.conftest import load_toy
 from tests.support.models import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("toy_engine")
@@ -206,6 +209,50 @@ def test_unknown_arguments_name_the_nearest(target_file: Path, llm: LLM) -> None
         llm.generate("a", sampling_param=GREEDY)
     with pytest.raises(ConfigError, match="did you mean 'messages'"):
         llm.chat([], message=1)
+
+
+def test_arguments_of_vllms_calls_that_change_nothing(llm: LLM) -> None:
+    plain = _ids(llm, "the fox", GREEDY)
+    neutral: dict[str, Any] = {"lora_request": None, "priority": [0], "mm_processor_kwargs": {}}
+    (found,) = llm.generate("the fox", GREEDY, tokenization_kwargs=None, **neutral)
+    assert found.outputs[0].token_ids == plain[0]
+    with pytest.raises(ConfigError, match=r"lora_request=.* is refused: adapters"):
+        llm.generate("a", GREEDY, lora_request=object())
+    with pytest.raises(ConfigError, match="priority"):
+        llm.generate("a", GREEDY, priority=[1])
+
+
+@pytest.mark.parametrize("length", [256, 257, 99_999])
+def test_a_context_beyond_the_models_is_lowered_with_one_warning(
+    target_file: Path, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(target_file, max_model_len=length)
+    found = llm.generate("the fox", SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))[0]
+    assert len(found.prompt_token_ids) + len(found.outputs[0].token_ids) == 256
+    told = [r.getMessage() for r in caplog.records]
+    assert told == ([] if length == 256 else [
+        f"a context of {length} tokens is more than the model's: it is lowered to 256"
+    ])  # fmt: skip
+
+
+def test_threads_beyond_the_processors_are_lowered_with_one_warning(
+    target_file: Path, draft_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int | None] = []
+
+    def load(source: ModelSource, threads: int | None) -> LanguageModel:
+        used.append(threads)
+        return load_toy(source, threads)
+
+    monkeypatch.setattr("outrider.pipeline.load_native", load)
+    monkeypatch.setattr("outrider.pipeline.available_processors", lambda: 2)
+    for threads in (None, 1, 2):
+        LLM(target_file, threads=threads)
+    assert not caplog.records
+    LLM(target_file, speculative_model=str(draft_file), threads=64)
+    assert used == [None, 1, 2, 2, 2]
+    (record,) = caplog.records
+    assert record.getMessage() == "64 threads are more than the 2 processors: lowered to 2"
 
 
 def test_a_draft_of_another_vocabulary_is_refused(target_file: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import ssl
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from outrider.cli import foreign, options
@@ -19,6 +20,18 @@ Serve a model to OpenAI clients: chat and plain completions, streaming, tools, s
 Flags have vLLM's names and llama-server's. Without --api-key anybody who reaches the port may use it."""
 _LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _default = "default: %(default)s"
+# Parameters of SamplingParams: their flags, type, and help.
+SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], float], str, str]] = {
+    "temperature": (("--temp", "--temperature"), number, "T", "0 takes the likeliest token"),
+    "top_k": (("--top-k",), integer, "K", "keep so many likeliest tokens; 0: all"),
+    "top_p": (("--top-p",), number, "P", "keep the likeliest tokens of this probability together"),
+    "min_p": (("--min-p",), number, "P", "drop tokens less likely than this share of the likeliest"),
+    "repetition_penalty": (
+        ("--repeat-penalty", "--repetition-penalty"), number, "X", "on tokens of prompt and output; 1: none"),
+    "presence_penalty": (("--presence-penalty",), number, "X", "on tokens of the output"),
+    "frequency_penalty": (("--frequency-penalty",), number, "X", "the same, by their number"),
+    "max_tokens": (("-n", "--predict", "--n-predict"), integer, "N", "most tokens; -1: to the context's end"),
+}  # fmt: skip
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -36,6 +49,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     _add_address(parser)
     _add_keys(parser)
     _add_chat(parser)
+    _add_sampling(parser)
     _add_limits(parser)
     foreign.add_foreign(parser)
     parser.set_defaults(run=run)
@@ -99,6 +113,35 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
         help="how the model writes tool calls: %(choices)s (default: as its template says)")  # fmt: skip
 
 
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "sampling of requests that do not say how", "default: what the model recommends, else vLLM's defaults"
+    ).add_argument
+    add("--generation-config", default="auto", metavar="FILE",
+        help="auto: the model's values (default); vllm: none; or a generation_config.json")  # fmt: skip
+    add("--override-generation-config", metavar="JSON",
+        help='single values, such as \'{"temperature": 0.7}\'; the flags below do the same')  # fmt: skip
+    for name, (flags, kind, metavar, text) in SAMPLING_FLAGS.items():
+        add(*flags, dest=f"default_{name}", type=kind, metavar=metavar, help=text)
+
+
+def _sampling_defaults(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of sampling, as `override_generation_config`. Raises ConfigError."""
+    import json
+
+    try:
+        found = json.loads(args.override_generation_config or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("--override-generation-config must be a JSON object")
+    flags = {name: getattr(args, f"default_{name}") for name in SAMPLING_FLAGS}
+    found.update({name: value for name, value in flags.items() if value is not None})
+    if flags["max_tokens"] == -1:
+        found["max_tokens"] = None
+    return found
+
+
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
     add("--max-body-bytes", type=_bytes, default="4M", metavar="SIZE", help=f"of a request ({_default})")
@@ -152,6 +195,7 @@ def run(args: argparse.Namespace) -> int:
         server = Server(create_app(pipeline, engine, settings), engine, settings, at)
         names = " with ".join(name for name in pipeline.models.values() if name)
         print(f"serving {names}, speculation {pipeline.speculative.method}", file=sys.stderr)
+        print(pipeline.sampling.line(), file=sys.stderr)
         server.run([place])
     return 0
 
@@ -177,6 +221,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         quantization=args.quantization,
         weights_cache=args.weights_cache,
         engine=args.engine,
+        generation_config=args.generation_config,
+        override_generation_config=_sampling_defaults(args),
         **foreign.engine_arguments(args),
     )
 

@@ -5,6 +5,7 @@ See `outrider.config.speculative` for the drafter's, and for how unsupported par
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,15 +13,14 @@ from typing import Any
 
 from outrider.config.quantization import check_quantization
 from outrider.config.speculative import (
-    IN_THE_FILE,
     OLD_SPECULATIVE_NAMES,
-    ONE_PROCESS,
     AutoConfig,
     SpeculativeConfig,
     parse_speculative,
 )
+from outrider.config.unused import UNUSED_BY_ENGINE
 from outrider.errors import ConfigError, nearest
-from outrider.value_checks import Neutral, anything, is_int, only, path_or_name, positive
+from outrider.value_checks import is_int, path_or_name, positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,9 @@ class EngineConfig:
                    target; None keeps them as stored.
     weights_cache: True or a folder keeps the packed weights on disk, so that the next start maps them; None
                    uses OUTRIDER_WEIGHTS_CACHE.
+    generation_config: the sampling defaults of requests: "auto" (or "model") takes those that the model
+                   recommends, "vllm" none, and anything else is a generation_config.json or its folder.
+    override_generation_config: sampling defaults in the place of these, as a mapping or JSON text.
     engine:        what runs the target: "native", or "auto" for the best there is. A name that
                    `pipeline.ENGINES` does not have is refused when the pipeline is built.
 
@@ -56,6 +59,8 @@ class EngineConfig:
     quantization: str | None = None
     weights_cache: bool | str | os.PathLike[str] | None = None
     engine: str = "auto"
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         path_or_name("model", self.model)
@@ -74,47 +79,33 @@ class EngineConfig:
                     f"weights_cache must be True, False or a folder, not {self.weights_cache!r}"
                 )
             path_or_name("weights_cache", os.fspath(self.weights_cache))
-        if self.seed is not None and not (is_int(self.seed) and 0 <= self.seed < 2**64):
-            raise ConfigError(f"seed must be an integer from 0 to 2**64 - 1, not {self.seed!r}")
+        object.__setattr__(self, "seed", _seed(self.seed))
+        if isinstance(self.generation_config, os.PathLike):
+            object.__setattr__(self, "generation_config", os.fspath(self.generation_config))
+        path_or_name("generation_config", self.generation_config)
+        object.__setattr__(self, "override_generation_config", _override(self.override_generation_config))
 
 
-_GPU = "it is a setting of GPU engines"
-_SPEED = "it is not built; leave it out"
+def _seed(seed: object) -> int | None:
+    """A seed of 64 bits, signed or not, as an unsigned one; None for -1, which is a random one."""
+    if seed is None or (is_int(seed) and seed == -1):
+        return None
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
+        raise ConfigError(f"seed must be an integer from -2**63 to 2**64 - 1, not {seed!r}")
+    return seed % 2**64
 
-# Arguments of vLLM's LLM that are not supported: the values that change nothing, and why others are refused.
-_REFUSED_ENGINE: dict[str, tuple[Neutral, str]] = {
-    "runner": (only("auto", "generate"), "Outrider generates text only"),
-    "task": (only("auto", "generate"), "Outrider generates text only"),
-    "tokenizer_mode": (only("auto"), "the tokenizer is built from the model's own data"),
-    "skip_tokenizer_init": (only(False), "stop strings and text need the tokenizer"),
-    "trust_remote_code": (only(False), "no code of a model repository is ever run"),
-    "tensor_parallel_size": (only(1), ONE_PROCESS),
-    "pipeline_parallel_size": (only(1), ONE_PROCESS),
-    "data_parallel_size": (only(1), ONE_PROCESS),
-    "dtype": (only("auto"), IN_THE_FILE),
-    "load_format": (only("auto"), "the format is read from the file"),
-    "kv_cache_dtype": (only("auto"), "the engine chooses how keys and values are stored"),
-    "tokenizer_revision": (only(), "give `tokenizer` a reference that says it"),
-    "code_revision": (only(), "no code of a model repository is ever run"),
-    "hf_overrides": (only(), "change the model's own configuration file"),
-    "chat_template": (only(), "give it to chat() or change the model's own"),
-    "gpu_memory_utilization": (anything, ""),
-    "swap_space": (anything, ""),
-    "enforce_eager": (anything, ""),
-    "disable_log_stats": (anything, ""),
-    "disable_custom_all_reduce": (anything, ""),
-    "enable_chunked_prefill": (anything, ""),
-    "max_num_batched_tokens": (only(), _SPEED),
-    "enable_prefix_caching": (only(False), _SPEED),
-    "block_size": (only(), "the engine chooses its blocks"),
-    "cpu_offload_gb": (only(0, 0.0), "the whole model is kept in memory"),
-    "device": (only("auto", "cpu"), "the native engine runs on the CPU"),
-    "distributed_executor_backend": (only(), ONE_PROCESS),
-    "compilation_config": (only(), _GPU),
-    "enable_lora": (only(False), "adapters are not built; merge them into the model"),
-    "max_logprobs": (only(), "log-probabilities are asked for in SamplingParams"),
-    "download_dir": (only(), "the cache folder is set by the environment; see the documentation of pull"),
-}
+
+def _override(given: object) -> Mapping[str, Any] | None:
+    """The mapping that was given, or its JSON text."""
+    if isinstance(given, str):
+        text = given
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"override_generation_config is not JSON: {text[:80]!r}") from None
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"override_generation_config must be a mapping, not {type(given).__name__}")
+    return given
 
 
 def parse_engine(
@@ -124,7 +115,7 @@ def parse_engine(
 ) -> EngineConfig:
     """Parse the arguments of `LLM(…)`. Raises ConfigError, which names the nearest name to an unknown one."""
     own = {f.name for f in fields(EngineConfig)} - {"model", "speculative"}
-    known = own | OLD_SPECULATIVE_NAMES.keys() | _REFUSED_ENGINE.keys() | {"model", "speculative_config"}
+    known = own | OLD_SPECULATIVE_NAMES.keys() | {"model", "speculative_config"}
     values: dict[str, Any] = {}
     old: dict[str, Any] = {}
     for name, value in arguments.items():
@@ -133,8 +124,8 @@ def parse_engine(
                 values[name] = value
         elif name in OLD_SPECULATIVE_NAMES:
             old[name] = value
-        elif name in _REFUSED_ENGINE:
-            neutral, reason = _REFUSED_ENGINE[name]
+        elif name in UNUSED_BY_ENGINE:
+            neutral, reason = UNUSED_BY_ENGINE[name]
             if not neutral(value):
                 raise ConfigError(f"{name}={value!r} is refused: {reason}")
         else:

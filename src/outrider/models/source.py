@@ -76,6 +76,7 @@ class ModelSource:
              each layer blk.N.{attn_norm, attn_q, …}.weight, some with a bias. Without output.weight
              [vocab, hidden] the output matrix is tied to token_embd.weight. Vectors are F32, F16 or BF16.
              rope_freqs.weight is left out, as the rotary frequencies of `architecture` include it.
+    recommended_sampling: values that the files recommend, under SamplingParams' names; not checked.
     quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
     """
 
@@ -87,6 +88,7 @@ class ModelSource:
     tokenizer: TokenizerData
     chat_template: str | None
     quantization: str | None = None
+    recommended_sampling: Mapping[str, object] = field(default_factory=dict)
 
     def fingerprint(self) -> list[str | int | None]:
         """Identifies these weights in caches: the file's absolute path, its size in bytes, the time of its

@@ -110,7 +110,6 @@ def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> No
             ["--speculative-draft-tensor-parallel-size", "one process"],
         ),
         ("-m x --dtype float16", ["dtype='float16'", "model file"]),
-        ("-m x --trust-remote-code", ["trust_remote_code", "no code"]),
         ("-m x --enable-lora", ["enable_lora", "merge"]),
         ("-m x --lora-modules a=b", ["--lora-modules", "merge"]),
         ("-m x --uds /tmp/s", ["--uds", "--host and --port"]),
@@ -118,8 +117,9 @@ def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> No
         ("-m x -ngl 99", ["-ngl", "CPU"]),
         ("-m x --draft-min 2", ["--draft-min", "--draft N"]),
         ("-m x -hf a/b", ["-hf", "hf:ORG/REPO"]),
-        ("-m x --temp 0", ["--temp", "each request"]),
-        ("-m x -n 10", ["-n", "max_tokens"]),
+        ("-m x --temp hot", ["--temp", "not a number"]),
+        ("-m x --override-generation-config []", ["--override-generation-config", "JSON object"]),
+        ("-m x --override-generation-config '{'", ["--override-generation-config", "JSON object"]),
         ("-m x --speculative-max-model-len 5", ["--speculative-config"]),
         ("-m x --embeddings", ["--embeddings", "generates text only"]),
         ("-m x -nocb", ["-nocb", "-np 1"]),
@@ -154,6 +154,36 @@ def test_what_is_refused(
     assert err.count("\n") == 1
     for word in words:
         assert word in err
+
+
+def test_sampling_defaults(
+    started: Started, target_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "g.json"
+    file.write_text('{"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}')
+    line = (
+        f"-m {target_file} --generation-config {file} --override-generation-config '{{\"top_k\": 30}}' "
+        "--temp 0.3 --top-p 0.8 --min-p 0.1 --repeat-penalty 1.2 --presence-penalty 0.5 "
+        "--frequency-penalty -0.5 -n 64"
+    )
+    assert serve(line) == 0
+    values = started[0]["pipeline"].sampling.values
+    assert values == {
+        "temperature": 0.3,
+        "top_p": 0.8,
+        "top_k": 30,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "max_tokens": 64,
+    }
+    told = capsys.readouterr().err
+    assert "sampling defaults: temperature 0.3, top_p 0.8, top_k 30" in told
+    assert serve(f"-m {target_file} --generation-config vllm -n -1") == 0
+    assert started[1]["pipeline"].sampling.values == {}
+    assert serve(f"-m {target_file} --generation-config {tmp_path} --port 0") == 2
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_bad_certificate_is_one_line(

@@ -55,7 +55,7 @@ BAD: list[dict[str, Any]] = [
     {"top_k": 0.5},
     {"min_p": -0.1},
     {"min_p": 1.1},
-    {"seed": -2},
+    {"seed": -(2**63) - 1},
     {"seed": 2**64},
     {"seed": 1.0},
     {"stop": ""},
@@ -135,6 +135,12 @@ def test_what_vllm_has_and_this_has_not_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(arguments))}=.* cannot be honoured: .*{reason}"):
         SamplingParams(**arguments)
+
+
+def test_negative_seeds_are_the_unsigned_ones_of_the_same_bits() -> None:
+    assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(seed=-2).seed == 2**64 - 2
+    assert SamplingParams(seed=-(2**63)).seed == 2**63
 
 
 def test_values_that_ask_for_nothing_are_let_through() -> None:

@@ -49,7 +49,8 @@ class SamplingParams:
     top_p:               keep the smallest set of likeliest tokens whose probability reaches top_p, (0, 1].
     top_k:               keep the k likeliest tokens (lowest ids on ties); 0 or -1 keeps all.
     min_p:               drop tokens less likely than min_p times the likeliest one, 0..1.
-    seed:                64-bit; None (or -1) for a random one.
+    seed:                64-bit, signed or not (a negative one becomes the unsigned number of the same bits);
+                         None (or -1) for a random one.
     stop:                strings that end the output; each may span tokens.
     stop_token_ids:      ids that end the output, besides the model's own EOS ids.
     include_stop_str_in_output: keep the stop string, or the stop token's text, in the output.
@@ -74,7 +75,7 @@ class SamplingParams:
     detokenize:          False returns token ids without text.
     skip_special_tokens: leave special tokens out of the text (applied by the detokenizer).
     spaces_between_special_tokens: no tokenizer here adds such spaces, so both values mean the same.
-    truncate_prompt_tokens: keep only the last so many prompt tokens; -1: as many as the context holds.
+    truncate_prompt_tokens: keep only the prompt's last tokens; -1: all that leave room for max_tokens.
 
     Raises ConfigError for an unknown keyword and for any value out of range.
     """
@@ -129,7 +130,7 @@ class SamplingParams:
         if self.seed == -1:
             self._set("seed", None)
         for name, low, high in (
-            ("seed", 0, 2**64 - 1),
+            ("seed", -(2**63), 2**64 - 1),
             ("max_tokens", 1, None),
             ("logprobs", -1, None),
             ("prompt_logprobs", -1, None),
@@ -137,6 +138,8 @@ class SamplingParams:
         ):
             if getattr(self, name) is not None:
                 self._check(name, integer, low, high)
+        if self.seed is not None:
+            self._set("seed", self.seed % 2**64)  # a negative one, as OpenAI allows, in two's complement
         self._check("stop", strings)
         self._set("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids or ()))
         self._check_tokens()

@@ -16,6 +16,7 @@ from outrider.engines.native import _core
 from outrider.engines.native.loading import add_weights
 from outrider.engines.native.store import packed_weights_cache
 from outrider.errors import ConfigError, UnsupportedModelError
+from outrider.machine import available_processors
 from outrider.models.source import ModelSource
 
 PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/types.h)
@@ -192,11 +193,6 @@ class NativeModel:
         with _length_errors_as_value_errors():
             logits = self._core.forward(_work(items), panels)
         return _split(logits, [len(item.rows) for item in items])
-
-
-def available_processors() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _core_cache(cache: Cache) -> _core.Cache:

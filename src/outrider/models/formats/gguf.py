@@ -25,6 +25,7 @@ from outrider.models.families import (
     shown,
 )
 from outrider.models.formats.dequantize import dequantize
+from outrider.models.formats.generation_config import gguf_sampling
 from outrider.models.formats.gguf_file import read_gguf
 from outrider.models.formats.gguf_metadata import Metadata
 from outrider.models.formats.gguf_tokenizer import read_tokenizer
@@ -75,6 +76,7 @@ def open_gguf(path: Path) -> ModelSource:
         tensors=tensors,
         tokenizer=read_tokenizer(metadata, architecture.vocab_size),
         chat_template=metadata.text("tokenizer.chat_template", None),
+        recommended_sampling=gguf_sampling(metadata),
     )
 
 

@@ -30,6 +30,7 @@ from outrider.models.families import (
     make_spec,
     shown,
 )
+from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import Section, read_section
 from outrider.models.formats.hf_tokenizer import read_tokenizer
 from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear, scale_llama3
@@ -79,6 +80,7 @@ def open_huggingface(folder: Path) -> ModelSource:
         tensors=tensors,
         tokenizer=tokenizer,
         chat_template=template,
+        recommended_sampling=huggingface_sampling(folder),
     )
 
 

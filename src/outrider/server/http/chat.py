@@ -32,7 +32,7 @@ async def chat_completions(service: Service, http: HttpRequest, body: ChatReques
 
 def parse(service: Service, arrival: Arrival, body: ChatRequest) -> GenerationRequest:
     """The inner request. Raises ApiError and OutriderError."""
-    params = sampling_fields.chat_params(body, service.settings.max_logprobs, **_tool_params(service, body))
+    params = sampling_fields.chat_params(body, service.sampling, **_tool_params(service, body))
     drafting = sampling_fields.draft_fields(body, service.pipeline)
     text = render(service.templates, _conversation(body))
     ids = service.encode(text, add_special=bool(body.add_special_tokens))

@@ -30,7 +30,7 @@ async def completions(service: Service, http: HttpRequest, body: CompletionReque
 
 def parse(service: Service, arrival: Arrival, body: CompletionRequest) -> GenerationRequest:
     """The inner request. Raises ApiError and OutriderError."""
-    params = sampling_fields.completion_params(body, service.settings.max_logprobs)
+    params = sampling_fields.completion_params(body, service.sampling)
     drafting = sampling_fields.draft_fields(body, service.pipeline)
     special = body.add_special_tokens is not False
     ids = [p if isinstance(p, list) else service.encode(p, add_special=special) for p in prompts(body.prompt)]

@@ -14,6 +14,7 @@ from outrider.server.http.errors import bad
 from outrider.server.http.protocol import Message, Tool
 
 _MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _RESERVED = {"messages", "tools", "add_generation_prompt", "documents", "chat_template"}
 
 
@@ -78,13 +79,13 @@ def _variables(conversation: Conversation, source: str) -> dict[str, Any]:
             )
     if conversation.documents is not None:
         variables["documents"] = conversation.documents
-    if conversation.reasoning_effort not in (None, "none"):
-        if "reasoning_effort" not in source:
-            raise bad(
-                "reasoning_effort is refused: the model's chat template does not read it",
-                "reasoning_effort",
-            )
-        variables["reasoning_effort"] = conversation.reasoning_effort
+    effort = conversation.reasoning_effort
+    if effort is not None and effort not in EFFORTS and "reasoning_effort" not in source:
+        raise bad(f"reasoning_effort must be one of {', '.join(EFFORTS)}", "reasoning_effort")
+    if effort is not None:  # a template that knows no thoughts reads neither
+        variables.setdefault("enable_thinking", effort != "none")
+        if effort != "none":
+            variables["reasoning_effort"] = effort
     return variables
 
 

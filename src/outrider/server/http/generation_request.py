@@ -31,12 +31,14 @@ class GenerationRequest:
     arrival: see there.
     prompts: for each prompt the engine's requests, one for each of its samples; neither is empty.
     stream:  send tokens as they are generated.
+    warnings: what the client may want to know of its request, one line each.
     """
 
     id: str
     arrival: Arrival
     prompts: Sequence[Sequence[Request]]
     stream: bool
+    warnings: Sequence[str] = ()
 
     @property
     def samples(self) -> list[Request]:

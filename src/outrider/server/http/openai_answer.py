@@ -122,7 +122,7 @@ class OpenAIAnswer(Answer):
     def _explained(
         self, sample: Sample, tokens: Sequence[TokenEvent], end: FinishEvent | None
     ) -> dict[str, Any]:
-        """Where tokens came from; at the end also the seed and the metrics."""
+        """Where tokens came from; at the end also the seed, the metrics, and warnings if there are any."""
         explained: dict[str, Any] = {
             "index": sample.index,
             "tokens": [self._origin(sample, token) for token in tokens],
@@ -130,6 +130,8 @@ class OpenAIAnswer(Answer):
         if end is not None:
             explained["seed"] = sample.request.seed
             explained["metrics"] = end.metrics.to_dict()
+            if self.request.warnings:
+                explained["warnings"] = list(self.request.warnings)
         return explained
 
     def _origin(self, sample: Sample, token: TokenEvent) -> dict[str, Any]:

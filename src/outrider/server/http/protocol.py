@@ -1,90 +1,72 @@
 """The bodies of requests: OpenAI's fields, vLLM's additions, and Outrider's own.
 
-An unknown field is refused, with the nearest known name. A field of OpenAI's or vLLM's that has no effect
-here is accepted when its value is the neutral one, and refused with a reason otherwise.
+An unknown field is refused, with the nearest known name. request_fields.py has the table of all fields that
+are known, of other servers too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from outrider.errors import nearest
-
-_ANYTHING = object()  # in a list of neutral values: every value is
-_Neutral: TypeAlias = tuple[tuple[object, ...], str]
-
-# Fields without effect: their neutral values, and why other values are refused.
-NEUTRAL: dict[str, _Neutral] = {
-    "user": ((_ANYTHING,), ""),
-    "metadata": ((_ANYTHING,), ""),
-    "service_tier": ((_ANYTHING,), ""),
-    "safety_identifier": ((_ANYTHING,), ""),
-    "prompt_cache_key": ((_ANYTHING,), ""),
-    "prompt_cache_retention": ((_ANYTHING,), ""),
-    "request_id": ((_ANYTHING,), ""),
-    "include_reasoning": ((_ANYTHING,), ""),
-    "cache_prompt": ((True,), "give a cache_salt of your own"),
-    "store": ((False,), "nothing is kept here; leave it out"),
-    "priority": ((0,), "requests are served in the order in which they come"),
-    "modalities": ((["text"],), "this server writes text only"),
-    "audio": ((), "this server writes text only"),
-    "prediction": ((), "use speculative: what the prompt holds is looked up anyway"),
-    "web_search_options": ((), "this server searches nothing"),
-    "verbosity": (("medium",), "say it in the prompt"),
-    "functions": ((), "use tools"),
-    "function_call": ((), "use tool_choice"),
-    "logits_processors": ((), "no code of a request is ever run; use logit_bias or a grammar"),
-    "use_beam_search": ((False,), "there is no beam search; n samples are independent"),
-    "length_penalty": ((1, 1.0), "there is no beam search; n samples are independent"),
-    "early_stopping": ((False,), "there is no beam search; n samples are independent"),
-    "guided_decoding_backend": (("auto", "guidance", "llguidance"), "llguidance is the only one here"),
-    "mm_processor_kwargs": ((), "this server reads text only"),
-    "kv_transfer_params": ((), "there is one server only"),
-    "vllm_xargs": ((), "there are no plug-ins to read them"),
-    "structural_tag": ((), "write it as a grammar"),
-}
+from outrider.server.http.request_fields import UNUSED, UNUSED_IN_TOOLS, Unused, refusal, shown, suggestions
+from outrider.server.http.request_translation import field_error, translated
 
 
 class Strict(BaseModel):
-    """A model without type conversion and without unknown fields."""
+    """A model without type conversion (but a whole float counts as an integer) and without unknown fields.
+
+    unused: fields without effect here.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    unused: ClassVar[Mapping[str, _Neutral]] = {}  # fields without effect
+    unused: ClassVar[Unused] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _only_known(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        kept = {}
-        for name, value in data.items():
-            if name in cls.model_fields:
-                kept[name] = value
-            elif name in cls.unused:
-                _refuse(name, value)
-            else:
-                hint = nearest(str(name), [*cls.model_fields, *cls.unused])
-                raise _complaint(str(name), f"unknown field {str(name)[:80]!r}{hint}")
-        return kept
+        return known_fields(cls, data) if isinstance(data, Mapping) else data
 
 
-def _refuse(name: str, value: object) -> None:
-    """Raise for a value that is not neutral."""
-    neutral, reason = NEUTRAL[name]
-    if value is None or _ANYTHING in neutral:
-        return
-    if not any(type(value) is type(n) and value == n for n in neutral):
-        raise _complaint(name, f"{name}={str(value)[:80]!r} is refused: {reason}")
+def known_fields(cls: type[Strict], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `data` that the model has. Raises PydanticCustomError for any other that would have an
+    effect."""
+    kept = {}
+    for name, value in data.items():
+        if name in cls.model_fields:
+            kept[name] = _whole(value) if name in _integer_fields(cls) else value
+        elif name in cls.unused:
+            if (reason := refusal(name, value, cls.unused)) is not None:
+                raise field_error(name, reason)
+        else:
+            hint = nearest(str(name), [*cls.model_fields, *(suggestions() if cls.unused is UNUSED else ())])
+            raise field_error(str(name), f"unknown field {str(name)[:80]!r}{hint}")
+    return kept
 
 
-def _complaint(field: str, message: str) -> PydanticCustomError:
-    """An error about one field of an object. The message is passed in the context, because pydantic formats
-    the template."""
-    return PydanticCustomError("field", "{message}", {"message": message, "field": field[:80]})
+@functools.cache
+def _integer_fields(cls: type[Strict]) -> frozenset[str]:
+    """The fields of a model that are integers, or hold them, and no floats."""
+    kinds = {name: _kinds(field.annotation) for name, field in cls.model_fields.items()}
+    return frozenset(name for name, found in kinds.items() if int in found and float not in found)
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _kinds(parts[0])
+    return set().union(*map(_kinds, parts)) if parts else {annotation}
+
+
+def _whole(value: Any, depth: int = 2) -> Any:
+    """16 for 16.0, which JSON schema counts as an integer; in lists and lists of lists too."""
+    if isinstance(value, list) and depth and any(type(part) in (float, list) for part in value):
+        return [_whole(part, depth - 1) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
 class StreamOptions(Strict):
@@ -116,7 +98,7 @@ class JsonSchema(Strict):
         for name in data if isinstance(data, Mapping) else ():
             if name not in known:
                 hint = nearest(str(name), known)
-                raise _complaint(str(name), f"unknown field {str(name)[:80]!r} in json_schema{hint}")
+                raise field_error(str(name), f"unknown field {str(name)[:80]!r} in json_schema{hint}")
         return data
 
 
@@ -133,7 +115,21 @@ class Sampling(Strict):
     """The fields that both generating paths share: those of SamplingParams under vLLM's names, and
     Outrider's."""
 
-    unused = NEUTRAL
+    unused = UNUSED
+    path: ClassVar[str] = ""  # where such requests are sent
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        found = translated(data, frozenset(cls.model_fields))
+        for other in (CompletionRequest, ChatRequest):
+            for name in [n for n in found if n in other.model_fields and n not in cls.model_fields]:
+                if (value := found.pop(name)) not in (None, [], {}):
+                    message = f"{name}={shown(value)} is refused: it is a field of {other.path}"
+                    raise field_error(name, message)
+        return known_fields(cls, found)
 
     model: str | None = Field(None, description="One of /v1/models; the first when left out.")
     n: int | None = Field(None, ge=1)
@@ -145,15 +141,17 @@ class Sampling(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
-    seed: int | None = Field(None, ge=-1, le=2**64 - 1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=-1, description="-1: to the end of the context.")
     min_tokens: int | None = Field(None, ge=0)
     prompt_logprobs: int | None = Field(None, ge=-1)
-    logit_bias: dict[str, float] | None = Field(None, description="By token id.")
+    logit_bias: dict[str, float | bool] | list[list[str | int | float | bool]] | None = Field(
+        None, description="By token id; or pairs of a token id or a text, and a bias; false bans a token."
+    )
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
@@ -182,6 +180,8 @@ class Sampling(Strict):
 
 
 class CompletionRequest(Sampling):
+    path = "/v1/completions"
+
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     echo: bool | None = None
     suffix: str | None = Field(None, description="Refused: nothing is written between two texts.")
@@ -189,6 +189,8 @@ class CompletionRequest(Sampling):
 
 
 class FunctionDefinition(Strict):
+    unused = UNUSED_IN_TOOLS
+
     name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -196,6 +198,8 @@ class FunctionDefinition(Strict):
 
 
 class Tool(Strict):
+    unused = UNUSED_IN_TOOLS
+
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -222,10 +226,12 @@ class Message(BaseModel):
 
 
 class ChatRequest(Sampling):
+    path = "/v1/chat/completions"
+
     messages: list[Message] = Field(min_length=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=-1)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

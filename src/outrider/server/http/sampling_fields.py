@@ -4,15 +4,20 @@ functions."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import nearest
 from outrider.pipeline import Pipeline
+from outrider.sampling_defaults import SamplingDefaults
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import ChatRequest, CompletionRequest, Sampling
+from outrider.server.http.request_fields import shown
 
+COMPLETION_TOKENS = 16  # without max_tokens, as in OpenAI's API and vLLM
+BAN = -1e9  # the bias of a token that is never to be written
 MAX_FORMAT_CHARS = 100_000  # of a schema, grammar, regex or list of choices, as JSON
 
 # Fields that SamplingParams has under the same name.
@@ -34,57 +39,78 @@ _GUIDED = {
 }
 
 
-def sampling_params(body: Sampling, *, max_logprobs: int, **more: Any) -> SamplingParams:
+@dataclass(frozen=True, slots=True)
+class SamplingRules:
+    """What a server adds to the sampling fields of a request.
+
+    max_logprobs: most log-probabilities at each position; -1 for no limit.
+    defaults:     of requests without such a field.
+    tokenize:     a text's token ids, without special tokens, for biases by text.
+    """
+
+    max_logprobs: int = 20
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    tokenize: Callable[[str], Sequence[int]] | None = None
+
+
+def sampling_params(body: Sampling, rules: SamplingRules, **more: Any) -> SamplingParams:
     """The SamplingParams of a request. `more` has precedence over its fields.
 
     Raises ApiError for fields that contradict each other, ConfigError for values out of range.
     """
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
-        given["logit_bias"] = _biases(body.logit_bias)
+        given["logit_bias"] = biases(body.logit_bias, rules.tokenize)
     if (shape := output_format(body)) is not None:
         given["structured_outputs"] = shape
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: samples are not ranked; draw n and rank them", "best_of")
-    _bounded("prompt_logprobs", body.prompt_logprobs, max_logprobs)
+    _bounded("prompt_logprobs", body.prompt_logprobs, rules.max_logprobs)
     if body.stream and body.prompt_logprobs is not None:
         raise bad("prompt_logprobs are not streamed: leave stream or prompt_logprobs out", "prompt_logprobs")
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options is not None and not body.stream and any(body.stream_options.model_dump().values()):
         raise bad("stream_options needs stream", "stream_options")
-    return SamplingParams(**{**given, **more})
+    return SamplingParams(**{**rules.defaults.values, **given, **more})
 
 
-def completion_params(body: CompletionRequest, max_logprobs: int) -> SamplingParams:
+def completion_params(body: CompletionRequest, rules: SamplingRules) -> SamplingParams:
     """SamplingParams of /v1/completions. With `echo`, `max_tokens` may be 0: one token is generated, and is
     not sent. Raises ApiError and ConfigError."""
     if body.suffix:
         raise bad("suffix is refused: no model here fills in between two texts", "suffix")
-    _bounded("logprobs", body.logprobs, max_logprobs)
-    most = 16 if body.max_tokens is None else body.max_tokens
+    _bounded("logprobs", body.logprobs, rules.max_logprobs)
+    most: int | None = body.max_tokens
+    if most is None:
+        most = rules.defaults.completion_tokens(COMPLETION_TOKENS)
     if most == 0 and not body.echo:
         raise bad("max_tokens must be at least 1 (0 is for echo alone)", "max_tokens")
     if body.echo and body.logprobs is not None and body.stream and (body.n or 1) > 1:
         raise bad("echo with logprobs is not streamed for several samples", "echo")
-    more: dict[str, Any] = {"max_tokens": max(1, most), "logprobs": body.logprobs}
+    more: dict[str, Any] = {"max_tokens": _limit(most), "logprobs": body.logprobs}
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         more["prompt_logprobs"] = body.logprobs
-    return sampling_params(body, max_logprobs=max_logprobs, **more)
+    return sampling_params(body, rules, **more)
 
 
-def chat_params(body: ChatRequest, max_logprobs: int, **more: Any) -> SamplingParams:
+def chat_params(body: ChatRequest, rules: SamplingRules, **more: Any) -> SamplingParams:
     """SamplingParams of /v1/chat/completions; without a limit a sample may fill the context. Raises ApiError
     and ConfigError."""
     limits = {v for v in (body.max_tokens, body.max_completion_tokens) if v is not None}
     if len(limits) > 1:
         raise bad("max_tokens and max_completion_tokens differ; give one", "max_tokens")
-    most = limits.pop() if limits else None
+    most: float | None = limits.pop() if limits else rules.defaults.values.get("max_tokens")
     if most == 0:
         raise bad("max_completion_tokens must be at least 1", "max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
-    _bounded("top_logprobs", body.top_logprobs, max_logprobs)
+    _bounded("top_logprobs", body.top_logprobs, rules.max_logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling_params(body, max_logprobs=max_logprobs, max_tokens=most, logprobs=logprobs, **more)
+    return sampling_params(body, rules, max_tokens=_limit(most), logprobs=logprobs, **more)
+
+
+def _limit(most: float | None) -> int | None:
+    """`max_tokens` of SamplingParams; -1 is no limit."""
+    return None if most is None or most < 0 else max(1, int(most))
 
 
 def _bounded(name: str, value: int | None, most: int) -> None:
@@ -106,9 +132,9 @@ def output_format(body: Sampling) -> Mapping[str, Any] | None:
     for name in ("structured_outputs", "guided_decoding"):
         if (value := getattr(body, name)) is not None:
             found[name] = value
-    for name, field in _GUIDED.items():
+    for name, kind in _GUIDED.items():
         if (value := getattr(body, name)) is not None:
-            found[name] = {field: value}
+            found[name] = {kind: value}
     if len(found) > 1:
         raise bad(f"give one of {' and '.join(found)}: the output cannot have two forms", list(found)[1])
     blanks = body.guided_whitespace_pattern
@@ -129,15 +155,42 @@ def check_size(text: str, param: str) -> None:
         )
 
 
-def _biases(values: Mapping[str, float]) -> dict[int, float]:
-    found = {}
-    for token, bias in values.items():
-        if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise bad(f"logit_bias is by token id; {token[:40]!r} is none", "logit_bias")
-        if not -100 <= bias <= 100:
-            raise bad(f"logit_bias must be from -100 to 100, not {bias:g}", "logit_bias")
-        found[int(token)] = bias
+def biases(
+    values: Mapping[str, float] | Sequence[Sequence[object]],
+    tokenize: Callable[[str], Sequence[int]] | None = None,
+) -> dict[int, float]:
+    """Biases by token id: from a mapping of ids as texts, or from pairs of an id or a text and a bias. False
+    bans a token. The biases of a token that is named several times are added. Raises ApiError."""
+    found: dict[int, float] = {}
+    for pair in values.items() if isinstance(values, Mapping) else values:
+        if len(pair) != 2:
+            raise bad(
+                f"logit_bias is made of pairs of a token and a bias; {shown(pair)} is none", "logit_bias"
+            )
+        token, bias = pair
+        for number in _bias_ids(token, None if isinstance(values, Mapping) else tokenize):
+            found[number] = found.get(number, 0.0) + _bias(bias)
     return found
+
+
+def _bias_ids(token: object, tokenize: Callable[[str], Sequence[int]] | None) -> Sequence[int]:
+    """The ids that a key of logit_bias stands for."""
+    if isinstance(token, str) and tokenize is not None:
+        return tokenize(token)
+    text = str(int(token)) if isinstance(token, float) and token.is_integer() else str(token)
+    if isinstance(token, bool) or not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise bad(f"logit_bias is by token id; {text[:40]!r} is none", "logit_bias")
+    return [int(text)]
+
+
+def _bias(bias: object) -> float:
+    if bias is False:
+        return BAN
+    if isinstance(bias, bool) or not isinstance(bias, int | float):
+        raise bad(f"a bias of logit_bias must be a number or false, not {shown(bias)}", "logit_bias")
+    if not -100 <= bias <= 100:
+        raise bad(f"logit_bias must be from -100 to 100, not {bias:g}", "logit_bias")
+    return float(bias)
 
 
 def draft_fields(body: Sampling, pipeline: Pipeline) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,16 +17,19 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError, PromptError
 from outrider.pipeline import Pipeline
-from outrider.requests import RequestMaker
+from outrider.requests import DOUBLE_BOS, RequestMaker
 from outrider.server.engine.async_engine import Draining, QueueFull, ServerEngine, Stream
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.generation_request import Arrival, GenerationRequest
 from outrider.server.http.guard import namespace_of
 from outrider.server.http.metrics import Metrics
+from outrider.server.http.sampling_fields import SamplingRules
 from outrider.server.http.served_model import ServedModel
 from outrider.server.http.worker_pool import WorkerPool
 from outrider.server.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 class Service:
@@ -33,6 +37,7 @@ class Service:
 
     model:     its names.
     templates: its chat templates.
+    sampling:  what is added to the sampling fields of requests.
     workers:   threads in which requests are translated.
     metrics:   of this server.
     Raises ConfigError when the settings do not suit the model.
@@ -51,6 +56,11 @@ class Service:
         )
         self.workers = WorkerPool(settings.prepare_seconds)
         self.metrics = Metrics(self.model.names[0], engine)
+        self.sampling = SamplingRules(
+            settings.max_logprobs,
+            pipeline.sampling,
+            lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False),
+        )
         self._maker = RequestMaker(self.tokenizer, self.vocab_size, engine.context)
         self._count = itertools.count()  # of samples without a seed of their own
 
@@ -108,26 +118,41 @@ class Service:
             raise bad(f"{count} samples are too many: a request may ask for {most} (--max-samples)", "n")
         name = f"{id_prefix}-{secrets.token_hex(16)}"
         space = _namespace(arrival.namespace, cache_salt)
-        made = []
+        made, warnings = [], dict[str, None]()
         for number, ids in enumerate(prompts):
             prompt = self._maker.prompt(ids, params)
-            self._check(prompt, params)
+            self._check(prompt)
+            warnings.update(dict.fromkeys(self._warnings(prompt, params)))
             seed = self._seed(params)
             made.append(
                 self._maker.samples(f"{name}-{number}", prompt, params, seed, namespace=space, **fields)
             )
-        return GenerationRequest(id=name, arrival=arrival, prompts=made, stream=stream)
+        for warning in warnings:
+            if warning != DOUBLE_BOS:  # that is logged once
+                logger.info("%s: %s", name, warning)
+        return GenerationRequest(
+            id=name, arrival=arrival, prompts=made, stream=stream, warnings=tuple(warnings)
+        )
 
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        room = self.engine.context - len(prompt)
-        if prompt and (room < 1 or (params.max_tokens or 0) > room):
-            wanted = (
-                "" if room < 1 or params.max_tokens is None else f" and {params.max_tokens} are asked for"
+    def _warnings(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[str]:
+        """What is done otherwise than the request says, or is likely not what was meant."""
+        context = self.engine.context
+        room = context - len(prompt)
+        if params.max_tokens is not None and params.max_tokens > room:
+            yield (
+                f"max_tokens is {params.max_tokens}, and after the prompt's {len(prompt)} tokens the context "
+                f"of {context} has room for {room}: the text ends there"
             )
+        if self._maker.doubles_bos(prompt):
+            yield DOUBLE_BOS
+
+    def _check(self, prompt: Sequence[int]) -> None:
+        """Raise ApiError for a prompt that leaves no room for output, is empty, or has impossible ids."""
+        if len(prompt) >= self.engine.context:
             raise bad(
                 f"this model's maximum context length is {self.engine.context} tokens; "
-                f"the prompt has {len(prompt)} tokens{wanted}",
-                "max_tokens" if wanted else "prompt",
+                f"the prompt has {len(prompt)} tokens",
+                "prompt",
                 "context_length_exceeded",
             )
         try:

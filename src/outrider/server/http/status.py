@@ -23,6 +23,10 @@ def status(service: Service) -> dict[str, Any]:
             "has_chat_template": bool(service.templates.source),
             "system_fingerprint": service.model.fingerprint,
         },
+        "sampling_defaults": {
+            "values": _plain(dict(pipeline.sampling.values)),
+            "origin": pipeline.sampling.origin,
+        },
         "speculation": {
             "method": pipeline.speculative.method,
             "drafters": list(pipeline.drafting.names),

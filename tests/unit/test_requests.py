@@ -1,0 +1,52 @@
+"""From prompts to requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.models.open import open_model
+from outrider.models.text.tokenizer import Tokenizer
+from outrider.requests import RequestMaker
+
+
+@pytest.fixture
+def maker(target_file: Path) -> RequestMaker:
+    return RequestMaker(Tokenizer.from_data(open_model(target_file).tokenizer), 320, max_context=100)
+
+
+@pytest.mark.parametrize(
+    ("truncate", "most", "left"),
+    [
+        (None, 16, 300),
+        (7, 16, 7),
+        (-1, 16, 84),
+        (-1, 1, 99),
+        (-1, None, 99),
+        (-1, 99, 1),
+        (-1, 100, 1),
+        (-1, 5000, 1),
+    ],
+)
+def test_a_truncated_prompt_leaves_room_for_the_output(
+    maker: RequestMaker, truncate: int | None, most: int | None, left: int
+) -> None:
+    params = SamplingParams(truncate_prompt_tokens=truncate, max_tokens=most)
+    ids = list(range(300))
+    assert maker.prompt(ids, params) == ids[-left:]
+    assert maker.prompt([5, 6], params) == [5, 6][-left:]
+
+
+def test_two_bos_tokens_are_warned_of_once(maker: RequestMaker, caplog: pytest.LogCaptureFixture) -> None:
+    bos = maker._tokenizer.bos_id
+    assert bos is not None
+    for ids in ([bos], [bos, 5], [5, bos, bos], []):
+        assert not maker.doubles_bos(ids)
+        maker.prompt(ids, SamplingParams())
+    assert not caplog.records
+    for _ in range(2):
+        maker.prompt([bos, bos, 5], SamplingParams())
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "two BOS tokens" in caplog.text
