@@ -61,3 +61,9 @@ const dangling = () => {
       .filter((id) => !document.getElementById(id)),
   );
 };
+
+// Ids that two elements have.
+const doubled = () => {
+  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+  return ids.filter((id, i) => ids.indexOf(id) !== i);
+};

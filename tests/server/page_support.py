@@ -86,11 +86,18 @@ class Page:
         self.driver.get(BLANK)
         self.complaints()
         self.driver.get(url)
-        self.until(lambda: "asking" not in self.text("state"))
+        self.loaded()
         try:
             yield self
         finally:
             self.driver.get(BLANK)
+
+    def loaded(self) -> None:
+        self.until(lambda: "asking" not in self.text("state"))
+
+    def reload(self) -> None:
+        self.driver.refresh()
+        self.loaded()
 
     def __call__(self, name: str) -> WebElement:
         return self.driver.find_element(By.ID, name)
@@ -128,9 +135,42 @@ class Page:
     def until(self, condition: Callable[[], Any], seconds: float = SECONDS) -> None:
         WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(lambda _: condition())
 
+    def show(self, panel: str) -> None:
+        """Open one of the two panels at the sides: `list` or `drawer`."""
+        if not self(panel).is_displayed():
+            self(f"{panel}-toggle").click()
+
+    def hide(self, panel: str) -> None:
+        if self(panel).is_displayed():
+            self(f"{panel}-toggle").click()
+
+    def marks(self, on: bool) -> None:
+        """Set the switch that marks tokens by their source."""
+        if self("marks").is_selected() != on:
+            self("marks").click()
+
+    def press(self, label: str, message: int = -1) -> None:
+        """Press one of a message's buttons."""
+        box = self.all(".message")[message]
+        found = box.find_elements(By.CSS_SELECTOR, ".actions button")
+        (button,) = [one for one in found if one.text == label]
+        button.click()
+
+    def buttons(self, message: int = -1) -> list[str]:
+        """The labels of a message's buttons."""
+        box = self.all(".message")[message]
+        return [one.text for one in box.find_elements(By.CSS_SELECTOR, ".actions button")]
+
+    def answer(self) -> str:
+        """The text of the last answer, as it was written."""
+        script = "return [...document.querySelectorAll('.assistant .tokens')].at(-1).textContent"
+        return str(self.js(script))
+
     def set(self, name: str, value: str) -> None:
         """Fill a field in, and leave it."""
         field = self(name)
+        if not field.is_displayed():
+            self.show("drawer")
         if field.tag_name == "select":
             Select(field).select_by_value(value)
             return
@@ -151,7 +191,7 @@ class Page:
         """The answer to a message."""
         self.say(text)
         self.answered()
-        return str(self.js("return [...document.querySelectorAll('.assistant .tokens')].at(-1).textContent"))
+        return self.answer()
 
     def media(self, **features: str) -> None:
         """Emulate media features; names with _ for -."""

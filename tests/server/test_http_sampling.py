@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.server.http.served_model import ServedModel
 from tests.server.http_support import Running, running, toy_pipeline
 
 PROMPT = "the quick brown fox"
@@ -59,6 +60,13 @@ def test_the_status_tells_them(server: Running) -> None:
     with server.http() as http:
         found = http.get("/v1/outrider/status").json()["sampling_defaults"]
     assert found == {"values": {**DEFAULTS}, "origin": "set at start"}
+
+
+def test_other_defaults_are_another_fingerprint(roomy_file: Path) -> None:
+    plain, same = (toy_pipeline(roomy_file) for _ in range(2))
+    warm = toy_pipeline(roomy_file, override_generation_config=DEFAULTS)
+    prints = [ServedModel(pipeline, ("m",)).fingerprint for pipeline in (plain, same, warm)]
+    assert prints[0] == prints[1] != prints[2]
 
 
 @pytest.mark.parametrize(

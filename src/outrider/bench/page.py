@@ -16,6 +16,9 @@ from outrider.bench import plots, report
 from outrider.bench.cost_curve import HEADER, floor_line, rows
 from outrider.errors import ConfigError
 
+_PAIRS = "n: pairs of a plain run and a method's run."
+_COUNTS = ("prompts", "runs", "tokens", "drafted")
+_MOST_DEPTHS = 16  # columns of the table of acceptance
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -34,6 +37,7 @@ def html(document: dict[str, Any]) -> str:
     parts = [
         f"<h1>{_text(title)}</h1>",
         *_warnings(document),
+        _facts(document),
         '<ul class="means">',
         *(
             f"<li><b>×{value:.2f}</b>{_text(method)}</li>"
@@ -43,8 +47,12 @@ def html(document: dict[str, Any]) -> str:
         "</ul>",
         _note("Speed-up over plain decoding, geometric mean over workloads; of decoding, without prefill."),
         "<h2>Speed-up by workload</h2>",
-        *(_figure(plots.speedups(document, t), f"Temperature {t:g}.") for t in several),
-        _table("Every workload and method.", report.HEADER, report.rows(document)),
+        *(_figure(plots.speedups(document, t), f"Temperature {t:g}. {_PAIRS}") for t in several),
+        _table(
+            "Every workload and method. Without an interval: of a single pair of runs.",
+            (*report.HEADER, *_COUNTS),
+            [(*row, *counts) for row, counts in zip(report.rows(document), _counts(document), strict=True)],
+        ),
         "<h2>Where time goes</h2>",
         *(_figure(plots.phases(document, t), f"Temperature {t:g}, milliseconds a token.") for t in several),
         "<h2>Acceptance by position</h2>",
@@ -52,10 +60,6 @@ def html(document: dict[str, Any]) -> str:
         "<h2>What a pass costs</h2>",
         *_cost_curve(document),
         *_controller(document),
-        "<h2>Measured on</h2>",
-        "<ul>",
-        *(f"<li>{_text(line)}</li>" for line in report.about(document)),
-        "</ul>",
     ]
     style = resources.files("outrider.bench").joinpath("page.css").read_text("utf-8")
     return "\n".join(
@@ -107,11 +111,63 @@ def _warnings(document: dict[str, Any]) -> list[str]:
     return found
 
 
+def _facts(document: dict[str, Any]) -> str:
+    """When, with what and on what it was measured, and whether the tokens were the same."""
+    settings, on = document["settings"], document["machine"]
+    methods = [m for w in document["workloads"] for m in w["methods"].values()]
+    same = sum(m["runs"] for m in methods if m["identical"])
+    total = sum(m["runs"] for m in methods)
+    verdict = "yes: every run has the tokens of plain decoding" if same == total else "NO"
+    about = dict(line.split(": ", 1) for line in report.about(document) if ": " in line)
+    *_, chosen = report.about(document)
+    facts = {
+        "date": settings.get("created"),
+        "version": f"outrider {on['outrider']}" if "outrider" in on else None,
+        "command": settings.get("command"),
+        "machine": ", ".join(filter(None, (about["machine"], on.get("system"), _threads(on)))),
+        "probe": about["probe"],
+        **document["models"],
+        "settings": chosen,
+        "identical": f"{verdict} ({total} runs of {sum(m['tokens'] for m in methods)} tokens)",
+    }
+    lines = (f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in facts.items() if v is not None)
+    return f'<dl class="facts">{"".join(lines)}</dl>'
+
+
+def _threads(machine: dict[str, Any]) -> str | None:
+    threads = machine.get("threads")
+    return None if threads is None else f"{threads} threads"
+
+
+def _counts(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What each row of `report.rows` is of, in the columns of _COUNTS."""
+    return [
+        (str(w["prompts"]), str(m["runs"]), str(m["tokens"]), str(m["num_draft_tokens"]))
+        for w in document["workloads"]
+        for m in w["methods"].values()
+    ]
+
+
 def _acceptance(document: dict[str, Any]) -> list[str]:
     picture = plots.acceptance(document)
     if picture is None:
         return [_note("Nothing was drafted.")]
-    return [_figure(picture, "Share of a method's drafts that were accepted at least up to a position.")]
+    counts = {m: plots.accepted_at(document["workloads"], m) for m in plots.methods(document)}
+    deepest = max(len(by_depth) for found in counts.values() for _, by_depth in found.values())
+    depths = range(min(deepest, _MOST_DEPTHS))
+    lines = [
+        (workload, method, str(drafts), *(str(by_depth[i]) if i < len(by_depth) else "0" for i in depths))
+        for method, found in counts.items()
+        for workload, (drafts, by_depth) in found.items()
+    ]
+    return [
+        _figure(picture, "Share of a method's drafts that were accepted at least up to a position."),
+        _table(
+            "Counts behind the curves: drafts, and those accepted at least up to position 1, 2, ….",
+            ("workload", "method", "drafts", *(str(i + 1) for i in depths)),
+            lines,
+        ),
+    ]
 
 
 def _cost_curve(document: dict[str, Any]) -> list[str]:
@@ -120,7 +176,11 @@ def _cost_curve(document: dict[str, Any]) -> list[str]:
         return [_note("Not measured: only the native engine's passes can be timed alone.")]
     lines = rows(curve["cost_curve_ms"], curve["weights_bytes"], curve["macs_per_token"])
     return [
-        _figure(plots.cost_curve(curve), f"{curve['model']}, context {curve['context']} tokens."),
+        _figure(
+            plots.cost_curve(curve),
+            f"{curve['model']}, context {curve['context']} tokens; "
+            f"each point is the median of {curve['rounds']} passes.",
+        ),
         _note(floor_line(curve, curve["cost_curve_ms"].get("1")) + "."),
         _table("T(n): the flatter, the more a draft may be wrong and still pay.", HEADER, lines),
     ]

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.report import BASELINE, temperatures
+from outrider.bench.report import BASELINE, has_interval, temperatures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,9 +117,11 @@ def methods(document: dict[str, Any]) -> list[str]:
 
 
 def speedups(document: dict[str, Any], temperature: float) -> str:
-    """A plot of the speed-up over plain decoding by workload and method, with intervals."""
+    """A plot of the speed-up over plain decoding by workload and method, with intervals where there are any
+    and the number of pairs of runs behind each point."""
     entries = _at(document, temperature)
     names = methods(document)
+    drawn = any(has_interval(entry["methods"][name]) for entry in entries for name in names)
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -128,15 +130,15 @@ def speedups(document: dict[str, Any], temperature: float) -> str:
             for row, entry in enumerate(entries):
                 m = entry["methods"][method]
                 y = row + (i + 1) / (len(names) + 1) - 0.5
-                low, high = m["speedup_ci"]
-                axes.plot([low, high], [y, y], color=colour, linewidth=2, solid_capstyle="round")
+                if has_interval(m):
+                    axes.plot(m["speedup_ci"], [y, y], color=colour, linewidth=2, solid_capstyle="round")
                 axes.plot(
                     m["speedup"], y, MARKERS[i % len(MARKERS)], color=colour, markersize=6,
                     label=method if row == 0 else None,
                 )  # fmt: skip
         axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
-        axes.set_xlabel("speed-up over plain decoding (×), 95% interval")
-        _rows(axes, [entry["workload"] for entry in entries])
+        axes.set_xlabel(f"speed-up over plain decoding (×){', 95% interval' if drawn else ''}")
+        _rows(axes, [f"{label(entry['workload'])}\nn = {pairs(entry)}" for entry in entries])
         _legend(figure, axes)
 
     words = "; ".join(
@@ -146,7 +148,7 @@ def speedups(document: dict[str, Any], temperature: float) -> str:
     height = 1.2 + len(entries) * (0.25 + 0.16 * len(names))
     return svg(
         f"speedup{_code(temperature)}", f"Speed-up by workload at temperature {temperature:g}",
-        f"Points with 95% intervals. {words}.", (7.5, height), draw,
+        f"Points{' with 95% intervals' if drawn else ''}. {words}.", (7.5, height), draw,
     )  # fmt: skip
 
 
@@ -186,8 +188,14 @@ def phases(document: dict[str, Any], temperature: float) -> str:
     )  # fmt: skip
 
 
-def acceptance_by_position(entries: Sequence[Mapping[str, Any]], method: str) -> dict[str, list[float]]:
-    """For each workload, the share of the method's drafts with a token accepted at depth 1, 2, ….
+def pairs(entry: Mapping[str, Any]) -> int:
+    """How many pairs of a plain run and a method's run a workload's speed-ups are of."""
+    return int(entry["methods"][BASELINE]["runs"])
+
+
+def accepted_at(entries: Sequence[Mapping[str, Any]], method: str) -> dict[str, tuple[int, list[int]]]:
+    """For each workload, the number of the method's drafts, and of them those with a token accepted at depth
+    1, 2, ….
 
     All temperatures are counted together. Workloads in which the method did not draft are left out.
     """
@@ -197,8 +205,16 @@ def acceptance_by_position(entries: Sequence[Mapping[str, Any]], method: str) ->
         drafts = sum(m["num_drafts"] for m in mine)
         if drafts:
             columns = itertools.zip_longest(*(m["accepted_per_pos"] for m in mine), fillvalue=0)
-            found[workload] = [sum(column) / drafts for column in columns]
+            found[workload] = drafts, [sum(column) for column in columns]
     return found
+
+
+def acceptance_by_position(entries: Sequence[Mapping[str, Any]], method: str) -> dict[str, list[float]]:
+    """The counts of `accepted_at` as shares of the drafts."""
+    counts = accepted_at(entries, method)
+    return {
+        workload: [count / drafts for count in by_depth] for workload, (drafts, by_depth) in counts.items()
+    }
 
 
 def acceptance(document: dict[str, Any]) -> str | None:
@@ -270,7 +286,7 @@ def _code(temperature: float) -> str:
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:
     """Label the rows from the top down, with a line between them."""
-    axes.set_yticks(range(len(names)), [label(n) for n in names])
+    axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")

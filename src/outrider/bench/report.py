@@ -46,14 +46,13 @@ def rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for workload in document["workloads"]:
         for method, m in workload["methods"].items():
-            low, high = m["speedup_ci"]
             found.append(
                 (
                     name_of(document, workload),
                     method,
                     f"{m['tokens_per_s']:.1f}",
                     f"×{m['speedup']:.2f}",
-                    f"{low:.2f}–{high:.2f}",
+                    interval(m),
                     "–" if m["acceptance_rate"] is None else f"{m['acceptance_rate']:.0%}",
                     "–" if m["mean_acceptance_length"] is None else f"{m['mean_acceptance_length']:.2f}",
                     "–" if m["block_efficiency"] is None else f"{m['block_efficiency']:.2f}",
@@ -61,6 +60,22 @@ def rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
                 )
             )
     return found
+
+
+def has_interval(method: Mapping[str, Any]) -> bool:
+    """Whether a method's speed-up has an interval. A single pair of runs has none, and neither has plain
+    decoding against itself."""
+    low, high = method["speedup_ci"]
+    return bool(low < high)
+
+
+def interval(method: Mapping[str, Any]) -> str:
+    """The 95% interval of a method's speed-up as text; a dash when there is none."""
+    if not has_interval(method):
+        return "–"
+    low, high = method["speedup_ci"]
+    digits = 2 if f"{low:.2f}" != f"{high:.2f}" else 3
+    return f"{low:.{digits}f}–{high:.{digits}f}"
 
 
 def text(document: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
         )
     document["settings"] = settings(
         params, choices, runs=args.runs, seeds=args.seeds, raw=args.raw, temperatures=temperatures
-    )
+    ) | {"command": args.command_line, "created": datetime.now(UTC).isoformat(timespec="seconds")}
     if args.plot is not None:
         _add_cost_curve(document, models[0], config.threads)
     _output(document, report.text, args.json)
@@ -199,7 +200,8 @@ def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: in
 
     if isinstance(target, NativeModel) and target.max_positions > max(curve.WIDTHS):
         context = min(curve.CONTEXT, target.max_positions - max(curve.WIDTHS))
-        document["cost_curve"] = curve.measure(target, threads=threads, context=context, rounds=PLOT_ROUNDS)
+        measured = curve.measure(target, threads=threads, context=context, rounds=PLOT_ROUNDS)
+        document["cost_curve"] = measured | {"rounds": PLOT_ROUNDS}
 
 
 def cost_curve(args: argparse.Namespace) -> int:

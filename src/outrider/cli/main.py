@@ -7,6 +7,7 @@ that cannot be used, with one line on stderr; 130 interrupted; 141 the reader of
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         args = parser().parse_args(argv)
+        args.command_line = shlex.join(["outrider", *(sys.argv[1:] if argv is None else argv)])
         status: int = args.run(args)
         sys.stdout.flush()
         return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from outrider.bench import machine, page, plots
+from outrider.bench import machine, page, plots, report
 from outrider.cli.main import main
+from outrider.version import __version__
 
 pytest.importorskip("matplotlib")
 
@@ -64,7 +66,9 @@ def _method(speedup: float, **more: Any) -> dict[str, Any]:
         "mean_acceptance_length": 2.0,
         "block_efficiency": 1.5,
         "identical": True,
+        "runs": 3,
         "tokens": 100,
+        "num_draft_tokens": 120,
         "seconds": {"draft": 0.5, "verify": 4.0, "sampling": 0.1, "other": 0.4, "total": 5.0},
         "num_drafts": 40,
         "accepted_per_pos": [30, 20, 5],
@@ -82,12 +86,16 @@ def _document(names: list[str], *, temperatures: tuple[float, ...] = (0.0, 0.7))
         "machine": {
             "cpu": names[0],
             "cores": 2,
+            "system": "Linux x86_64",
+            "threads": 2,
+            "outrider": "9.8.7",
             "probe": {"before": probe, "after": probe, "drift": 0.0, "steady": True},
         },
         "models": {"target": names[0], "draft": names[-1]},
         "settings": {
             **{"max_tokens": 9, "temperatures": list(temperatures), "temperature": temperatures[0]},
             **{"seed": 0, "num_speculative_tokens": 5, "runs": 3},
+            **{"command": f"outrider bench -m {names[0]}", "created": "2026-01-02T03:04:05+00:00"},
         },
         "workloads": [
             {"workload": name, "temperature": t, "prompts": 1, "methods": methods, "drift": 0.02}
@@ -97,7 +105,12 @@ def _document(names: list[str], *, temperatures: tuple[float, ...] = (0.0, 0.7))
         "geomean": {"none": 1.0, "suffix": 2.5, "auto": 3.0},
         "geomean_by_temperature": {f"{t:g}": {"none": 1.0, "suffix": 2.5, "auto": 3.0} for t in temperatures},
         "cost_curve": {
-            **{"model": names[0], "context": 256, "cost_curve_ms": {"1": 10.0, "2": 11.0, "4": 14.0}},
+            **{
+                "model": names[0],
+                "context": 256,
+                "rounds": 5,
+                "cost_curve_ms": {"1": 10.0, "2": 11.0, "4": 14.0},
+            },
             **{"weights_bytes": 10**8, "macs_per_token": 10**8, "read_gb_per_s": 15.0, "floor_ms": 6.7},
         },
     }
@@ -124,6 +137,50 @@ def test_the_page_shows_everything() -> None:
     assert "chat: suffix ×2.50, auto ×3.00; edit: " in found.words  # for those who do not see the picture
     assert "verify 40.0, draft 5.0, sampling 1.0, other 4.0" in found.words
     assert "http" not in source.replace("http-equiv", "")
+
+
+def test_what_was_measured_stands_at_the_top() -> None:
+    source = page.html(_document(["chat", "edit"]))
+    top = _Reader(source[: source.index("<h2>")]).words
+    for words in (
+        "2026-01-02T03:04:05+00:00",
+        "outrider 9.8.7",
+        "outrider bench -m chat",
+        "chat, 2 cores, Linux x86_64, 2 threads",
+        "9 tokens, temperatures 0, 0.7, seed 0",
+        "yes: every run has the tokens of plain decoding (36 runs of 1200 tokens)",
+    ):
+        assert words in top
+    document = _document(["chat"])
+    document["workloads"][0]["methods"] = document["workloads"][0]["methods"] | {
+        "auto": document["workloads"][0]["methods"]["auto"] | {"identical": False}
+    }
+    assert "NO (18 runs" in _Reader(page.html(document)).words
+
+
+def test_counts_stand_behind_the_curves() -> None:
+    words = _Reader(page.html(_document(["chat", "edit"]))).words
+    assert "each point is the median of 5 passes" in words
+    assert "n = 3" in words
+    source = page.html(_document(["chat"], temperatures=(0.0,)))
+    assert (
+        "<td>chat</td><td>suffix</td><td>40</td><td>30</td><td>20</td><td>5</td>" in source
+    )  # drafts, accepted
+    assert (
+        "<td>yes</td><td>1</td><td>3</td><td>100</td><td>120</td>" in source
+    )  # prompts, runs, tokens, drafted
+
+
+def test_no_interval_where_there_is_none() -> None:
+    document = _document(["chat"], temperatures=(0.0,))
+    for m in document["workloads"][0]["methods"].values():
+        m |= {"speedup": 1.54, "speedup_ci": [1.54, 1.54]}
+    words = _Reader(page.html(document)).words
+    assert "1.54–1.54" not in words
+    assert "95% interval" not in words.replace("95% intervalaccepted", "")  # the table's heading stays
+    tight = _method(1.54, speedup_ci=[1.541, 1.544])
+    assert report.interval(tight) == "1.541–1.544"
+    assert report.interval(_method(1.0, speedup_ci=[0.9, 1.25])) == "0.90–1.25"
 
 
 def test_ids_are_unique_and_lead_somewhere() -> None:
@@ -202,6 +259,11 @@ def test_the_command_writes_it(
     assert _harmless(source)
     assert "&lt;b&gt;one" in source
     assert "<b>one" not in source
+    words = _Reader(source).words
+    assert f"commandoutrider bench -m {target_file} --workload" in words
+    assert f"versionoutrider {__version__}" in words
+    assert re.search(r"date20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", words)
+    assert "–" in words
 
 
 def test_without_matplotlib_it_is_refused_before_anything_is_measured(

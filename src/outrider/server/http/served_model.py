@@ -50,4 +50,6 @@ def _fingerprint(pipeline: Pipeline) -> str:
     parts = [__version__, pipeline.source.display_name, str(pipeline.source.weights_bytes), rule]
     if rule != "coupled":  # the other rules keep the distribution, but the text depends on the drafts
         parts.append(repr(pipeline.speculative))
+    if pipeline.sampling.values:  # of requests that do not say how to sample
+        parts.append(repr(sorted(pipeline.sampling.values.items())))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

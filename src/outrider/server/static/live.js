@@ -1,12 +1,12 @@
-// The live strip: what the server says of itself, and what the page sees of its own answers.
+// The figures: what the server says of itself, and what the page sees of its own answers.
 
 import { get } from "./api.js";
+import { byId } from "./dom.js";
 import { SOURCES, legend } from "./tokens.js";
 
 const IDLE = 3000; // ms between looks at the server
 const BUSY = 400;
 const SVG = "http://www.w3.org/2000/svg";
-const byId = (name) => document.getElementById(name);
 const put = (name, text) => {
   const element = byId(name);
   if (element.textContent !== text) element.textContent = text;
@@ -56,6 +56,7 @@ export class Live {
       const { reckoned_seconds: spent = 0, plain_seconds: plain = 0 } = this.status?.engine ?? {};
       this.since = [spent, plain];
       put("against", "–");
+      put("against-more", "estimate, this answer");
     }
     this.answers.add(answer);
     this.look();
@@ -96,17 +97,20 @@ export class Live {
     put("rate-more", `tokens/s, ${when}`);
   }
 
-  // The engine's speed against plain decoding since the oldest answer under way began, or the last one did.
-  #against({ reckoned_seconds: spent, plain_seconds: plain }) {
-    if (!this.since || spent - this.since[0] < 0.05) return;
+  // The one speed-up: of the page's last answer, or before there is one, of all requests of the server.
+  #against({ reckoned_seconds: spent, plain_seconds: plain, measured_speedup: measured }) {
+    if (!this.since) {
+      put("against", measured === null ? "–" : times(measured));
+      put("against-more", measured === null ? "no estimate yet" : "estimate, all requests so far");
+      return;
+    }
+    if (spent - this.since[0] < 0.05) return;
     put("against", times((plain - this.since[1]) / (spent - this.since[0])));
+    put("against-more", `estimate, ${this.answers.size ? "this" : "last"} answer`);
   }
 
   #show({ engine }) {
-    const { measured_speedup: measured, predicted_speedup: predicted } = engine;
     this.#against(engine);
-    const all = measured === null ? "no reckoning yet" : `all so far ${times(measured)}`;
-    put("against-more", predicted === null ? all : `${all}, predicted ${times(predicted)}`);
     if (byId("why").textContent === "" && engine.speculation) put("why", engine.speculation);
     if (!this.since) this.#legend({});
     this.#steps(engine.recent);

@@ -1,11 +1,11 @@
 // The race: one prompt, plainly and speculatively, one after the other, and whether the tokens are the same.
 
 import { stream } from "./api.js";
+import { byId } from "./dom.js";
 import { seconds, times } from "./live.js";
-import { fields, key, speculative, valid } from "./settings.js";
+import { fields, key, valid, values } from "./settings.js";
 import { Answer } from "./tokens.js";
 
-const byId = (name) => document.getElementById(name);
 const LANES = ["plain", "speculative"];
 
 // How two sequences of token ids compare: {identical, at} with the first position that differs.
@@ -42,7 +42,7 @@ export class Race {
     this.onFailure(null);
     this.onBusy(true);
     byId("race-stop").disabled = false;
-    verdict("", "Racing…");
+    verdict("", "Running…");
     const rounds = Number(byId("rounds").value);
     const runs = { plain: [], speculative: [] };
     this.elapsed = { plain: 0, speculative: 0 };
@@ -52,15 +52,18 @@ export class Race {
       clock(name, this.elapsed);
     }
     const base = fields();
+    const { system } = values();
+    const messages = [{ role: "user", content: prompt }];
+    if (system.trim()) messages.unshift({ role: "system", content: system });
     base.seed ??= crypto.getRandomValues(new Uint32Array(1))[0]; // one for all
     try {
       for (let round = 0; round < rounds; round += 1) {
         for (const name of this.#order()) {
           const body = {
             ...base,
-            messages: [{ role: "user", content: prompt }],
-            speculative: name === "plain" ? false : speculative() || true,
-            // Nothing that was cached before, or by the other one, may help.
+            messages,
+            speculative: name === "plain" ? false : base.speculative || true,
+            // No run may find what another one has cached.
             cache_salt: `race-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`,
           };
           runs[name].push(await this.#lane(name, body));
@@ -77,7 +80,7 @@ export class Race {
     this.onBusy(false);
   }
 
-  // Whoever goes second finds a warmer machine, so they take turns.
+  // The second of two runs finds the machine warmer, so they take turns at going first.
   #order() {
     this.turns += 1;
     return this.turns % 2 ? LANES : [...LANES].reverse();
@@ -85,6 +88,7 @@ export class Race {
 
   // One run, alone on the machine as far as this page goes.
   async #lane(name, body) {
+    byId(`${name}-tokens`).replaceChildren();
     const answer = new Answer(byId(`${name}-tokens`));
     byId(`${name}-note`).textContent = "running";
     const [before, began] = [this.elapsed[name], performance.now()];
@@ -132,17 +136,17 @@ function result(runs, seed) {
   if (odd) {
     const { at } = compare(plain.ids, odd.ids);
     const kind = runs.plain.includes(odd) ? "in another plain run" : "speculatively";
-    parts.push(`they part at token ${at + 1}: ${shown(plain, at)} plainly, ${shown(odd, at)} ${kind}`);
+    parts.push(`they differ at token ${at + 1}: ${shown(plain, at)} plainly, ${shown(odd, at)} ${kind}`);
   } else {
     parts.push(`all ${plain.ids.length} tokens are the same`);
     const [slow, quick] = [perToken(runs.plain), perToken(runs.speculative)];
     if (slow && quick) {
-      const each = `${slow.toFixed(1)} against ${quick.toFixed(1)} ms a token, prompt apart`;
+      const each = `${slow.toFixed(1)} against ${quick.toFixed(1)} ms a token, without the prompt`;
       parts.push(`speed-up ${times(slow / quick)} (${each})`);
-      if (slow < quick && runs.plain.length === 1) parts.push("more runs tell more, where other work disturbs them");
+      if (slow < quick && runs.plain.length === 1) parts.push("with other load on the machine, take more runs");
     }
     if (!runs.speculative.some((run) => Object.keys(run.counts).some((source) => source !== "target"))) {
-      parts.push("no guess was accepted: the controller left speculation off, or every guess was wrong");
+      parts.push("no draft token was accepted: speculation was off, or every draft was rejected");
     }
   }
   parts.push(`seed ${seed}`);
