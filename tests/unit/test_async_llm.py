@@ -117,6 +117,7 @@ def test_many_tasks_get_the_texts_that_llm_writes(target_file: Path, speculative
         assert one.metrics.num_tokens == 30
 
 
+@pytest.mark.usefixtures("slow")  # a fast engine's events come several at a time
 def test_each_kind_of_output(target_file: Path) -> None:
     async def main() -> dict[RequestOutputKind, list[RequestOutput]]:
         async with AsyncLLM(target_file, speculative_config=NGRAM) as engine:
@@ -134,7 +135,7 @@ def test_each_kind_of_output(target_file: Path) -> None:
         assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
         assert len({o.request_id for o in outputs}) == 1
     growing = found[RequestOutputKind.CUMULATIVE]
-    assert len(growing) > 5
+    assert len(growing) > 2
     for sample in final.outputs:
         texts = [o.outputs[sample.index].text for o in growing]
         assert texts[-1] == sample.text
