@@ -58,7 +58,8 @@ def _add(app: FastAPI, service: Service) -> None:
     async def messages(request: Request, body: MessagesRequest) -> Response:
         chat = chat_request(service, body)
         prepared = await inner.prepare(service, request, chat, "msg_")
-        return await respond(service, request, prepared, MessageAnswer(service, chat, prepared))
+        answer = MessageAnswer(service, chat, prepared, silent=body.max_tokens == 0)
+        return await respond(service, request, prepared, answer)
 
     @app.post(
         "/v1/messages/count_tokens",

@@ -36,15 +36,20 @@ def error_document(error: ApiError) -> dict[str, Any]:
 
 
 class MessageAnswer(Answer):
-    """One message."""
+    """One message.
 
-    def __init__(self, service: Service, body: ChatRequest, request: GenerationRequest) -> None:
+    silent: the prompt alone is wanted; the one token that is generated is not sent.
+    """
+
+    def __init__(
+        self, service: Service, body: ChatRequest, request: GenerationRequest, *, silent: bool
+    ) -> None:
         super().__init__(request)
         self._blocks = inner.block_reader(service, body, request)
-        self._sample = self.samples[0]
+        self._sample, self._silent = self.samples[0], silent
 
     def document(self) -> dict[str, Any]:
-        for _ in self._blocks.read(self._sample.tokens, self._sample.end):
+        for _ in self.chunks(self._sample, self._sample.tokens):
             pass
         content = [_content(block) for block in self._blocks.blocks]
         called = any(block["type"] == "tool_use" for block in content)
@@ -56,6 +61,8 @@ class MessageAnswer(Answer):
         yield _event("ping")
 
     def chunks(self, sample: Sample, tokens: Sequence[TokenEvent]) -> Iterator[bytes]:
+        if self._silent:
+            return
         for found in self._blocks.read(tokens, sample.end):
             yield self._part(found)
 
@@ -83,14 +90,14 @@ class MessageAnswer(Answer):
             "input_tokens": sum(self.request.prompt_sizes) - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": self._sample.num_tokens,
+            "output_tokens": 0 if self._silent else self._sample.num_tokens,
         }
 
     def _reason(self, called: bool) -> dict[str, Any]:
         end = self._sample.end
         assert end is not None
         sequence = end.stop_reason if isinstance(end.stop_reason, str) else None
-        if end.finish_reason == "length":
+        if self._silent or end.finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         if called:
             return {"stop_reason": "tool_use", "stop_sequence": None}

@@ -26,7 +26,12 @@ def only_types(known: Collection[str], what: str, why: str) -> BeforeValidator:
 
 
 class _Block(Fields):
-    neutral: ClassVar[Mapping[str, Neutral]] = {"cache_control": ANY, "citations": ANY, "caller": ANY}
+    neutral: ClassVar[Mapping[str, Neutral]] = {
+        "cache_control": ANY,
+        "citations": ANY,
+        "caller": ANY,
+        "toolset_name": ANY,
+    }
 
 
 class TextBlock(_Block):
@@ -127,7 +132,7 @@ class ToolChoice(Fields):
 class Thinking(Fields):
     neutral: ClassVar[Mapping[str, Neutral]] = {"display": ANY}
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1, description="Not enforced; max_tokens is.")
 
 
@@ -155,6 +160,8 @@ class CountRequest(Fields):
         "inference_geo": ANY,
         "speed": ANY,
         "betas": ANY,
+        "diagnostics": ANY,
+        "workspace_id": ANY,
         "user_profile_id": ANY,
         "container": ((), "there are no containers here"),
         "mcp_servers": (([],), "this server calls no tools; describe them in tools"),
@@ -180,7 +187,7 @@ class CountRequest(Fields):
 
 
 class MessagesRequest(CountRequest):
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0, description="0: fill the prefix cache only.")
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0)

@@ -34,7 +34,7 @@ def chat_request(service: Service, body: CountRequest) -> ChatRequest:
     fields: dict[str, Any] = {"model": body.model, **_conversation(service, body)}
     if isinstance(body, MessagesRequest):
         fields |= {
-            "max_tokens": body.max_tokens,
+            "max_tokens": max(1, body.max_tokens),
             "stop": body.stop_sequences,
             "stream": body.stream,
             "temperature": body.temperature,

@@ -111,6 +111,7 @@ class OllamaGenerateRequest(Generating):
         **Generating.neutral,
         "images": _TEXT_ONLY,
         "context": (([],), "send the conversation to /api/chat"),
+        **dict.fromkeys(("width", "height", "steps"), ((), "this server writes text only")),
         "template": (("",), "the model's own chat template is used; raw: true uses none"),
     }
 
