@@ -179,7 +179,7 @@ def test_what_changes_nothing_is_accepted(server: Running) -> None:
         ({"n_predic": 2}, "did you mean 'n_predict'"),
         ({"temperature": "hot"}, "temperature"),
         ({"logit_bias": [[1]]}, "logit_bias"),
-        ({"grammar": "root ::="}, "grammar"),
+        ({"grammar": 'root ::= "a'}, "grammar"),
         ({"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "give one of"),
     ],
 )
@@ -215,7 +215,9 @@ def test_the_server(roomy_file: Path) -> None:
         ]
         body = {"prompt": ["a", "b"], "n_predict": 2000, "stream": True, "ignore_eos": True}
         with http.stream("POST", "/completion", json=body) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.until(lambda: server.engine.stats.running == 2)
             with server.http() as other:
                 assert all(slot["is_processing"] for slot in other.get("/slots").json())
                 assert error_of(other.get("/slots?fail_on_no_slot=1"), 503)["type"] == "unavailable_error"

@@ -43,11 +43,13 @@ class Dialect:
 class Fields(BaseModel):
     """A model without type conversion. An unknown field is refused with the nearest known name.
 
-    neutral: fields without effect; null is neutral for all of them.
+    neutral:  fields without effect; null is neutral for all of them.
+    is_answer: clients send such an object back as they got it: with members that newer clients add, as null.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     neutral: ClassVar[Mapping[str, Neutral]] = {}
+    is_answer: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -60,6 +62,8 @@ class Fields(BaseModel):
             if name in known:
                 whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
                 kept[name] = int(value) if whole else value  # 16.0 is an integer in JSON
+            elif name not in cls.neutral and value is None and cls.is_answer:
+                continue
             elif name not in cls.neutral:
                 hint = nearest(str(name), [*known, *cls.neutral])
                 raise complaint(str(name), f"unknown field {str(name)[:80]!r}{hint}")

@@ -118,7 +118,7 @@ class MessageAnswer(Answer):
         return _event("content_block_delta", index=index, delta=delta)
 
 
-def _event(name: str, **members: Any) -> bytes:
+def _event(name: str, /, **members: Any) -> bytes:
     return named_event(name, {"type": name, **members})
 
 

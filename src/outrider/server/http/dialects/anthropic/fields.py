@@ -26,6 +26,7 @@ def only_types(known: Collection[str], what: str, why: str) -> BeforeValidator:
 
 
 class _Block(Fields):
+    is_answer: ClassVar[bool] = True
     neutral: ClassVar[Mapping[str, Neutral]] = {
         "cache_control": ANY,
         "citations": ANY,

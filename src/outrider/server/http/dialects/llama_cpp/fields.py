@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from outrider.server.http.dialects.base import ANY, Fields, Neutral
 from outrider.server.http.protocol import Speculative
 
 _Id: TypeAlias = Annotated[int, Field(ge=0)]
+_Bias: TypeAlias = Annotated[tuple[_Id | str, float | bool], Strict(False)]
 _MIN_P = "use min_p and temperature"
 
 
@@ -56,7 +57,7 @@ class LlamaCompletionRequest(Fields):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
-    logit_bias: list[tuple[_Id | str, float | bool]] | dict[str, float | bool] | None = None
+    logit_bias: list[_Bias] | dict[str, float | bool] | None = None
     n_probs: int | None = Field(None, ge=0)
     grammar: str | None = Field(None, description="GBNF.")
     json_schema: dict[str, Any] | None = None

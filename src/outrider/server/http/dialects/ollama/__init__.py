@@ -71,10 +71,11 @@ def _add(app: FastAPI, service: Service) -> None:
     _add_generation(app, service)
     _add_models(app, service)
 
+    @app.api_route("/api", methods=["GET", "POST"], include_in_schema=False)
     @app.api_route(
         "/api/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False
     )
-    async def other(path: str) -> Response:
+    async def other(path: str = "") -> Response:
         reason = _REFUSED.get(path.partition("/")[0], "there is nothing")
         raise ApiError(404, f"/api/{path[:100]}: {reason}")
 

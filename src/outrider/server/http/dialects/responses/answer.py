@@ -167,7 +167,7 @@ class ResponseAnswer(Answer):
 
     # --- Events ------------------------------------------------------------------------------------
 
-    def _event(self, name: str, **members: Any) -> bytes:
+    def _event(self, name: str, /, **members: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return named_event(name, {"type": name, "sequence_number": number, **members})
 

@@ -22,7 +22,11 @@ _INCLUDABLE = Literal[
 ]
 
 
-class TextPart(Fields):
+class _Sent(Fields):
+    is_answer: ClassVar[bool] = True
+
+
+class TextPart(_Sent):
     neutral: ClassVar[Mapping[str, Neutral]] = {
         "annotations": ANY,
         "logprobs": ANY,
@@ -33,7 +37,7 @@ class TextPart(Fields):
     text: str
 
 
-class RefusalPart(Fields):
+class RefusalPart(_Sent):
     type: Literal["refusal"]
     refusal: str
 
@@ -50,7 +54,7 @@ Part: TypeAlias = Annotated[
 ]
 
 
-class MessageItem(Fields):
+class MessageItem(_Sent):
     neutral: ClassVar[Mapping[str, Neutral]] = _STATUS
 
     type: Literal["message"] | None = None
@@ -59,7 +63,7 @@ class MessageItem(Fields):
     id: str | None = None
 
 
-class FunctionCallItem(Fields):
+class FunctionCallItem(_Sent):
     neutral: ClassVar[Mapping[str, Neutral]] = _STATUS
 
     type: Literal["function_call"]
@@ -69,7 +73,7 @@ class FunctionCallItem(Fields):
     id: str | None = None
 
 
-class FunctionCallOutputItem(Fields):
+class FunctionCallOutputItem(_Sent):
     neutral: ClassVar[Mapping[str, Neutral]] = {**_STATUS, "name": ANY}
 
     type: Literal["function_call_output"]
@@ -88,7 +92,7 @@ class ReasoningText(Fields):
     text: str
 
 
-class ReasoningItem(Fields):
+class ReasoningItem(_Sent):
     """Reasoning of an earlier answer; handed to the chat template."""
 
     neutral: ClassVar[Mapping[str, Neutral]] = {**_STATUS, "encrypted_content": ANY}
