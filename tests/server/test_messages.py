@@ -196,6 +196,7 @@ def test_what_the_template_is_given(templated: Running) -> None:
 
 def test_an_agent_with_a_tool(templated: Running) -> None:
     messages: list[Any] = [{"role": "user", "content": "How is Paris?"}]
+    answer: Any = None
     with (
         scripted(templated, f"Let me see.\n{CALL}", "Sunny.") as prompts,
         client_of(templated) as client,

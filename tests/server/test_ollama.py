@@ -32,7 +32,7 @@ WEATHER: Any = {
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-_CLIENTS: list[ollama.Client] = []
+_CLIENTS: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def clients() -> Iterator[None]:
         _CLIENTS.pop().close()
 
 
-def client_of(server: Running, **headers: str) -> ollama.Client:
+def client_of(server: Running, **headers: str) -> Any:
     _CLIENTS.append(ollama.Client(host=server.url, timeout=30, headers=headers))
     return _CLIENTS[-1]
 
@@ -135,9 +135,14 @@ def test_stops(server: Running) -> None:
 def test_without_a_limit_it_goes_on_to_the_end_of_the_context(target_file: Path) -> None:
     with running(toy_pipeline(target_file)) as server, scripted(server, "a", "a", "a", "a"):
         service = server.server.config.app.state.service  # type: ignore[union-attr]
-        limits = []
+        limits: list[int | None] = []
         submit = service.submit
-        service.submit = lambda requests: limits.append(requests[0].params.max_tokens) or submit(requests)
+
+        def watched(requests: Any) -> Any:
+            limits.append(requests[0].params.max_tokens)
+            return submit(requests)
+
+        service.submit = watched
         client = client_of(server)
         client.generate(MODEL, "x", raw=True)
         client.generate(MODEL, "x", raw=True, options={"num_predict": -1})
@@ -229,8 +234,8 @@ def test_structured_output(server: Running, path: str) -> None:
 
     def text(form: Any) -> str:
         if path == "chat":
-            return client.chat(MODEL, HI, format=form, options=options).message.content or ""
-        return client.generate(MODEL, "go", format=form, options=options).response
+            return str(client.chat(MODEL, HI, format=form, options=options).message.content)
+        return str(client.generate(MODEL, "go", format=form, options=options).response)
 
     assert json.loads(text(schema)) in schema["enum"]
     assert text("json").lstrip().startswith("{")
@@ -299,7 +304,8 @@ def test_what_changes_nothing_is_accepted(server: Running) -> None:
         body = {"messages": HI, "options": {"num_predict": 2}, "stream": False, name: value}
         answer = server.post("/api/chat", body)
         assert answer.status_code == 200, (name, answer.text)
-    for extra in ({"context": []}, {"template": ""}, {"images": []}, {"suffix": ""}):
+    empties: list[Any] = [{"context": []}, {"template": ""}, {"images": []}, {"suffix": ""}]
+    for extra in empties:
         body = {"prompt": "a", "options": {"num_predict": 2}, "stream": False, **extra}
         assert server.post("/api/generate", body).status_code == 200
 

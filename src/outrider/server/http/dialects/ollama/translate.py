@@ -63,7 +63,7 @@ def _shared(service: Service, body: Generating) -> dict[str, Any]:
         "speculative": drafting
         if isinstance(drafting, bool | None)
         else drafting.model_dump(exclude_none=True),
-        **_options(body.options or Options()),
+        **_options(body.options or Options.model_validate({})),
     }
 
 

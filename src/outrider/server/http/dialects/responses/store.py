@@ -6,9 +6,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from outrider.server.http.errors import ApiError, bad, json_bytes
+
+Item: TypeAlias = Mapping[str, Any]  # as JSON, with an id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,8 +24,8 @@ class Stored:
     """
 
     document: Mapping[str, Any]
-    inputs: Sequence[Mapping[str, Any]]
-    history: Sequence[Mapping[str, Any]]
+    inputs: Sequence[Item]
+    history: Sequence[Item]
     size: int
     created: float
 
@@ -58,8 +60,8 @@ class ResponseStore:
         self,
         space: str,
         document: Mapping[str, Any],
-        inputs: Sequence[Mapping[str, Any]],
-        history: Sequence[Mapping[str, Any]],
+        inputs: Sequence[Item],
+        history: Sequence[Item],
     ) -> None:
         """Keep a response. Older ones may go."""
         size = len(json_bytes([document, inputs, history]))
@@ -76,7 +78,7 @@ class ResponseStore:
     def get(self, space: str, response_id: str) -> Stored:
         """A response. Raises ApiError (404)."""
         self._drop_old()
-        found = self._spaces.get(space, {}).get(response_id)
+        found = self._in(space).get(response_id)
         if found is None:
             raise ApiError(
                 404,
@@ -91,7 +93,7 @@ class ResponseStore:
         self.get(space, response_id)
         self._drop(space, response_id)
 
-    def history(self, space: str, response_id: str | None) -> Sequence[Mapping[str, Any]]:
+    def history(self, space: str, response_id: str | None) -> Sequence[Item]:
         """The items of the conversation that ends with a response; () for None. Raises ApiError."""
         if response_id is None:
             return ()
@@ -100,14 +102,17 @@ class ResponseStore:
         except ApiError as error:
             raise bad(error.message, "previous_response_id", "previous_response_not_found") from None
 
-    def item(self, space: str, item_id: str) -> Mapping[str, Any]:
+    def item(self, space: str, item_id: str) -> Item:
         """An item of a stored response's conversation, by its id. Raises ApiError."""
         self._drop_old()
-        for stored in reversed(self._spaces.get(space, {}).values()):
+        for stored in reversed(self._in(space).values()):
             for item in reversed(stored.history):
-                if item.get("id") == item_id:
+                if item["id"] == item_id:
                     return item
         raise bad(f"there is no stored item {item_id[:80]!r}: send the item itself", "input")
+
+    def _in(self, space: str) -> OrderedDict[str, Stored]:
+        return self._spaces.get(space) or OrderedDict()
 
     def _drop_old(self) -> None:
         limit = self._clock() - self._seconds
