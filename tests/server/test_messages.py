@@ -331,7 +331,7 @@ def block(**members: Any) -> Any:
         ({"messages": block(type="tool_result", tool_use_id="a", content=[{"type": "image"}])},
          "content of type 'image'"),
         ({"messages": block(type="tool_use", id="a", name="b", input={})}, "messages.0.content.0: a block"),
-        ({"messages": block(type="text", text="a", tekst="b")}, "did you mean 'text'"),
+        ({"messages": block(type="text", text="a", texts="b")}, "did you mean 'text'"),
         ({"messages": block(text="a")}, "messages.0.content"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages are empty"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
