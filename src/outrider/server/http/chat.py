@@ -103,7 +103,7 @@ class ChatAnswer(OpenAIAnswer):
         return "tool_calls" if called else sample.end.finish_reason
 
     def _delta(self, sample: Sample, text: str) -> dict[str, Any]:
-        read = self._readers[sample.index].push(text, last=sample.end is not None)
+        read = self._readers[sample.index].push(text, sample.end)
         found: dict[str, Any] = {"content": read.content} if read.content else {}
         return {**found, "tool_calls": read.deltas} if read.deltas else found
 

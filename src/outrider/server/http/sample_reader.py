@@ -149,19 +149,19 @@ class SampleReader:
     def in_reasoning(self) -> bool:
         return self._reasoning is not None and self._reasoning.inside
 
-    def push(self, text: str, *, last: bool = False) -> Read:
-        """Read more text. last: it is the end of the sample; what was held back is decided."""
+    def push(self, text: str, end: FinishEvent | None = None) -> Read:
+        """Read more text. end: of the sample, with its last text; what was held back is then decided."""
         read = Read(content=text)
         if self._reasoning is not None:
             read.reasoning, read.content = self._reasoning.push(text)
-            if last:
+            if end is not None:
                 held = self._reasoning.finish()
                 read.reasoning += held[0]
                 read.content += held[1]
         if self._parser is not None:
             parsed = self._parser.push(read.content)
             read.content, read.deltas = parsed.content, parsed.deltas
-            if last:
+            if end is not None:
                 parsed = self._parser.finish()
                 read.content += parsed.content
                 read.deltas += parsed.deltas
@@ -216,7 +216,7 @@ class BlockReader:
             yield from self._take(self.reader.push(token.text))
             self.reasoning_tokens += before or self.reader.in_reasoning
         if end is not None:
-            yield from self._take(self.reader.push(end.text_tail, last=True))
+            yield from self._take(self.reader.push(end.text_tail, end))
             yield from self._close(last=True)
 
     def _take(self, read: Read) -> Iterator[BlockEvent]:
