@@ -389,6 +389,29 @@ def test_a_stream_that_fails(templated: Running) -> None:
         client.responses.retrieve(response.id)
 
 
+@pytest.mark.parametrize("depth", [480, 700, 990, 5000])
+def test_deep_nesting_breaks_nothing(server: Running, depth: int) -> None:
+    deep, list_ = '{"a":' * depth + "1" + "}" * depth, "[" * depth + "]" * depth
+    with server.http() as http:
+        for path, body in (
+            (
+                "/v1/responses",
+                f'"input": "a", "tools": [{{"type": "function", "name": "a", "parameters": {deep}}}]',
+            ),
+            ("/v1/responses", f'"input": [{{"role": "user", "content": {list_}}}]'),
+            ("/v1/messages", f'"messages": [{{"role": "user", "content": "a"}}], "metadata": {deep}'),
+            ("/v1/messages", f'"messages": [{{"role": "user", "content": {list_}}}]'),
+            ("/api/chat", f'"stream": false, "messages": [], "format": {deep}'),
+            ("/completion", f'"prompt": {list_}'),
+        ):
+            limits = {"/v1/responses": '"max_output_tokens": 1, ', "/v1/messages": '"max_tokens": 1, '}
+            text = "{" + limits.get(path, "") + body + "}"
+            answer = http.post(path, content=text, headers={"content-type": "application/json"})
+            assert answer.status_code in (200, 400), answer.text
+            assert len(answer.text) < 100_000
+    assert server.engine.healthy
+
+
 def test_what_changes_nothing_is_accepted(server: Running) -> None:
     neutral: dict[str, Any] = {
         "background": False,
