@@ -67,7 +67,7 @@ def test_a_tool_is_called(model: Running) -> None:
         (call,) = message.content
         assert (message.stop_reason, call.name, set(call.input)) == ("tool_use", "weather", {"city"})
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny, 20 degrees"}
-        more = [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        more: Any = [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
         assert client.messages.create(messages=[*question, *more], **given).content
     function: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
     with model.client() as openai_client:
