@@ -191,7 +191,7 @@ class CompletionRequest(Sampling):
 class FunctionDefinition(Strict):
     unused = UNUSED_IN_TOOLS
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -248,6 +248,10 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    content: str | None = Field(None, description="llama.cpp's name for a text.")
+    add_special: bool | None = Field(None, description="Of `content`; false by default.")
+    parse_special: bool | None = Field(None, description="Of `content`; true by default.")
+    with_pieces: bool | None = Field(None, description="Of `content`: each token's text beside its id.")
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
