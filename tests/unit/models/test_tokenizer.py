@@ -124,7 +124,7 @@ def test_half_a_surrogate_pair_is_refused() -> None:
 
 
 def test_unknown_pre_tokenizer() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'qwen3'.*mean 'qwen2'.*supported: .*llama-bpe"):
+    with pytest.raises(UnsupportedModelError, match=r"'qwen3'.*mean 'qwen35'.*supported: .*llama-bpe"):
         Tokenizer.from_data(dataclasses.replace(tokenizer_data(CASES["bpe-qwen2"]), pre="qwen3"))
 
 
