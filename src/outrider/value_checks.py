@@ -32,12 +32,15 @@ def anything(_: object) -> bool:
 
 
 def only_known(
-    cls: type[T], elsewhere: Mapping[str, tuple[tuple[object, ...], str]] | None = None
+    cls: type[T],
+    elsewhere: Mapping[str, tuple[tuple[object, ...], str]] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> type[T]:
     """Class decorator: a dataclass raises ConfigError for an unknown keyword and names the nearest known one.
 
     elsewhere: keywords of other systems that are not supported here: for each the values that change
                nothing, which are accepted, and the reason that any other value is refused with.
+    renamed:   other systems' names of the parameters here, for the error's text; None is accepted.
     """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     init = cls.__init__
@@ -45,6 +48,10 @@ def only_known(
     @functools.wraps(init)
     def checked(self: T, /, *args: Any, **kwargs: Any) -> None:
         for name in [name for name in kwargs if name not in known]:
+            if renamed is not None and name in renamed:
+                if kwargs.pop(name) is not None:
+                    raise ConfigError(f"{cls.__name__} has no argument {name!r}: use {renamed[name]!r}")
+                continue
             if elsewhere is None or name not in elsewhere:
                 raise ConfigError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
             neutral, reason = elsewhere[name]

@@ -35,8 +35,24 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt_adapter": ((None,), "adapters are not supported"),
 }
 
+# What OpenAI, transformers, llama.cpp and Ollama call the parameters below.
+_RENAMED: dict[str, str] = {
+    **dict.fromkeys(
+        ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_gen_len", "max_length"),
+        "max_tokens",
+    ),
+    **dict.fromkeys(("n_predict", "num_predict", "max_tokens_to_sample"), "max_tokens"),
+    **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
+    **dict.fromkeys(("stop_sequences", "stop_strings"), "stop"),
+    **dict.fromkeys(("num_return_sequences", "num_samples"), "n"),
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "top_logprobs": "logprobs",
+    "random_seed": "seed",
+}
 
-@partial(only_known, elsewhere=_UNSUPPORTED)
+
+@partial(only_known, elsewhere=_UNSUPPORTED, renamed=_RENAMED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are sampled and when generation ends. Every field works with speculation too.

@@ -140,7 +140,7 @@ class Guard:
 
 class BodyLimit:
     """Reads the whole body of a request before the application runs. Refuses a body that is too large, late,
-    not declared as JSON, or has text that is not Unicode.
+    not declared as JSON, compressed, or has text that is not Unicode.
 
     most:    bytes of a body.
     seconds: until it must have arrived.
@@ -159,6 +159,8 @@ class BodyLimit:
             if body and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
                 # Browsers send cross-origin requests of other types without a CORS preflight.
                 raise ApiError(415, "send the body with the header Content-Type: application/json")
+            if body and (packed := _compression(headers, body)):
+                raise ApiError(415, f"the body is compressed ({packed}): send it without Content-Encoding")
             if body is not None and _SURROGATE.search(body):
                 _check_unicode(body)
         except ApiError as error:
@@ -205,6 +207,14 @@ class BodyLimit:
             code="body_too_large",
             headers={"Connection": "close"},
         )
+
+
+def _compression(headers: Headers, body: bytes) -> str:
+    """How a body is compressed, by its header or its first bytes, or ""."""
+    named = headers.get("content-encoding", "").strip().lower()
+    if named not in ("", "identity"):
+        return ascii(named[:40])[1:-1]
+    return "gzip" if body.startswith(b"\x1f\x8b") else ""
 
 
 def _check_unicode(body: bytes) -> None:
