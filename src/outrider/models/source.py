@@ -76,6 +76,8 @@ class ModelSource:
              each layer blk.N.{attn_norm, attn_q, …}.weight, some with a bias. Without output.weight
              [vocab, hidden] the output matrix is tied to token_embd.weight. Vectors are F32, F16 or BF16.
              rope_freqs.weight is left out, as the rotary frequencies of `architecture` include it.
+    chat_template: the template of conversations, if there is one; chat_templates has further ones by name, of
+             which "tool_use" is for conversations with tools.
     quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
     """
 
@@ -87,6 +89,7 @@ class ModelSource:
     tokenizer: TokenizerData
     chat_template: str | None
     quantization: str | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> list[str | int | None]:
         """Identifies these weights in caches: the file's absolute path, its size in bytes, the time of its

@@ -49,6 +49,9 @@ _OFF: Mapping[str, tuple[float, ...]] = {
 }
 
 
+MAX_TEMPLATES = 32  # chat templates beside the default one
+
+
 def open_gguf(path: Path) -> ModelSource:
     """Open and check the GGUF file `path`; its tensors stay on disk, mapped.
 
@@ -75,7 +78,15 @@ def open_gguf(path: Path) -> ModelSource:
         tensors=tensors,
         tokenizer=read_tokenizer(metadata, architecture.vocab_size),
         chat_template=metadata.text("tokenizer.chat_template", None),
+        chat_templates=_named_templates(metadata),
     )
+
+
+def _named_templates(metadata: Metadata) -> dict[str, str]:
+    """The chat templates beside the default one, by name."""
+    prefix = "tokenizer.chat_template."
+    names = [key.removeprefix(prefix) for key in metadata.pairs if key.startswith(prefix)]
+    return {name: metadata.text(prefix + name) for name in names[:MAX_TEMPLATES] if name != "default"}
 
 
 def _family(metadata: Metadata) -> Family:

@@ -14,7 +14,9 @@ PREFERRED = "Q4_K_M"
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _SIDE_FILE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUF files that are not language models
-_SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt")
+_SMALL = re.compile(
+    r"[^/]+\.(json|jinja)|additional_chat_templates/[^/]+\.jinja|tokenizer\.model|merges\.txt|vocab\.txt"
+)
 
 
 @dataclass(frozen=True, slots=True)
