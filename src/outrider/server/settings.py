@@ -26,7 +26,7 @@ class Settings:
     max_samples:       of one request, all prompts together.
     max_logprobs:      most `top_logprobs` of a token; -1 for no limit.
     chat_template:     source of a template to use in place of the model's.
-    tool_call_parser:  "hermes" or "llama3_json"; None chooses by the chat template.
+    tool_call_parser:  "hermes", "llama3_json" or "mistral"; None chooses by the chat template.
     trust_request_chat_template: allow chat templates in requests (they are rendered in the sandbox).
     allowed_hosts:     accepted values of the Host header; () for all. None accepts only loopback names when
                        there are no keys and `host` is one of them: a defence against DNS rebinding.
