@@ -111,6 +111,8 @@ class ModelSource:
              [vocab, hidden] the output matrix is tied to token_embd.weight. Vectors are F32, F16 or BF16.
              rope_freqs.weight is left out, as the rotary frequencies of `architecture` include it.
     recommended_sampling: values that the files recommend, under SamplingParams' names; not checked.
+    chat_template: the template of conversations, if there is one; chat_templates has further ones by name, of
+             which "tool_use" is for conversations with tools.
     quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
     parts: the other files of a split GGUF model, of which `path` is the first.
     """
@@ -125,6 +127,7 @@ class ModelSource:
     quantization: str | None = None
     recommended_sampling: Mapping[str, object] = field(default_factory=dict)
     parts: tuple[Path, ...] = ()
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> list[str | int | None]:
         """Identifies these weights in caches: for each file its absolute path, its size in bytes and the time

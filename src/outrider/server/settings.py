@@ -28,7 +28,7 @@ class Settings:
     max_stored_responses, max_stored_bytes, stored_seconds: of responses that /v1/responses keeps in memory:
                        how many, of how many bytes together, and for how long. 0 responses keep none.
     chat_template:     source of a template to use in place of the model's.
-    tool_call_parser:  "hermes" or "llama3_json"; None chooses by the chat template.
+    tool_call_parser:  "hermes", "llama3_json" or "mistral"; None chooses by the chat template.
     trust_request_chat_template: allow chat templates in requests (they are rendered in the sandbox).
     allowed_hosts:     accepted values of the Host header; () for all. None accepts only loopback names when
                        there are no keys and `host` is one of them: a defence against DNS rebinding.

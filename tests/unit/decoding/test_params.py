@@ -178,6 +178,7 @@ def test_structured_output_by_any_of_its_names() -> None:
         SamplingParams(structured_outputs=StructuredOutputsParams(json=schema)),
         SamplingParams(structured_outputs={"json": schema}),
         SamplingParams(guided_decoding=GuidedDecodingParams(json=schema, backend="auto")),  # type: ignore[call-arg]
+        SamplingParams(json_schema=schema, structured_outputs={"json": schema}),
     ]
 
     class Model:

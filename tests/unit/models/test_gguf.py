@@ -43,6 +43,12 @@ def test_llama(tmp_path: Path) -> None:
     assert model.weights_bytes == sum(4 * w.size for w in tiny_weights().values())
 
 
+def test_named_chat_templates(tmp_path: Path) -> None:
+    keys = {"tokenizer.chat_template.tool_use": "T", "tokenizer.chat_template.default": "D"}
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys))
+    assert (model.chat_template, model.chat_templates) == (CHAT_TEMPLATE, {"tool_use": "T"})
+
+
 def test_qwen2(tmp_path: Path) -> None:
     model = open_model(tiny_gguf(tmp_path / "a.gguf", arch="qwen2", tied=False))
     assert (model.architecture.name, model.architecture.ropes[0].interleaved) == ("qwen2", False)
@@ -297,6 +303,7 @@ def test_equal_numbers_for_each_layer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.eos_token_id": "2"}, ModelFileError, "eos_token_id is bytes, not an integer"),
         ({"tokenizer.ggml.add_bos_token": "yes"}, ModelFileError, "not a truth value"),
         ({"tokenizer.chat_template": 7}, ModelFileError, "chat_template is int, not a string"),
+        ({"tokenizer.chat_template.rag": 7}, ModelFileError, "chat_template.rag is int, not a string"),
         ({**SPM, "tokenizer.ggml.scores": None}, ModelFileError, "scores is missing"),
         ({**SPM, "tokenizer.ggml.scores": [0.0]}, ModelFileError, "scores has 1 entries for 5"),
         ({**SPM, "tokenizer.ggml.scores": [float("nan")] * 5}, ModelFileError, "not finite"),

@@ -24,6 +24,7 @@ FOLDER = {
     "config.json": b"{}",
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "model.safetensors": np.random.default_rng(2).bytes(50_000),
     "pytorch_model.bin": b"pickle",
     "modeling.py": b"1/0",
@@ -127,7 +128,8 @@ def test_a_safetensors_folder_without_pickles_or_code(hub: Hub, tmp_path: Path) 
     hub.repos["org/folder"] = FOLDER
     path = get("org/folder", tmp_path)
     found = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()}
-    assert found == {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+    templates = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+    assert found == {"config.json", "tokenizer.json", "model.safetensors", *templates}
     assert (path / "model.safetensors").read_bytes() == FOLDER["model.safetensors"]
     assert get("org/folder", tmp_path, offline=True) == path
 

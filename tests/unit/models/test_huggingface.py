@@ -513,13 +513,26 @@ def test_chat_template_forms(folder: Path) -> None:
         settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     )
     assert open_model(folder).chat_template == "D"
+    assert open_model(folder).chat_templates == {"tool_use": "T"}
     edit_json(settings, chat_template=None)
     assert open_model(folder).chat_template is None
+    assert open_model(folder).chat_templates == {}
     edit_json(settings, chat_template=7)
     with pytest.raises(ModelFileError, match="chat_template is not a string"):
         open_model(folder)
+    edit_json(
+        settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "a", "template": "A"}, 5]
+    )
+    assert open_model(folder).chat_template is None
     (folder / "chat_template.jinja").write_text("J")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("U")
+    (folder / "additional_chat_templates" / "notes.txt").write_text("N")
     assert open_model(folder).chat_template == "J"
+    assert open_model(folder).chat_templates == {"tool_use": "U", "a": "A"}
+    edit_json(settings, chat_template=[{"name": "tool_use", "template": 7}])
+    with pytest.raises(ModelFileError, match="chat_template is not a string"):
+        open_model(folder)
 
 
 def test_end_of_turn_ids(folder: Path) -> None:

@@ -51,6 +51,9 @@ _OFF: Mapping[str, tuple[float, ...]] = {
 }
 
 
+MAX_TEMPLATES = 32  # chat templates beside the default one
+
+
 def open_gguf(path: Path) -> ModelSource:
     """Open and check the GGUF file `path`; its tensors stay on disk, mapped.
 
@@ -82,6 +85,7 @@ def open_gguf(path: Path) -> ModelSource:
         chat_template=metadata.text("tokenizer.chat_template", None),
         recommended_sampling=gguf_sampling(metadata),
         parts=tuple(parts),
+        chat_templates=_named_templates(metadata),
     )
 
 
@@ -107,6 +111,13 @@ def _refuse_what_is_no_model(metadata: Metadata, has_tensors: bool) -> None:
     else:
         return
     raise UnsupportedModelError(f"{metadata.path}: holds {what}")
+
+
+def _named_templates(metadata: Metadata) -> dict[str, str]:
+    """The chat templates beside the default one, by name."""
+    prefix = "tokenizer.chat_template."
+    names = [key.removeprefix(prefix) for key in metadata.pairs if key.startswith(prefix)]
+    return {name: metadata.text(prefix + name) for name in names[:MAX_TEMPLATES] if name != "default"}
 
 
 def _family(metadata: Metadata) -> Family:

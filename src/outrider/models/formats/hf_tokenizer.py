@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from dataclasses import replace
@@ -17,12 +18,13 @@ from outrider.models.source import AddedPiece, TokenizerData
 TOKENIZER_LIMIT = 64 << 20
 CONFIG_LIMIT = 16 << 20
 TEMPLATE_LIMIT = 1 << 20
+MAX_TEMPLATES = 32
 
 logger = logging.getLogger("outrider")
 
 
-def read_tokenizer(folder: Path, config: Section, vocab_size: int) -> tuple[TokenizerData, str | None]:
-    """The tokenizer of `folder`, and its chat template or None.
+def read_tokenizer(folder: Path, config: Section, vocab_size: int) -> tuple[TokenizerData, dict[str, str]]:
+    """The tokenizer of `folder`, and its chat templates by name; "default" is that of all conversations.
 
     eos_ids come from generation_config.json, config.json, tokenizer_config.json and the well-known
     special tokens, in this order. Tokens and ids beyond the model's `vocab_size` rows are left out, with a
@@ -80,7 +82,7 @@ def read_tokenizer(folder: Path, config: Section, vocab_size: int) -> tuple[Toke
         added=added.pieces,
         prepend_scheme=_prepend_scheme(config, settings, parsed),
     )
-    return data, _chat_template(folder, settings)
+    return data, _chat_templates(folder, settings)
 
 
 def _prepend_scheme(
@@ -146,18 +148,25 @@ def _stated_ids(parsed: Section) -> list[AddedPiece]:
     return list(found.values())
 
 
-def _chat_template(folder: Path, settings: Section) -> str | None:
-    try:
-        return read_text(folder / "chat_template.jinja", TEMPLATE_LIMIT)
-    except ModelNotFoundError:
-        pass
+def _chat_templates(folder: Path, settings: Section) -> dict[str, str]:
+    """The templates of tokenizer_config.json, one or a list of named ones, over which those in files of their
+    own have precedence, as in transformers."""
     value = settings.values.get("chat_template")
-    if isinstance(value, list):  # several named templates: use the one named "default"
-        entries = [entry for entry in value if isinstance(entry, dict)]
-        value = next((e.get("template") for e in entries if e.get("name") == "default"), None)
-    if value is None:
-        return None
-    template = Section(settings.path, {"chat_template": value}).text("chat_template")
-    if len(template) > TEMPLATE_LIMIT:
-        raise ModelFileError(f"{settings.path}: chat_template has more than {TEMPLATE_LIMIT} characters")
-    return template
+    named: list[Any] = [{"name": "default", "template": value}]
+    if isinstance(value, list):
+        named = [entry for entry in value if isinstance(entry, dict)][:MAX_TEMPLATES]
+    found: dict[str, str] = {}
+    for entry in named:
+        if entry.get("template") is not None and isinstance(entry.get("name"), str):
+            template = Section(settings.path, {"chat_template": entry["template"]}).text("chat_template")
+            if len(template) > TEMPLATE_LIMIT:
+                raise ModelFileError(
+                    f"{settings.path}: chat_template has more than {TEMPLATE_LIMIT} characters"
+                )
+            found[entry["name"]] = template
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    files["default"] = folder / "chat_template.jinja"
+    for name, path in [*files.items()][-MAX_TEMPLATES:]:
+        with contextlib.suppress(ModelNotFoundError):
+            found[name] = read_text(path, TEMPLATE_LIMIT)
+    return found

@@ -73,7 +73,7 @@ def open_huggingface(folder: Path) -> ModelSource:
     check_tensors(
         folder, architecture, tensors, lambda name: names.get(name) or _file_name(name, layer_tensors)
     )
-    tokenizer, template = read_tokenizer(folder, config, architecture.vocab_size)
+    tokenizer, templates = read_tokenizer(folder, config, architecture.vocab_size)
     return ModelSource(
         path=folder,
         format="safetensors",
@@ -81,7 +81,8 @@ def open_huggingface(folder: Path) -> ModelSource:
         architecture=architecture,
         tensors=tensors,
         tokenizer=tokenizer,
-        chat_template=template,
+        chat_template=templates.pop("default", None),
+        chat_templates=templates,
         recommended_sampling=huggingface_sampling(folder),
     )
 

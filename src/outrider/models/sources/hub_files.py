@@ -14,7 +14,9 @@ from outrider.models.sources.download import one_line
 PREFERRED = "Q4_K_M"
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
-_SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt")
+_SMALL = re.compile(
+    r"[^/]+\.(json|jinja)|additional_chat_templates/[^/]+\.jinja|tokenizer\.model|merges\.txt|vocab\.txt"
+)
 
 
 @dataclass(frozen=True, slots=True)

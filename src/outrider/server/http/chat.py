@@ -9,10 +9,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from outrider.decoding.events import FinishEvent, TokenEvent
-from outrider.server.http import sampling_fields, tools
+from outrider.errors import ConfigError
+from outrider.server.http import sampling_fields, tool_grammar, tools
 from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.disconnect import while_connected
-from outrider.server.http.errors import bad
 from outrider.server.http.generation import Sample, respond
 from outrider.server.http.generation_request import Arrival, GenerationRequest
 from outrider.server.http.logprobs import TokenTexts
@@ -20,6 +20,8 @@ from outrider.server.http.openai_answer import OpenAIAnswer
 from outrider.server.http.protocol import ChatRequest
 from outrider.server.http.sample_reader import SampleReader
 from outrider.server.http.service import Service
+from outrider.server.http.tool_forms import calls_are_marked
+from outrider.server.http.tools import ToolUse
 
 
 async def chat_completions(service: Service, http: HttpRequest, body: ChatRequest) -> Response:
@@ -35,15 +37,18 @@ def parse(service: Service, arrival: Arrival, body: ChatRequest) -> GenerationRe
     params = sampling_fields.chat_params(body, service.sampling, **_tool_params(service, body))
     drafting = sampling_fields.draft_fields(body, service.pipeline)
     ids = service.encode(prompt_text(service, body), add_special=bool(body.add_special_tokens))
-    return service.generation_request(
-        arrival,
-        "chatcmpl",
-        [ids],
-        params,
-        stream=bool(body.stream),
-        cache_salt=body.cache_salt,
-        **drafting,
-    )
+    try:
+        return service.generation_request(
+            arrival,
+            "chatcmpl",
+            [ids],
+            params,
+            stream=bool(body.stream),
+            cache_salt=body.cache_salt,
+            **drafting,
+        )
+    except ConfigError as error:
+        raise tool_grammar.blamed(tools.tool_use(body), sampling_fields.output_format(body), error) from None
 
 
 def prompt_text(service: Service, body: ChatRequest) -> str:
@@ -66,16 +71,31 @@ def _tool_params(service: Service, body: ChatRequest) -> dict[str, Any]:
     use = tools.tool_use(body)
     if not use.tools:
         return {}
+    family = service.templates.tool_family(body.chat_template)
+    marks = service.templates.special_marks(family)
     found: dict[str, Any] = {}
-    if use.forced:
-        if sampling_fields.output_format(body) is not None:
-            raise bad("tool_choice and the form that is asked for contradict each other", "tool_choice")
-        grammar = tools.call_grammar(use, service.templates.tool_family(body.chat_template))
+    if (grammar := _grammar(service, body, use)) is not None:
         sampling_fields.check_size(grammar, "tools")
         found["structured_outputs"] = {"grammar": grammar}
-    if service.templates.call_marks_are_special:  # the parser needs the marks in the text
+    if marks:  # the parser needs them in the text
         found["skip_special_tokens"] = False
     return found
+
+
+def _grammar(service: Service, body: ChatRequest, use: ToolUse) -> str | None:
+    """The grammar that a request's tools need. It includes the form that the request asks for, which is that
+    of content; an answer may be calls instead. Raises ApiError and ConfigError."""
+    family = service.templates.tool_family(body.chat_template)
+    marks = service.templates.special_marks(family)
+    form = sampling_fields.output_format(body)
+    if use.forced:
+        return tool_grammar.call_grammar(use, family, marks)
+    if form is not None:
+        rule = tool_grammar.form_rule(form) if calls_are_marked(family) else None
+        return None if rule is None else tool_grammar.formed_grammar(use, family, marks, rule)
+    if not use.enforced:
+        return None
+    return tool_grammar.free_grammar(use, family, marks, service.templates.special_ids)
 
 
 class ChatAnswer(OpenAIAnswer):

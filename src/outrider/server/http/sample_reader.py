@@ -8,9 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.models.text.tokenizer import Tokenizer
-from outrider.server.http import tools
+from outrider.server.http import sampling_fields, tools
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.protocol import ChatRequest
+from outrider.server.http.tool_forms import calls_are_marked
 from outrider.server.http.tool_parser import ToolCall, ToolParser
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -134,9 +135,13 @@ class SampleReader:
         cls, templates: ChatTemplates, body: ChatRequest, reasoning: ReasoningReader | None = None
     ) -> SampleReader:
         """The reader of a sample of a request. Raises ApiError."""
-        use = tools.tool_use(body)
+        use, family = tools.tool_use(body), templates.tool_family(body.chat_template)
         names = [tool.function.name for tool in use.tools]
-        parser = ToolParser(templates.tool_family(body.chat_template), names) if names else None
+        formed = not use.forced and sampling_fields.output_format(body) is not None
+        # Where calls have no mark, JSON that is asked for could not be told from them.
+        if not names or (formed and not calls_are_marked(family)):
+            return cls(parallel=use.parallel, reasoning=reasoning)
+        parser = ToolParser(family, names, enforced=use.enforced, formed=formed, forced=use.forced)
         return cls(parser, parallel=use.parallel, reasoning=reasoning)
 
     @property
@@ -162,7 +167,7 @@ class SampleReader:
             parsed = self._parser.push(read.content)
             read.content, read.deltas = parsed.content, parsed.deltas
             if end is not None:
-                parsed = self._parser.finish()
+                parsed = self._parser.finish(cut=end.finish_reason == "length")
                 read.content += parsed.content
                 read.deltas += parsed.deltas
         read.deltas = [d for d in read.deltas if self._parallel or d["index"] == 0]

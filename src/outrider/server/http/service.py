@@ -51,6 +51,7 @@ class Service:
         self.templates = ChatTemplates(
             self.tokenizer,
             settings.chat_template or pipeline.source.chat_template,
+            named=None if settings.chat_template else pipeline.source.chat_templates,
             trust_requests=settings.trust_request_chat_template,
             tool_call_parser=settings.tool_call_parser,
         )

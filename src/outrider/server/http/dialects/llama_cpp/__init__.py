@@ -114,7 +114,8 @@ def _add(app: FastAPI, service: Service) -> None:
 def _props(service: Service) -> dict[str, Any]:
     tokenizer = service.tokenizer
 
-    defaults = SamplingParams(**{"max_tokens": None, **service.sampling.defaults.values})
+    values: dict[str, Any] = {"max_tokens": None, **service.sampling.defaults.values}
+    defaults = SamplingParams(**values)
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.pieces.texts[token]
