@@ -72,7 +72,9 @@ class AsyncLLM:
         self._engine: ServerEngine | None = engine
         self._maker = GenerationMaker(pipeline, engine.context)
         self._defaults = pipeline.sampling
-        conversations = Conversations(pipeline.source.chat_template, pipeline.tokenizer)
+        conversations = Conversations(
+            pipeline.source.chat_template, pipeline.tokenizer, pipeline.source.chat_templates
+        )
         self._conversations = conversations
         self._tokenizer = TransformersTokenizer(
             pipeline.tokenizer, conversations, engine.context, pipeline.config.model

@@ -8,23 +8,29 @@ forced tokens.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark, gbnf_to_lark
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.constraint import Mask
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
+from outrider.json_schema import prepared
 from outrider.models.text.tokenizer import Tokenizer
 
 KEPT_FORMS = 32  # compiled forms that are cached for later requests
 KEPT_MASKS = 64  # masks of the latest positions that are cached, more than a draft is long
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)  # whatever else any_to_lark takes for Lark's syntax
+_START = re.compile(
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?<![\w-])start(?![\w-])'
+)  # in GBNF: texts, characters and comments, and the rule
 _MARK = "\x02"  # put before a text, so that the tokenizer takes it for the middle of one
 
 
@@ -181,33 +187,72 @@ def _grammar(form: StructuredOutputsParams) -> tuple[str, str]:
         return "the choice", LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
     if form.grammar is not None:
         try:
-            return "the grammar", LLMatcher.grammar_from_lark(any_to_lark(form.grammar))
+            return "the grammar", LLMatcher.grammar_from_lark(_lark(form.grammar))
         except Exception as error:  # the converter raises errors of any type
             raise ConfigError(f"the grammar cannot be used: {_line(str(error))}") from None
-    schema: Any = {"type": "object"} if form.json is None else json.loads(str(form.json))
-    schema = {} if schema is True else schema
-    if form.disable_additional_properties:
-        _close(schema)
-    options: Any = {"whitespace_flexible": not form.disable_any_whitespace}
-    if form.whitespace_pattern is not None:
-        options["whitespace_pattern"] = form.whitespace_pattern
+    schema, options = _schema(form)
     try:
         return "the JSON schema", LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
     except ValueError as error:
         raise ConfigError(f"the JSON schema cannot be used: {_line(str(error))}") from None
 
 
-def _close(schema: Any) -> None:
-    """Forbid additional properties in every object that names some."""
-    parts: Iterable[Any] = schema if isinstance(schema, list) else ()
-    if isinstance(schema, dict):
-        parts = schema.values()
-        if "additionalProperties" not in schema and {"properties", "patternProperties"} & schema.keys():
-            schema["additionalProperties"] = False
-    for part in parts:
-        _close(part)
+def _lark(grammar: str) -> str:
+    """A grammar in Lark's syntax."""
+    if not _GBNF.search(grammar):
+        return any_to_lark(grammar)
+    # The converter's own name for `root` is `start`; a rule that is called so needs another name.
+    return gbnf_to_lark(_START.sub(lambda m: "start-rule" if m[0] == "start" else m[0], grammar))
+
+
+def _schema(form: StructuredOutputsParams) -> tuple[Any, Any]:
+    """A JSON form's schema, and its options in llguidance's terms. Raises ConfigError."""
+    schema: Any = {"type": "object"} if form.json is None else json.loads(str(form.json))
+    options: Any = {"whitespace_flexible": not form.disable_any_whitespace}
+    if form.whitespace_pattern is not None:
+        options["whitespace_pattern"] = form.whitespace_pattern
+    try:
+        return prepared({} if schema is True else schema), options
+    except ConfigError as error:
+        raise ConfigError(f"the JSON schema cannot be used: {error}") from None
+
+
+def lark_rule(form: StructuredOutputsParams) -> str | None:
+    """The right side of a Lark rule for a form, to be used within a larger grammar; None for a grammar, which
+    has rules of its own. Raises ConfigError as a constraint's making does."""
+    if form.grammar is not None:
+        return None
+    if form.regex is not None:
+        return "/" + form.regex.replace("\\/", "/").replace("/", r"\/").replace("\n", r"\n") + "/"
+    if form.choice is not None:
+        return " | ".join(json.dumps(text, ensure_ascii=False) for text in form.choice)
+    schema, options = _schema(form)
+    if not isinstance(schema, dict):
+        raise ConfigError("the JSON schema cannot be used: it accepts nothing")
+    return "%json " + json.dumps({"x-guidance": options, **schema})
+
+
+def form_fault(form: StructuredOutputsParams) -> str | None:
+    """What is wrong with a form, in one line; None if it can be enforced."""
+    try:
+        name, grammar = _grammar(form)
+    except ConfigError as error:
+        return str(error)
+    fault = _line(LLMatcher.validate_grammar(grammar))
+    return f"{name} cannot be used: {fault}" if fault else None
+
+
+def schema_fault(schema: Mapping[str, Any]) -> str | None:
+    """What is wrong with a JSON schema, in one line; None if it can be enforced."""
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(prepared(schema)))
+    except (ConfigError, ValueError) as error:
+        return _line(str(error))
+    return _line(LLMatcher.validate_grammar(grammar)) or None
 
 
 def _line(message: str) -> str:
-    """The first part of an llguidance message, as one line."""
+    """The first part of an llguidance message, as one line, in words of this package where it has others."""
+    if "coerce_one_of" in message:
+        return "oneOf cannot be enforced where two of its schemas may match the same value; use anyOf"
     return " ".join(message.partition("<state>")[0].split())[:300]

@@ -69,7 +69,9 @@ class LLM:
     def _setup(self, pipeline: BasePipeline, shared: bool = True) -> None:
         self._open: BasePipeline | None = pipeline
         self._maker = GenerationMaker(pipeline, shared=shared)
-        self._conversations = Conversations(pipeline.source.chat_template, pipeline.tokenizer)
+        self._conversations = Conversations(
+            pipeline.source.chat_template, pipeline.tokenizer, pipeline.source.chat_templates
+        )
         self._tokenizer = TransformersTokenizer(
             pipeline.tokenizer, self._conversations, pipeline.context, pipeline.config.model
         )

@@ -203,8 +203,8 @@ class TransformersTokenizer(Tokenizer):
 
     @property
     def eos_token_id(self) -> int | None:
-        """The first of the ids that end a text; all of them are `eos_ids`."""
-        return next(iter(self.eos_ids), None)
+        """The tokenizer's own end token; all ids that end a text are `eos_ids`."""
+        return self.eos_id
 
     @property
     def bos_token_id(self) -> int | None:

@@ -128,7 +128,7 @@ class Tapped(SuffixDrafter):
 
     def __init__(self, name: str, taps: tuple[int, ...]) -> None:
         super().__init__()
-        self.name = name  # type: ignore[misc]
+        self.name = name
         self.record = HiddenRecorder(SuffixDrafter(), taps)
         self.taps = taps
 

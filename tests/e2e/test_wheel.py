@@ -57,12 +57,21 @@ def test_it_answers_a_prompt_in_a_clean_environment_without_a_compiler(wheel: Pa
     venv.create(place, with_pip=True)
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CC", "CXX", "VIRTUAL_ENV")}
     env["PATH"] = str(place / "bin")  # no compiler, no cmake
-    pip = [place / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    pip: list[str | Path] = [place / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
     call(*pip, "install", "--quiet", "--only-binary=:all:", wheel, env=env)
     model = tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     found = {}
     for spec in ("none", "suffix"):
-        command = [place / "bin" / "outrider", "run", "-m", model, "-p", "ab ab ab", "-n", "12"]
+        command: list[str | Path] = [
+            place / "bin" / "outrider",
+            "run",
+            "-m",
+            model,
+            "-p",
+            "ab ab ab",
+            "-n",
+            "12",
+        ]
         printed = call(*command, "--temp", "0", "--spec", spec, "--json", env=env, cwd=tmp_path)
         found[spec] = json.loads(printed)["token_ids"]
     assert len(found["none"]) > 0

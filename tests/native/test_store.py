@@ -34,6 +34,7 @@ from outrider.models.source import ModelSource
 from outrider.models.sources import download
 from tests.native.support import run, same_bits
 from tests.support.models import Dims, tiny_gguf, tiny_hf
+from tests.support.split_gguf import split
 
 PROMPT = [int(i) for i in np.random.default_rng(3).integers(3, 320, 20)]
 DIMS = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)
@@ -127,6 +128,21 @@ def test_safetensors_are_known_by_all_their_files(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     load(open_model(tiny_hf(folder, seed=5)), packed)
     assert len(list(packed.glob("*.packed"))) == 2
+
+
+def test_a_split_model_is_known_by_all_its_parts(tmp_path: Path, no_packing: Callable[[], None]) -> None:
+    paths = split(tmp_path)
+    packed = tmp_path / "packed"
+    wanted = logits(load(open_model(paths[0]), packed))
+    raw = bytearray(paths[2].read_bytes())
+    raw[-1] ^= 1
+    paths[2].write_bytes(raw)
+    load(open_model(paths[0]), packed)
+    assert len(list(packed.glob("*.packed"))) == 2
+    raw[-1] ^= 1
+    paths[2].write_bytes(raw)
+    no_packing()
+    assert same_bits(wanted, logits(load(open_model(paths[1]), packed)))
 
 
 # --- Damage --------------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def test_tokens_there_and_back(server: Running) -> None:
         "tokens": ids,
         "token_strs": [tokenizer.piece(i) for i in ids],
     }
-    assert server.post("/detokenize", {"tokens": ids}).json() == {"prompt": "the fox"}
+    assert server.post("/detokenize", {"tokens": ids}).json() == {"prompt": "the fox", "content": "the fox"}
     talk = server.post("/tokenize", {"messages": HI}).json()
     assert tokenizer.decode(talk["tokens"], skip_special=False).endswith("<|im_start|>assistant\n")
     for path, body in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import time
@@ -141,6 +142,17 @@ def test_pages_elsewhere_get_nothing_unless_allowed(server: Running, target_file
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
         preflight["Origin"] = "https://other.example"
         assert http.options("/v1/completions", headers=preflight).status_code == 400
+
+
+def test_compressed_bodies(server: Running) -> None:
+    with server.http() as http:
+        packed, head = gzip.compress(json.dumps(BODY).encode()), {"content-type": "application/json"}
+        for encoding in ("gzip", "deflate", "br, gzip", "GZIP", ""):
+            headers = {**head, **({"content-encoding": encoding} if encoding else {})}
+            said = error_of(http.post("/v1/completions", content=packed, headers=headers), 415)["message"]
+            assert said.startswith(f"the body is compressed ({encoding.lower() or 'gzip'}): send it without")
+        plain = http.post("/v1/completions", json=BODY, headers={"content-encoding": "identity"})
+        assert plain.status_code == 200
 
 
 @pytest.mark.parametrize(

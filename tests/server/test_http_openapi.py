@@ -31,7 +31,13 @@ CHECKS = [
 OPERATIONS = [
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
     *("GET /v1/models", "GET /v1/models/{name}", "GET /health", "GET /ping", "POST /ping", "GET /version"),
-    *("GET /load", "GET /metrics", "GET /v1/outrider/status"),
+    *("GET /load", "GET /metrics", "GET /v1/outrider/status", "GET /tokenizer_info"),
+    *("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /v1/responses"),
+    *("POST /v1/responses/input_tokens", "GET /v1/responses/{response_id}"),
+    *("DELETE /v1/responses/{response_id}", "GET /v1/responses/{response_id}/input_items"),
+    "POST /v1/responses/{response_id}/cancel",
+    *("POST /api/chat", "POST /api/generate", "POST /api/show", "GET /api/tags", "GET /api/ps"),
+    *("GET /api/version", "POST /completion", "POST /apply-template", "GET /props", "GET /slots"),
 ]
 
 

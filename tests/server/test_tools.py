@@ -1,183 +1,94 @@
-"""Tool calls: found in text that arrives in pieces of any size, enforced by grammars, sent in OpenAI's
-shape."""
+"""Tools through the server: calls enforced by grammars, found in texts and sent in OpenAI's shape, and past
+calls in conversations."""
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import openai
+import pydantic
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.grammar import Grammars
 from outrider.models.text.tool_words import describe_in_words
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.tool_parser import ToolParser
-from outrider.server.http.tools import Family, call_grammar, family_of, tool_use
+from outrider.server.http.tool_forms import FAMILIES, Family
+from outrider.server.http.tool_grammar import call_grammar, free_grammar
+from outrider.server.http.tools import tool_use
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
+from tests.support.models import Dims, tiny_gguf, tiny_tokenizer
 
 WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
         "parameters": {
+            "$defs": {"City": {"enum": ["Paris", "Rome"]}},
             "type": "object",
-            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "properties": {"city": {"$ref": "#/$defs/City"}},
             "required": ["city"],
-            "additionalProperties": False,
         },
     },
 }
 NOW = {"type": "function", "function": {"name": "now"}}
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
 HI = [{"role": "user", "content": "go"}]
-NAMES = ("a", "b", "f", "now")
-Found = tuple[str, list[tuple[str, str]]]
-
-TEXTS: list[tuple[Family, str, Found]] = [
-    ("hermes", "just text", ("just text", [])),
-    ("hermes", "", ("", [])),
-    ("hermes", '<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ("", [("a", '{"x": 1}')])),
-    (
-        "hermes",
-        'Well.\n\n<tool_call>{"name":"a","arguments":{"s":"}\\"</tool_call>"}}</tool_call>\n'
-        '<tool_call>\n{"arguments": [], "name": "b"}\n</tool_call>\n',
-        ("Well.", [("a", '{"s":"}\\"</tool_call>"}'), ("b", "[]")]),
-    ),
-    ("hermes", '<tool_call>{"name": "now"}</tool_call>', ("", [("now", "{}")])),
-    ("hermes", '<tool_call>{"name": "a", "arguments": null }</tool_call> then', ("then", [("a", "null")])),
-    ("hermes", "1 < 2 <tool", ("1 < 2 <tool", [])),
-    ("hermes", "a <tool_call>nothing</tool_call>", ("a<tool_call>nothing</tool_call>", [])),
-    ("hermes", '<tool_call>{"what": 1}</tool_call>', ('<tool_call>{"what": 1}</tool_call>', [])),
-    ("hermes", '<tool_call>{"name": "a", "arguments": {"x": ', ("", [("a", '{"x": ')])),
-    ("hermes", '<tool_call>{"na', ('<tool_call>{"na', [])),
-    ("hermes", '{"name": "a", "arguments": {}}', ("", [("a", "{}")])),
-    ("hermes", '\n```json\n{\n "name": "a",\n "arguments": {}\n}\n```\n', ("", [("a", "{}")])),
-    ("hermes", '```\n{"name": "a", "arguments": {}}\n```', ("", [("a", "{}")])),
-    ("hermes", '{"name": "Ann", "age": 3}', ('{"name": "Ann", "age": 3}', [])),
-    ("hermes", '```json\n{"city": 1}\n```', ('```json\n{"city": 1}\n```', [])),
-    ("hermes", "```python\nx = {}\n```", ("```python\nx = {}\n```", [])),
-    ("hermes", "```", ("```", [])),
-    ("hermes", 'so: {"name": "a", "arguments": {}}', ('so: {"name": "a", "arguments": {}}', [])),
-    ("llama3_json", '{"name": "a", "parameters": {"x": [1, {}]}}', ("", [("a", '{"x": [1, {}]}')])),
-    (
-        "llama3_json",
-        '<|python_tag|>{"type": "function", "name": "a", "parameters": {}}; {"name": "b", "parameters": {}}',
-        ("", [("a", "{}"), ("b", "{}")]),
-    ),
-    ("llama3_json", "The answer is {}", ("The answer is {}", [])),
-    ("llama3_json", '{"name": "Ann"}', ('{"name": "Ann"}', [])),
-    ("llama3_json", '{"answer": 1}', ('{"answer": 1}', [])),
-    ("llama3_json", "{not json", ("{not json", [])),
-    ("llama3_json", " ", (" ", [])),
-]
+NAMED_X = {"type": "function", "function": {"name": "x"}}
 
 
-def parse(family: Family, pieces: list[str]) -> Found:
-    """What deltas add up to, as a client adds them up."""
-    parser, content, calls = ToolParser(family, NAMES), "", dict[int, dict[str, Any]]()
-    for parsed in (*(parser.push(piece) for piece in pieces), parser.finish()):
-        content += parsed.content
-        assert len({delta["index"] for delta in parsed.deltas}) == len(parsed.deltas)
-        for delta in parsed.deltas:
-            call = calls.setdefault(delta["index"], {"arguments": "", **delta.get("function", {}), **delta})
-            if call["function"] is not delta["function"]:
-                call["arguments"] += delta["function"]["arguments"]
-    found = [(call["name"], call["arguments"]) for _, call in sorted(calls.items())]
-    assert found == [(call.name, call.arguments) for call in parser.calls]
-    assert all(call["id"].startswith("call_") for call in calls.values())
-    return content, found
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    names = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
 
 
-@pytest.mark.parametrize(("family", "text", "expected"), TEXTS)
-def test_calls_in_a_text(family: Family, text: str, expected: Found) -> None:
-    content, calls = parse(family, [text])
-    assert calls == expected[1]
-    assert content.replace(" ", "") == expected[0].replace(" ", "")
-
-
-@given(st.sampled_from(TEXTS), st.data())
-def test_it_does_not_matter_how_a_text_is_cut(case: tuple[Family, str, Found], data: st.DataObject) -> None:
-    family, text, _ = case
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
-    ends = [*cuts, len(text)]
-    pieces = [text[a:b] for a, b in zip([0, *cuts], ends, strict=True)]
-    assert parse(family, pieces) == parse(family, [text]) == parse(family, list(text))
-
-
-@given(
-    st.sampled_from(["hermes", "llama3_json"]),
-    st.lists(
-        st.sampled_from(
-            ["<tool_call>", "</tool_call>", '{"name": "a"', '"', "{", "}", ",", ":", "\\", " x", "; "]
-        )
-    ),
-)
-def test_no_text_is_lost_or_fatal(family: Family, parts: list[str]) -> None:
-    text = "".join(parts)
-    content, calls = parse(family, parts)
-    if not calls:
-        assert content == text or content.replace(" ", "") == text.replace(" ", "")
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+@pytest.mark.parametrize("family", FAMILIES)
+def test_grammars_over_a_models_tokens(server: Running, family: Family) -> None:
+    use = tool_use(
+        ChatRequest.model_validate({"messages": HI, "tools": [STRICT, NOW], "tool_choice": "auto"})
     )
-)
-def test_arguments_are_handed_on_as_they_are(value: Any) -> None:
-    arguments = {"value": value}
-    for family, key in (("hermes", "arguments"), ("llama3_json", "parameters")):
-        for indent in (None, 1):
-            text = json.dumps({"name": "f", key: arguments}, indent=indent)
-            wrapped = f"<tool_call>\n{text}\n</tool_call>" if family == "hermes" else text
-            content, calls = parse(family, [wrapped])  # type: ignore[arg-type]
-            assert content == ""
-            assert [(name, json.loads(found)) for name, found in calls] == [("f", arguments)]
-
-
-def test_the_form_goes_by_the_template() -> None:
-    assert family_of(None) == "hermes"
-    assert family_of("… <tool_call> …") == "hermes"
-    assert family_of('{"name": function name, "parameters": dictionary}') == "llama3_json"
-    assert family_of("… <tool_call> …", "llama3_json") == "llama3_json"
-
-
-@pytest.mark.parametrize("family", ["hermes", "llama3_json"])
-def test_grammars_allow_calls_only(server: Running, family: Family) -> None:
-    body = ChatRequest.model_validate({"messages": HI, "tools": [WEATHER, NOW], "tool_choice": "required"})
-    form = StructuredOutputsParams(grammar=call_grammar(tool_use(body), family))
-    key = "arguments" if family == "hermes" else "parameters"
+    key = "parameters" if family == "llama3_json" else "arguments"
     tokenizer = server.pipeline.tokenizer
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
 
-    def accepted(calls: list[dict[str, Any]]) -> bool:
-        """Whether every token of the calls may follow those before it, and EOS the last one."""
-        written = [json.dumps(call) for call in calls]
+    def written(calls: list[dict[str, Any]]) -> str:
+        texts = [json.dumps(call) for call in calls]
         if family == "hermes":
-            whole = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
-        else:
-            whole = "; ".join(written)
-        constraint, context = grammars.constraint(form), TokenContext([])
-        for token in [*tokenizer.encode(whole, add_special=False), min(tokenizer.eos_ids)]:
+            return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in texts)
+        return "; ".join(texts) if family == "llama3_json" else f"[TOOL_CALLS] [{', '.join(texts)}]"
+
+    def accepted(grammar: str, text: str) -> bool:
+        """Whether every token of the text may follow those before it, and EOS the last one."""
+        constraint, context = grammars.constraint(StructuredOutputsParams(grammar=grammar)), TokenContext([])
+        for token in [*tokenizer.encode(text, add_special=False), min(tokenizer.eos_ids)]:
             mask = constraint.allowed(context)
             if mask is None or not mask[token]:
                 return False
             context.append(token)
         return True
 
-    paris = {"name": "weather", key: {"city": "Paris"}}
-    assert accepted([paris])
-    assert accepted([paris, {"name": "now", key: {}}])
-    assert not accepted([])
-    assert not accepted([{"name": "weather", key: {"city": "Oslo"}}])
-    assert not accepted([{"name": "other", key: {}}])
-    assert not accepted([{"name": "weather", key: {}}])
+    paris, now = {"name": "weather", key: {"city": "Paris"}}, {"name": "now", key: {}}
+    oslo = {"name": "weather", key: {"city": "Oslo"}}
+    forced = call_grammar(use, family)
+    for calls in ([paris], [paris, now]):
+        assert accepted(forced, written(calls))
+    for wrong in ([], [oslo], [{"name": "other", key: {}}], [{"name": "weather", key: {}}]):
+        assert not accepted(forced, written(wrong))
+    free = free_grammar(use, family, {}, server_special(server))
+    for text in ("", "the fox says", written([paris]), written([now, paris])):
+        assert accepted(free, text)
+    assert not accepted(free, written([oslo]))
+
+
+def server_special(server: Running) -> list[int]:
+    tokenizer = server.pipeline.tokenizer
+    ids = range(tokenizer.vocab_size)
+    return [i for i in ids if tokenizer.is_special(i) and i not in tokenizer.eos_ids]
 
 
 def test_tools_in_words_for_templates_that_know_none() -> None:
@@ -191,19 +102,17 @@ def test_tools_in_words_for_templates_that_know_none() -> None:
     found = describe_in_words(messages, [NOW])
     assert [m["role"] for m in found] == ["system", "user", "assistant", "user"]
     assert json.dumps(NOW) in found[0]["content"]
-    assert parse("hermes", [found[2]["content"]]) == ("", [("now", '{"a": 1}')])
+    assert '{"name": "now", "arguments": {"a": 1}}' in found[2]["content"]
     assert found[3]["content"].count("<tool_response>") == 2
     kept = describe_in_words([{"role": "system", "content": "be"}, *messages[:1]], [NOW])
     assert kept[0]["content"].startswith("be\n\n")
     assert describe_in_words(messages[:1], []) == messages[:1]
 
 
-NAMED_X = {"type": "function", "function": {"name": "x"}}
-
 # --- Through the server ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["hermes", "llama3_json"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def tooled(roomy_file: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
     with running(toy_pipeline(roomy_file, "ngram"), tool_call_parser=request.param) as made:
         yield made
@@ -260,27 +169,277 @@ def test_no_call_is_made_of_ordinary_text(tooled: Running) -> None:
     assert chat(tooled, tools=[NOW], tool_choice="none", **params).message.content == plain.message.content
 
 
+def test_a_schema_with_definitions_is_enforced(tooled: Running) -> None:
+    """As pydantic writes enums and nested models."""
+    for choice in ("required", {"type": "function", "name": "weather"}, allowed("required", WEATHER)):
+        for name, arguments in calls_of(chat(tooled, tools=[WEATHER], tool_choice=choice)):
+            assert name == "weather"
+            assert set(arguments) == {"city"}
+
+
+class Unit(enum.Enum):
+    C = "celsius"
+    F = "fahrenheit"
+
+
+class Place(pydantic.BaseModel):
+    city: Literal["Paris", "Rome"]
+
+
+class Forecast(pydantic.BaseModel):
+    """As agents describe tools: an enum and a nested model, by pointers."""
+
+    unit: Unit
+    place: Place
+    also: list[Place] = pydantic.Field(max_length=1)
+
+
+def test_a_pydantic_model_as_a_tool(tooled: Running) -> None:
+    with tooled.client() as client:
+        found = client.chat.completions.parse(
+            model=MODEL,
+            messages=HI,  # type: ignore[arg-type]
+            tools=[openai.pydantic_function_tool(Forecast)],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            seed=1,
+        )
+    calls = found.choices[0].message.tool_calls
+    assert calls
+    assert isinstance(calls[0].function.parsed_arguments, Forecast)
+
+
+def test_allowed_tools(tooled: Running) -> None:
+    for _ in range(3):
+        found = chat(tooled, tools=[NOW, WEATHER], tool_choice=allowed("required", NOW))
+        assert {name for name, _ in calls_of(found)} == {"now"}
+        assert found.finish_reason == "tool_calls"
+    free = chat(tooled, tools=[NOW, WEATHER], tool_choice=allowed("auto", NOW), max_tokens=20)
+    assert {name for name, _ in calls_of(free)} <= {"now"}
+    plain = chat(tooled, tools=[NOW, WEATHER], tool_choice=allowed("auto", NOW, WEATHER), max_tokens=20)
+    assert plain.message.content == chat(tooled, tools=[NOW, WEATHER], max_tokens=20).message.content
+
+
+def test_strict_tools_leave_other_texts_as_they_are(tooled: Running) -> None:
+    params: dict[str, Any] = {"max_tokens": 40, "extra_body": {"ignore_eos": True}, "tool_choice": "auto"}
+    free = chat(tooled, tools=[WEATHER, NOW], **params).message.content
+    strict = chat(tooled, tools=[STRICT, NOW], **params).message.content
+    assert free
+    assert len(strict) > 20
+
+
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "f",
+        "schema": {
+            "properties": {"name": {"const": "now"}, "note": {"const": "kept?"}},
+            "required": ["name", "note"],
+        },
+    },
+}
+
+
+def test_a_forced_call_comes_with_a_form_too(tooled: Running) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        found = chat(tooled, tools=[NOW], tool_choice=choice, response_format=FORM)
+        assert {name for name, _ in calls_of(found)} == {"now"}
+        assert found.message.content is None
+
+
+def test_content_has_the_form_and_is_no_call(tooled: Running) -> None:
+    schema = FORM["json_schema"]["schema"]  # type: ignore[index]
+    form = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
+    for stream in (False, True):
+        for seed in range(4):
+            found = chat(tooled, stream=stream, tools=[NOW], extra_body=form, seed=seed)
+            if found.message.tool_calls:
+                assert {name for name, _ in calls_of(found)} == {"now"}
+                assert not found.message.content
+            else:
+                assert json.loads(found.message.content) == {"name": "now", "note": "kept?"}
+    none = chat(tooled, tools=[NOW], tool_choice="none", extra_body=form)
+    assert json.loads(none.message.content) == {"name": "now", "note": "kept?"}
+
+
+def test_text_that_looks_like_a_call(tooled: Running) -> None:
+    """A regex stands for what a model might write."""
+    text = '{"name": "now", "note": "kept?"}'
+    given: dict[str, Any] = {"tools": [NOW], "extra_body": {"structured_outputs": {"choice": [text]}}}
+    found = [chat(tooled, seed=seed, **given) for seed in range(4)]
+    assert {f.message.content for f in found if not f.message.tool_calls} <= {text}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [], "tool_choice": NAMED_X}, "tool_choice", "needs tools"),
         ({"tools": [NOW], "tool_choice": NAMED_X}, "tool_choice", "are now"),
+        ({"tools": [NOW], "tool_choice": allowed("auto", NAMED_X)}, "tool_choice", "are now"),
+        ({"tools": [NOW], "tool_choice": allowed("auto")}, "tool_choice", 'use "none"'),
+        (
+            {"tools": [NOW], "tool_choice": allowed("often", NOW)},
+            "tool_choice.allowed_tools.mode",
+            "'required'",
+        ),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.allowed_tools",
+            "mode and tools",
+        ),
+        ({"tools": [NOW], "tool_choice": {"type": "function"}}, "tool_choice.function", "function.name"),
         ({"tools": [NOW, NOW]}, "tools", "same name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
         ({"tools": [{"type": "search"}]}, "tools.0.type", "'function'"),
         ({"tools": [NOW], "tool_choice": "sometimes"}, "tool_choice", "'required'"),
-        ({"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}},
-         "tool_choice", "contradict"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "x"}}}],
-          "tool_choice": "required"}, None, "the grammar cannot be used"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
-         "messages", "not JSON"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "x"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            "the parameters of the tool 'a' cannot be used: Invalid type: x",
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "a",
+                            "strict": True,
+                            "parameters": {"type": "object", "minProperties": 2},
+                        },
+                    }
+                ]
+            },
+            "tools",
+            "minProperties",
+        ),
+        (
+            {"tools": [NOW], "response_format": {"type": "json_object", "schema": {"type": "objct"}}},
+            None,
+            "the JSON schema cannot be used: Invalid type: objct",
+        ),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "function.name"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(server: Running, body: dict[str, Any], param: str | None, message: str) -> None:
     answer = server.post("/v1/chat/completions", {"messages": HI, "max_tokens": 5, **body})
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == param
+
+
+# --- Past calls -------------------------------------------------------------------------------------
+
+
+def prompt_of(server: Running, messages: list[dict[str, Any]], **fields: Any) -> str:
+    answer = server.post("/tokenize", {"messages": messages, **fields})
+    assert answer.status_code == 200, answer.text
+    return server.pipeline.tokenizer.decode(answer.json()["tokens"], skip_special=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ({"a": 1}, '{"a": 1}'),
+        ('"{\\"a\\": 1}"', '{"a": 1}'),
+        ("", "{}"),
+        (None, "{}"),
+        ("null", "{}"),
+        ('{"a": 1', json.dumps('{"a": 1')),
+        ("{a: 1}", json.dumps("{a: 1}")),
+        ("[" * 5000, json.dumps("[" * 5000)),
+    ],
+)
+def test_any_arguments_of_a_past_call_are_taken(server: Running, arguments: Any, shown: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    talk: list[dict[str, Any]] = [
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "error"},
+    ]
+    text = prompt_of(server, talk, tools=[NOW])
+    assert f'{{"name": "now", "arguments": {shown}}}' in text
+
+
+def test_past_calls_of_the_older_api(server: Running) -> None:
+    talk: list[dict[str, Any]] = [
+        *HI,
+        {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+        {"role": "function", "name": "now", "content": "12"},
+    ]
+    text = prompt_of(server, talk, tools=[NOW])
+    assert '{"name": "now", "arguments": {}}' in text
+    assert "<tool_response>\n12" in text
+
+
+def test_with_tools_the_template_of_that_name_is_used(tmp_path: Path) -> None:
+    keys = {
+        "tokenizer.chat_template": "plain{{ messages[0].content }}",
+        "tokenizer.chat_template.tool_use": "with {{ tools | length }}{{ messages[0].content }}",
+        "tokenizer.chat_template.rag": "rag{{ messages[0].content }}",
+    }
+    with running(toy_pipeline(tiny_gguf(tmp_path / "named.gguf", keys=keys))) as server:
+        assert prompt_of(server, HI) == "plaingo"
+        assert prompt_of(server, HI, tools=[NOW]) == "with 1go"
+        assert prompt_of(server, HI, chat_template="rag") == "raggo"
+        answer = server.post("/v1/chat/completions", {"messages": HI, "chat_template": "other"})
+        assert "--trust-request-chat-template" in answer.json()["error"]["message"]
+    with running(
+        toy_pipeline(tmp_path / "named.gguf"), chat_template="mine{{ messages[0].content }}"
+    ) as server:
+        assert "mine" in prompt_of(server, HI, tools=[NOW])
+
+
+def test_a_mistral_models_calls_come_back_with_ids_that_its_template_takes(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% if c.id | length != 9 %}{{ raise_exception('length 9') }}{% endif %}[TOOL_CALLS]{{ c.id }}"
+        "{% endfor %}{{ m.content }}{% endfor %}{{ tools | length }}"
+    )
+    file = tiny_gguf(tmp_path / "mistral.gguf", keys={"tokenizer.chat_template": template})
+    with running(toy_pipeline(file)) as server:
+        found = chat(server, tools=[NOW], tool_choice="required", parallel_tool_calls=False, max_tokens=90)
+        (call,) = found.message.tool_calls
+        assert len(call.id) == 9
+        back = {"role": "assistant", "content": "", "tool_calls": [call.model_dump()]}
+        assert call.id in prompt_of(server, [*HI, back], tools=[NOW])
+
+
+@pytest.mark.parametrize(
+    ("family", "marks"),
+    [("hermes", ["<tool_call>", "</tool_call>"]), ("mistral", ["[TOOL_CALLS]", "[ARGS]"])],
+)
+def test_marks_that_are_special_tokens(tmp_path: Path, family: Family, marks: list[str]) -> None:
+    """The grammar writes the tokens, and the parser finds them though texts leave special tokens out."""
+    vocabulary = json.loads(tiny_tokenizer().to_str())["model"]
+    pieces = [*sorted(vocabulary["vocab"], key=vocabulary["vocab"].__getitem__)][:-2] + marks
+    keys = {
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": [3 if n < 3 or piece in marks else 1 for n, piece in enumerate(pieces)],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in vocabulary["merges"][:-2]],
+    }
+    file = tiny_gguf(tmp_path / "marks.gguf", keys=keys, dims=Dims(context=4096))
+    with running(toy_pipeline(file, "ngram"), tool_call_parser=family) as server:
+        ids = [server.pipeline.tokenizer.encode(mark, add_special=False) for mark in marks]
+        assert all(len(found) == 1 for found in ids)
+        body: dict[str, Any] = {"messages": HI, "tools": [WEATHER], "seed": 1, "max_tokens": 200}
+        for choice in ("required", {"type": "function", "name": "weather"}):
+            forced = {**body, "tool_choice": choice, "return_token_ids": True, "parallel_tool_calls": False}
+            answer = server.post("/v1/chat/completions", forced).json()["choices"][0]
+            assert answer["message"]["tool_calls"][0]["function"]["name"] == "weather"
+            assert answer["message"]["content"] is None
+            assert ids[0][0] in answer["token_ids"]
+        blank = [
+            i for i in range(320) if not server.pipeline.tokenizer.decode([i], skip_special=False).strip()
+        ]
+        biases = {str(ids[0][0]): 100, **{str(token): -100 for token in blank}}
+        strict = {**body, "tools": [STRICT], "logit_bias": biases, "temperature": 0}
+        answer = server.post("/v1/chat/completions", strict).json()["choices"][0]
+        call = answer["message"]["tool_calls"][0]["function"]
+        assert call["name"] == "weather"
+        assert json.loads(call["arguments"])["city"] in ("Paris", "Rome")

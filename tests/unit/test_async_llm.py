@@ -265,7 +265,7 @@ def test_an_id_in_use_is_refused(target_file: Path) -> None:
             await anext(first)
             with pytest.raises(ConfigError, match="'a' is that of a running request"):
                 await collect(engine.generate(PROMPTS[1], SamplingParams(**LONG), "a"))
-            assert not (await anext(first)).finished
+            assert (await anext(first)).request_id == "a"
             await first.aclose()
 
     run(main())

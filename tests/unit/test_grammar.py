@@ -36,6 +36,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "choice": {"choice": ["the quick brown fox", "the quick red hat", "dog"]},
     "lark": {"grammar": 'start: (word ",")* "the end"\nword: "name" | "names" | /[0-9]+/'},
     "gbnf": {"grammar": 'root ::= ("a" | "b")+ "." [0-9]*'},
+    "gbnf with start": {"grammar": 'root ::= start "."\nstart ::= ("a" | "b")+'},
 }
 
 
@@ -82,6 +83,7 @@ def written(made: GrammarConstraint, text: str) -> TokenContext:
         ("choice", "the quick red hat", True),
         ("lark", "names,12,the end", True),
         ("gbnf", "ab.", False),
+        ("gbnf with start", "ab.", True),
     ],
 )
 def test_texts_of_the_form_can_be_written_and_end(form: str, text: str, whole: bool) -> None:
@@ -110,7 +112,13 @@ def test_nothing_else_is_permitted(form: str) -> None:
     made = constraint(**FORMS[form])
     mask = made.allowed(TokenContext([5]))
     assert mask is not None
-    starts = {"regex": "0123456789abc", "choice": "td", "lark": "nt0123456789", "gbnf": "ab"}.get(form, "{")
+    starts = {
+        "regex": "0123456789abc",
+        "choice": "td",
+        "lark": "nt0123456789",
+        "gbnf": "ab",
+        "gbnf with start": "ab",
+    }.get(form, "{")
     for token in range(tokenizer().vocab_size):
         piece = tokenizer().decode([token], skip_special=False)
         assert not mask[token] or piece[0] in starts, piece
@@ -234,13 +242,14 @@ def test_a_grammar_that_cannot_be_compiled_is_an_error_of_one_line(
 
 
 def test_options_of_json() -> None:
-    loose = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}
-    for closed in (False, True):
-        made = constraint(structured_outputs={"json": loose, "disable_additional_properties": closed})
-        context = written(made, '{"a": {"')
-        mask = made.allowed(context)
-        assert mask is not None
-        assert mask[tokenizer().encode("z")[0]] != closed
+    for more in ({}, {"additionalProperties": True}):
+        schema = {"type": "object", "properties": {"a": {"properties": {"b": {}}, **more}}}
+        for closed in (False, True):
+            made = constraint(structured_outputs={"json": schema, "disable_additional_properties": closed})
+            context = written(made, '{"a": {"')
+            mask = made.allowed(context)
+            assert mask is not None
+            assert mask[tokenizer().encode("z")[0]] == bool(more)
     made = constraint(structured_outputs={"json_object": True, "whitespace_pattern": "_"})
     written(made, '{"a":_1')
     made = constraint(json_schema=True)

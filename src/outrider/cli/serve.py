@@ -109,7 +109,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
         help="instead of the model's own")  # fmt: skip
     add("--trust-request-chat-template", action="store_true",
         help="let requests bring a chat template; it runs in the sandbox")  # fmt: skip
-    add("--tool-call-parser", choices=("hermes", "llama3_json"), metavar="NAME",
+    add("--tool-call-parser", choices=("hermes", "llama3_json", "mistral"), metavar="NAME",
         help="how the model writes tool calls: %(choices)s (default: as its template says)")  # fmt: skip
 
 

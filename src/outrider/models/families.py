@@ -7,6 +7,7 @@ family needs beyond that is said in its entry. The steps to add one are in docs/
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.source import Tensor
 from outrider.models.spec import PRE_NORMS, FeedForwardSpec, LayerSpec, ModelSpec, NormsSpec, RopeSpec
 from outrider.models.weight_types import FLOAT_TYPES, SUPPORTED_TYPES
+
+logger = logging.getLogger("outrider")
 
 # Ids of these pieces end a turn when the vocabulary has them as special tokens.
 END_OF_TURN = frozenset(
@@ -33,6 +36,7 @@ class HuggingFaceClass:
     n_kv_heads:         None: as many as heads.
     head_dim:           None: hidden_size divided by the heads.
     window_is_optional: the window counts only where use_sliding_window is true.
+    attention_bias:     whether attention_bias in the configuration asks for biases.
     """
 
     name: str
@@ -40,6 +44,7 @@ class HuggingFaceClass:
     head_dim: int | None = None
     window: int | None = None
     window_is_optional: bool = False
+    attention_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             "llama",
             (
-                HuggingFaceClass("LlamaForCausalLM"),
+                HuggingFaceClass("LlamaForCausalLM", attention_bias=True),
                 HuggingFaceClass("MistralForCausalLM", n_kv_heads=8, window=4096),
             ),
             gguf_interleaved=True,
@@ -201,6 +206,19 @@ def check_dimensions(path: Path, d: Dimensions) -> None:
         or (frequencies <= 0).any()
     ):
         raise ModelFileError(f"{path}: the rotary frequencies are not {rope.dim // 2} positive numbers")
+
+
+def within_window(path: Path, max_positions: int, window: int) -> int:
+    """The most positions of a model whose layers have a sliding window: inside it, windowed and full
+    attention are the same. Warns when it makes the context shorter."""
+    if window < max_positions:
+        logger.warning(
+            "%s: has a sliding window of %d positions, so that is the longest context here, not %d",
+            path,
+            window,
+            max_positions,
+        )
+    return min(max_positions, window)
 
 
 def check_theta(path: Path, theta: float) -> float:

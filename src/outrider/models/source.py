@@ -37,6 +37,26 @@ class Tensor:
         return int(self.data.nbytes)
 
 
+@dataclass(frozen=True, slots=True)
+class AddedPiece:
+    """A token that is added to a tokenizer.json, with the flags of the `tokenizers` package.
+
+    id:             what the package gives it: that of the same piece in the vocabulary, or else the next one.
+    special:        hidden in decoded texts, and plain text where special tokens are not parsed.
+    lstrip, rstrip: also takes the white space before it, or after it.
+    single_word:    found only where no letter or digit touches it.
+    normalized:     found in the normalized text; else in the text as it is.
+    """
+
+    content: str
+    id: int
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizerData:
     """The data of a tokenizer, as GGUF stores it or as a Hugging Face tokenizer.json.
@@ -48,6 +68,11 @@ class TokenizerData:
     tokens: the pieces; a byte that is not UTF-8 is written `\\xNN` (the format wants UTF-8).
     types: int32[n] of GGUF token types (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
     eos_ids: every id that ends a turn (eos, eot, <|im_end|>, generation_config's list).
+    eos_id: the tokenizer's own eos, which add_eos adds; None: the first of eos_ids.
+    named: what chat templates know as bos_token, eos_token and so on; None: the pieces of the ids above.
+    added: what is added to a tokenizer.json, in this order; a later entry replaces an earlier one.
+    prepend_scheme: where a tokenizer.json puts a blank in front, instead of what it says itself: of each part
+          between special tokens, of the text, or nowhere.
     """
 
     kind: Literal["bpe", "spm", "json"]
@@ -58,12 +83,21 @@ class TokenizerData:
     scores: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     tokenizer_json: str = ""
     bos_id: int | None = None
+    eos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     unk_id: int | None = None
     pad_id: int | None = None
     add_bos: bool = False
     add_eos: bool = False
     add_space_prefix: bool = True
+    named: Mapping[str, str] | None = None
+    added: tuple[AddedPiece, ...] = ()
+    prepend_scheme: Literal["always", "first", "never"] | None = None
+
+    @property
+    def own_eos_id(self) -> int | None:
+        """eos_id, or else the first of eos_ids."""
+        return self.eos_id if self.eos_id is not None else next(iter(self.eos_ids), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +111,10 @@ class ModelSource:
              [vocab, hidden] the output matrix is tied to token_embd.weight. Vectors are F32, F16 or BF16.
              rope_freqs.weight is left out, as the rotary frequencies of `architecture` include it.
     recommended_sampling: values that the files recommend, under SamplingParams' names; not checked.
+    chat_template: the template of conversations, if there is one; chat_templates has further ones by name, of
+             which "tool_use" is for conversations with tools.
     quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
+    parts: the other files of a split GGUF model, of which `path` is the first.
     """
 
     path: Path
@@ -89,13 +126,17 @@ class ModelSource:
     chat_template: str | None
     quantization: str | None = None
     recommended_sampling: Mapping[str, object] = field(default_factory=dict)
+    parts: tuple[Path, ...] = ()
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> list[str | int | None]:
-        """Identifies these weights in caches: the file's absolute path, its size in bytes, the time of its
-        last change in nanoseconds, and the quantization. Raises OSError when the file is gone."""
-        path = self.path.resolve()
-        stat = path.stat()
-        return [str(path), stat.st_size, stat.st_mtime_ns, self.quantization]
+        """Identifies these weights in caches: for each file its absolute path, its size in bytes and the time
+        of its last change in nanoseconds; and the quantization. Raises OSError when a file is gone."""
+        found: list[str | int | None] = []
+        for path in (self.path.resolve(), *(part.resolve() for part in self.parts)):
+            stat = path.stat()
+            found += [str(path), stat.st_size, stat.st_mtime_ns]
+        return [*found, self.quantization]
 
     @property
     def weights_bytes(self) -> int:

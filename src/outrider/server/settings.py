@@ -25,8 +25,10 @@ class Settings:
     stall_seconds:     for which a client may leave sent data unread.
     max_samples:       of one request, all prompts together.
     max_logprobs:      most `top_logprobs` of a token; -1 for no limit.
+    max_stored_responses, max_stored_bytes, stored_seconds: of responses that /v1/responses keeps in memory:
+                       how many, of how many bytes together, and for how long. 0 responses keep none.
     chat_template:     source of a template to use in place of the model's.
-    tool_call_parser:  "hermes" or "llama3_json"; None chooses by the chat template.
+    tool_call_parser:  "hermes", "llama3_json" or "mistral"; None chooses by the chat template.
     trust_request_chat_template: allow chat templates in requests (they are rendered in the sandbox).
     allowed_hosts:     accepted values of the Host header; () for all. None accepts only loopback names when
                        there are no keys and `host` is one of them: a defence against DNS rebinding.
@@ -47,6 +49,9 @@ class Settings:
     stall_seconds: float = 30.0
     max_samples: int = 128
     max_logprobs: int = 20
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 32 << 20
+    stored_seconds: float = 3600.0
     chat_template: str | None = None
     tool_call_parser: str | None = None
     trust_request_chat_template: bool = False
@@ -65,7 +70,7 @@ class Settings:
         for name in ("max_body_bytes", "max_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("head_seconds", "body_seconds", "prepare_seconds", "stall_seconds"):
+        for name in ("head_seconds", "body_seconds", "prepare_seconds", "stall_seconds", "stored_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
 

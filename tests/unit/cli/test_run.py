@@ -214,7 +214,7 @@ BAD = [
     (["-p", "x", "--speculative-config", '{"method": "ngram", "k": 1}'], ["'k'"]),
     (["-p", "x", "--speculative-config", '{"method": "ngram"}', "--draft", "3"], ["not both"]),
     (["-p", "x", "--stop", ""], ["stop"]),
-    (["-p", "\udcff"], ["surrogate"]),
+    (["-p", "\udcff"], ["not UTF-8", "0xFF"]),
     (["-p", "x", "--logprobs", "2"], ["--logprobs", "--json"]),
     (["-p", "x", "--logprobs", "-2", "--json"], ["logprobs", "-2"]),
     (["-p", "x", "--regex", "a", "--grammar", "b"], ["--grammar and --regex", "two forms"]),

@@ -28,6 +28,26 @@ def test_the_defaults_are_those_of_vllm() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("max_completion_tokens", "max_tokens"),
+        ("max_output_tokens", "max_tokens"),
+        ("max_new_tokens", "max_tokens"),
+        ("num_predict", "max_tokens"),
+        ("n_predict", "max_tokens"),
+        ("repeat_penalty", "repetition_penalty"),
+        ("num_return_sequences", "n"),
+        ("stop_sequences", "stop"),
+        ("temp", "temperature"),
+    ],
+)
+def test_names_of_other_systems(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"has no argument '{given}': use '{meant}'\Z"):
+        SamplingParams(**{given: 1})  # type: ignore[arg-type]
+    assert SamplingParams(**{given: None}) == SamplingParams()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("given", "meant"), [("temprature", "temperature"), ("max_token", "max_tokens"), ("topk", "top_k")]
 )
 def test_an_unknown_argument_names_the_nearest_one(given: str, meant: str) -> None:
@@ -159,6 +179,7 @@ def test_structured_output_by_any_of_its_names() -> None:
         SamplingParams(structured_outputs=StructuredOutputsParams(json=schema)),
         SamplingParams(structured_outputs={"json": schema}),
         SamplingParams(guided_decoding=GuidedDecodingParams(json=schema, backend="auto")),  # type: ignore[call-arg]
+        SamplingParams(json_schema=schema, structured_outputs={"json": schema}),
     ]
 
     class Model:

@@ -5,13 +5,17 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.errors import ConfigError, OutriderError, PromptError
+from outrider.models.open import open_model
 from outrider.models.text.chat import ChatTemplate
+from outrider.models.text.tokenizer import Tokenizer
 from tests.scripts.record_tokenizer_reference import CONVERSATIONS, TEMPLATES
+from tests.support.models import tiny_hf
 from tests.unit.models.tokenizers_for_tests import DATA, model, model_tokenizer, tokenizer
 
 TOKENIZER = tokenizer("bpe-qwen2")
@@ -23,6 +27,25 @@ HI = [{"role": "user", "content": "hi"}]
 def plain() -> Iterator[ChatTemplate]:
     template = ChatTemplate("{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}", TOKENIZER)
     yield template
+    template.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}, "<|im_start|>,<|endoftext|>,"),
+        ({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}, ",<|im_end|>,<|endoftext|>"),
+        ({}, ",,"),
+    ],
+)
+def test_the_tokens_are_the_tokenizers_own(tmp_path: Path, config: dict[str, str], expected: str) -> None:
+    """Not the first id that ends a text, and not what config.json says."""
+    folder = tiny_hf(tmp_path / "hf")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokens = Tokenizer.from_data(open_model(folder).tokenizer)
+    assert tokens.eos_ids[0] == 2
+    template = ChatTemplate("{{ bos_token }},{{ eos_token }},{{ pad_token }}", tokens)
+    assert template.render(HI) == expected
     template.close()
 
 
@@ -69,7 +92,7 @@ def test_variables_and_tokens() -> None:
 
 def test_no_template() -> None:
     for source in (None, ""):
-        with pytest.raises(ConfigError, match=r"no chat template: give a plain prompt"):
+        with pytest.raises(ConfigError, match=r"no chat template: give a plain prompt.* --chat-template"):
             ChatTemplate(source, TOKENIZER)
 
 

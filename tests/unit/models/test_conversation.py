@@ -89,6 +89,16 @@ def test_tools(plain: Conversations) -> None:
     assert "<tool_response>\n2\n</tool_response>" in past
 
 
+def test_a_template_for_tools_is_taken_with_tools() -> None:
+    made = Conversations(
+        "{{ messages[0].content }}", TOKENIZER, {"tool_use": "{{ tools[0].function.name }}", "rag": "rag"}
+    )
+    assert made.render(HI) == "hi"
+    assert made.render(HI, tools=[TOOL]) == "add"
+    assert made.render(HI, tools=[TOOL], chat_template="{{ tools | length }}") == "1"
+    made.close()
+
+
 @pytest.mark.parametrize("text", ["It is", "It is\n", "It is \n\n", "<x>", ""])
 def test_a_message_is_continued_where_it_ends(plain: Conversations, text: str) -> None:
     messages = [*HI, {"role": "assistant", "content": text}]

@@ -19,8 +19,10 @@ from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.gguf_file import read_gguf
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
+from outrider.models.text.tokenizer import Tokenizer
 from tests.support.gguf_bytes import entry, gguf, pair, string
 from tests.support.models import VOCAB_SIZE, Dims, tiny_gguf, tiny_hf
+from tests.support.split_gguf import split
 
 # The largest of these files has 100 kB. The whole run may raise the process's high-water mark by this much.
 MEMORY_LIMIT = 128 << 20
@@ -180,6 +182,24 @@ def test_made_up_gguf(place: Path) -> None:
     run()
 
 
+def test_mutated_parts_of_a_split_gguf(place: Path) -> None:
+    folder = place / "split"
+    folder.mkdir()
+    paths = split(folder, count=2)
+    bases = [path.read_bytes() for path in paths]
+    headers = [read_gguf(path).data_start for path in paths]
+
+    @fuzz
+    @given(st.integers(0, 1), MUTATIONS, st.integers(0, 1))
+    def run(which: int, mutations: list[tuple[str, float, int]], opened: int) -> None:
+        for number, base in enumerate(bases):
+            raw = mutated(base, mutations, headers[number]) if number == which else base
+            paths[number].write_bytes(raw)
+        survives(paths[opened])
+
+    run()
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "tokenizer.json"])
 def test_mutated_files_of_a_folder(place: Path, name: str) -> None:
     folder = tiny_hf(place / name, dims=TINY, shards=2 if "index" in name else 1)
@@ -215,6 +235,7 @@ def test_configurations_with_any_value_anywhere(place: Path) -> None:
     bases["config.json"]["rope_scaling"] = {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1}
     bases["config.json"]["rope_scaling"] |= {"high_freq_factor": 4, "original_max_position_embeddings": 32}
     more = ["head_dim", "rope_parameters", "sliding_window", "layer_types", "quantization_config"]
+    more += ["quantization"]
     places = [(name, key) for name, base in bases.items() for key in base]
     places += [("config.json", key) for key in (*more, "partial_rotary_factor", "mlp_bias")]
     places += [("rope_scaling", key) for key in bases["config.json"]["rope_scaling"]]
@@ -230,6 +251,59 @@ def test_configurations_with_any_value_anywhere(place: Path) -> None:
         for name, value in texts.items():
             (folder / name).write_text(json.dumps(value))
         survives(folder)
+
+    run()
+
+
+TOKENS = st.lists(
+    st.text(max_size=3) | st.sampled_from(["<|im_end|>", "<x>", "the", "", "\ud800"]), max_size=3
+)
+FLAGS = st.dictionaries(
+    st.sampled_from(["special", "lstrip", "rstrip", "single_word", "normalized", "__type"]),
+    st.booleans() | JSON,
+    max_size=3,
+)
+ENTRIES_OF_TOKENS = st.tuples(TOKENS, FLAGS).map(lambda t: [{"content": c, **t[1]} for c in t[0]])
+VALUES_OF_TOKENS = (
+    JSON
+    | TOKENS
+    | ENTRIES_OF_TOKENS
+    | ENTRIES_OF_TOKENS.map(lambda entries: {str(318 + n): entry for n, entry in enumerate(entries)})
+    | TOKENS.map(lambda tokens: {token: 318 + n for n, token in enumerate(tokens)})
+    | TOKENS.map(lambda tokens: tokens[0] if tokens else None)
+)
+PLACES_OF_TOKENS = [
+    *(("tokenizer_config.json", key) for key in ("added_tokens_decoder", "eos_token", "pad_token")),
+    *(("tokenizer_config.json", key) for key in ("extra_special_tokens", "image_token", "add_bos_token")),
+    *(("special_tokens_map.json", key) for key in ("eos_token", "additional_special_tokens")),
+    ("added_tokens.json", "<x>"),
+    ("added_tokens.json", None),
+]
+
+
+def test_added_tokens_with_any_value_anywhere(place: Path) -> None:
+    folder = tiny_hf(place / "added", dims=TINY)
+
+    @fuzz
+    @given(st.lists(st.tuples(st.sampled_from(PLACES_OF_TOKENS), VALUES_OF_TOKENS), min_size=1, max_size=4))
+    def run(changes: list[tuple[tuple[str, str | None], Any]]) -> None:
+        texts: dict[str, Any] = {name: {} for name, _ in PLACES_OF_TOKENS}
+        for (name, key), value in changes:
+            if key is None:
+                texts[name] = value
+            elif isinstance(texts[name], dict):
+                texts[name][key] = value
+        for name, value in texts.items():
+            (folder / name).write_text(json.dumps(value))
+        survives(folder, usable)
+
+    def usable(path: Path) -> ModelSource:
+        model = open_model(path)
+        made = Tokenizer.from_data(model.tokenizer)
+        ids = made.encode("the <x><|im_end|> fox")
+        assert all(0 <= i < model.architecture.vocab_size for i in ids)
+        assert all(text.encode() or not text for text in made.named_tokens.values())
+        return model
 
     run()
 

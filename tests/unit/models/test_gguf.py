@@ -43,6 +43,12 @@ def test_llama(tmp_path: Path) -> None:
     assert model.weights_bytes == sum(4 * w.size for w in tiny_weights().values())
 
 
+def test_named_chat_templates(tmp_path: Path) -> None:
+    keys = {"tokenizer.chat_template.tool_use": "T", "tokenizer.chat_template.default": "D"}
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys))
+    assert (model.chat_template, model.chat_templates) == (CHAT_TEMPLATE, {"tool_use": "T"})
+
+
 def test_qwen2(tmp_path: Path) -> None:
     model = open_model(tiny_gguf(tmp_path / "a.gguf", arch="qwen2", tied=False))
     assert (model.architecture.name, model.architecture.ropes[0].interleaved) == ("qwen2", False)
@@ -137,9 +143,12 @@ def test_optional_llama_biases(tmp_path: Path) -> None:
     assert open_model(tiny_gguf(tmp_path / "a.gguf", tensors=bias)).tensors.keys() >= bias.keys()
 
 
-def test_context_is_capped_to_the_sliding_window(tmp_path: Path) -> None:
+def test_context_is_capped_to_the_sliding_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tiny_gguf(tmp_path / "a.gguf", keys={"llama.attention.sliding_window": 100})
     assert open_model(path).architecture.max_positions == 100
+    assert (
+        "has a sliding window of 100 positions, so that is the longest context here, not 256" in caplog.text
+    )
 
 
 def test_bpe_tokenizer(tmp_path: Path) -> None:
@@ -167,7 +176,7 @@ def test_end_of_turn_ids(tmp_path: Path) -> None:
     assert open_model(tiny_gguf(tmp_path / "b.gguf", keys=plain)).tokenizer.eos_ids == (2,)
 
 
-@pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", True), ("smollm", False)])
+@pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", True), ("tekken", True), ("smollm", False)])
 def test_add_bos_default_follows_the_pre_tokenizer(tmp_path: Path, pre: str, expected: bool) -> None:
     keys = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": None}
     assert open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).tokenizer.add_bos is expected
@@ -182,23 +191,80 @@ def test_spm_tokenizer(tmp_path: Path) -> None:
     assert data.add_space_prefix
 
 
-def test_minus_one_means_no_such_token(tmp_path: Path) -> None:
+def test_minus_one_means_no_such_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"tokenizer.ggml.padding_token_id": (1 << 32) - 1}
     assert open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).tokenizer.pad_id is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("role", ["padding", "unknown", "bos", "eos", "eot", "eom"])
+def test_ids_that_no_token_has_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", keys={f"tokenizer.ggml.{role}_token_id": 320})
+    tokenizer = open_model(path).tokenizer
+    ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, *tokenizer.eos_ids)
+    assert 320 not in ids
+    assert f"{role}_token_id is 320, but there are 320 tokens: it is left out" in caplog.text
+
+
+def test_ids_that_no_token_has_of_a_sentence_piece_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """llama.cpp goes back to its defaults for these vocabularies."""
+    wrong = {"unknown": 9, "bos": 5, "eos": 1 << 20, "padding": 5}
+    keys = {**SPM, **{f"tokenizer.ggml.{role}_token_id": value for role, value in wrong.items()}}
+    data = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).tokenizer
+    assert (data.unk_id, data.bos_id, data.eos_id, data.pad_id) == (0, 1, 2, None)
+    assert "eos_token_id is 1048576, but there are 5 tokens: 2 is used" in caplog.text
+    assert "padding_token_id is 5, but there are 5 tokens: it is left out" in caplog.text
+
+
+def test_a_missing_pre_tokenizer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = open_model(tiny_gguf(tmp_path / "a.gguf", keys={"tokenizer.ggml.pre": None})).tokenizer
+    assert data.pre == "default"
+    assert "does not name its pre-tokenizer" in caplog.text
+
+
+def test_what_templates_call_the_tokens(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 2}
+    data = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).tokenizer
+    assert data.named == {"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}
+    keys = {"tokenizer.ggml.eos_token_id": None, "tokenizer.ggml.padding_token_id": 0}
+    data = open_model(tiny_gguf(tmp_path / "b.gguf", keys=keys)).tokenizer
+    assert data.named == {"bos_token": "<|im_start|>", "eos_token": "", "pad_token": "<|endoftext|>"}
+
+
+def test_equal_numbers_for_each_layer(tmp_path: Path) -> None:
+    keys = {
+        "llama.attention.head_count": [4, 4],
+        "llama.attention.head_count_kv": [2, 2],
+        "llama.feed_forward_length": [96, 96],
+    }
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys)).architecture
+    assert (arch.n_heads, arch.n_kv_heads, arch.ffn_size) == (4, 2, 96)
 
 
 @pytest.mark.parametrize(
     ("keys", "error", "words"),
     [
-        ({"general.type": "adapter"}, UnsupportedModelError, "holds a 'adapter', not a whole model"),
-        ({"split.count": 3}, UnsupportedModelError, "one of the 3 parts.*llama-gguf-split --merge"),
         ({"llama.block_count": None}, ModelFileError, "llama.block_count is missing"),
         ({"llama.block_count": "2"}, ModelFileError, "llama.block_count is bytes, not an integer"),
         ({"llama.block_count": 0}, ModelFileError, "llama.block_count is 0, not between 1 and"),
         ({"llama.block_count": 1 << 31}, ModelFileError, "llama.block_count is 2147483648"),
         ({"llama.block_count": 3}, ModelFileError, "tensor blk.2.attn_norm.weight is missing"),
         ({"llama.block_count": 1}, UnsupportedModelError, "blk.1.attn_norm.weight' is not part of a llama"),
-        ({"llama.attention.head_count": [4, 4]}, ModelFileError, "head_count is an array, not an integer"),
+        (
+            {"llama.attention.head_count": [4, 2]},
+            UnsupportedModelError,
+            "numbers of heads .*head_count: 2 to 4",
+        ),
+        ({"llama.attention.head_count": [4]}, ModelFileError, "head_count has 1 entries for 2 layers"),
+        ({"llama.attention.head_count": [4.0, 4.0]}, ModelFileError, "not an array of integers"),
+        ({"llama.attention.head_count": [0, 0]}, ModelFileError, "head_count is 0, not between 1"),
+        ({"llama.attention.head_count_kv": [2, 4]}, UnsupportedModelError, "numbers of key heads .*: 2 to 4"),
+        ({"llama.attention.head_count_kv": [2, 2, 2]}, ModelFileError, "head_count_kv has 3 entries for 2"),
+        ({"llama.feed_forward_length": [96, 64]}, UnsupportedModelError, "feed-forward columns .*: 64 to 96"),
         ({"llama.attention.head_count": 5}, ModelFileError, "5 heads do not divide the embedding length 64"),
         ({"llama.attention.head_count_kv": 3}, ModelFileError, "4 heads do not divide among 3"),
         ({"llama.attention.head_count": 64}, ModelFileError, "rope_dim 1 is odd"),
@@ -234,9 +300,10 @@ def test_minus_one_means_no_such_token(tmp_path: Path) -> None:
         ({"tokenizer.ggml.token_type": [7] * 320}, ModelFileError, "not between 0 and 6"),
         ({"llama.expert_count": [1, 2]}, UnsupportedModelError, "sets llama.expert_count"),
         ({"tokenizer.ggml.merges": None}, ModelFileError, "merges is missing"),
-        ({"tokenizer.ggml.eos_token_id": 320}, ModelFileError, "eos_token_id is 320, but there are 320"),
+        ({"tokenizer.ggml.eos_token_id": "2"}, ModelFileError, "eos_token_id is bytes, not an integer"),
         ({"tokenizer.ggml.add_bos_token": "yes"}, ModelFileError, "not a truth value"),
         ({"tokenizer.chat_template": 7}, ModelFileError, "chat_template is int, not a string"),
+        ({"tokenizer.chat_template.rag": 7}, ModelFileError, "chat_template.rag is int, not a string"),
         ({**SPM, "tokenizer.ggml.scores": None}, ModelFileError, "scores is missing"),
         ({**SPM, "tokenizer.ggml.scores": [0.0]}, ModelFileError, "scores has 1 entries for 5"),
         ({**SPM, "tokenizer.ggml.scores": [float("nan")] * 5}, ModelFileError, "not finite"),

@@ -24,6 +24,7 @@ FOLDER = {
     "config.json": b"{}",
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "model.safetensors": np.random.default_rng(2).bytes(50_000),
     "pytorch_model.bin": b"pickle",
     "modeling.py": b"1/0",
@@ -127,7 +128,8 @@ def test_a_safetensors_folder_without_pickles_or_code(hub: Hub, tmp_path: Path) 
     hub.repos["org/folder"] = FOLDER
     path = get("org/folder", tmp_path)
     found = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()}
-    assert found == {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+    templates = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+    assert found == {"config.json", "tokenizer.json", "model.safetensors", *templates}
     assert (path / "model.safetensors").read_bytes() == FOLDER["model.safetensors"]
     assert get("org/folder", tmp_path, offline=True) == path
 
@@ -243,6 +245,25 @@ def test_the_default_cache_is_the_librarys(hub: Hub, tmp_path: Path, monkeypatch
     assert (tmp_path / "hf") in fetch_hub("org/one", None, None, None, progress=False).parents
 
 
+PARTS = [f"Q8_0/m-Q8_0-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("file", [None, "Q8_0", *PARTS])
+def test_a_split_model_is_fetched_whole(hub: Hub, tmp_path: Path, file: str | None) -> None:
+    hub.repos["org/split"] = {
+        "mmproj-m.gguf": OTHER,
+        **{name: GGUF + bytes([n]) for n, name in enumerate(reversed(PARTS))},
+    }
+    path = get("hf:org/split" + (f":{file}" if file else ""), tmp_path)
+    assert path.as_posix().endswith(PARTS[0])
+    assert [(path.parent / Path(name).name).read_bytes()[-1] for name in PARTS] == [2, 1, 0]
+    assert hub.gets("mmproj-m.gguf") == []
+    assert get("hf:org/split", tmp_path, offline=True) == path
+    (path.parent / Path(PARTS[2]).name).unlink()
+    with pytest.raises(ModelNotFoundError, match=r"\(offline copy\): .*-00003-of-00003.gguf' is missing"):
+        get("hf:org/split", tmp_path, offline=True)
+
+
 QUANTS = ["m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q8_0.gguf", "mmproj-m-Q4_K_M.gguf", "README.md"]
 
 
@@ -275,8 +296,9 @@ def test_which_gguf_is_chosen(names: list[str], file: str | None, chosen: str) -
         (QUANTS, "Q4_K_M_L", "no 'Q4_K_M_L'"),
         (QUANTS, "m-Q4_K_X.gguf", "did you mean"),
         (QUANTS, "README.md", "no GGUF file"),
-        (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], "m-00001-of-00002.gguf", "one part of 2"),
-        (["m-Q4_K_M-00001-of-00001.gguf", "m-Q8_0-00001-of-00002.gguf"], "Q8_0", "one part of 2"),
+        (["m-00001-of-00002.gguf"], "m-00001-of-00002.gguf", "'m-00002-of-00002.gguf' is missing, one of"),
+        (["m-00002-of-00002.gguf"], None, "'m-00001-of-00002.gguf' is missing, one of the 2 parts"),
+        (["m-Q4_K_M-00001-of-00001.gguf", "m-Q8_0-00001-of-00002.gguf"], "Q8_0", "-00002-of-00002.gguf' is"),
         (["pytorch_model.bin", "config.json"], None, "pickled weights are never loaded"),
         (["model.safetensors"], None, "neither"),
         ([], "Q4_K_M", "no GGUF file"),

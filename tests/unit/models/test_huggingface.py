@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,21 @@ import pytest
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.formats import hf_tokenizer
-from outrider.models.formats.dequantize import dequantize
+from outrider.models.formats.dequantize import dequantize, same_values
 from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3
 from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
-from tests.support.models import CHAT_TEMPLATE, Dims, tiny_gguf, tiny_hf, tiny_tokenizer, tiny_weights
+from outrider.models.source import Tensor
+from tests.support.models import (
+    CHAT_TEMPLATE,
+    Dims,
+    encode,
+    tiny_gguf,
+    tiny_hf,
+    tiny_tokenizer,
+    tiny_weights,
+    write_safetensors,
+)
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -90,9 +101,78 @@ def test_qwen3_has_a_head_size_of_its_own(tmp_path: Path) -> None:
         open_model(tmp_path / "missing")
 
 
-def test_a_tied_model_drops_its_lm_head(tmp_path: Path) -> None:
-    folder = tiny_hf(tmp_path / "hf", tied=False, config={"tie_word_embeddings": True})
+def add_tensor(folder: Path, name: str, values: Any, dtype: str = "F32", *, without: str = "") -> None:
+    """Write the folder's weights again with one more tensor, and without the one of another name."""
+    found = [
+        (t.name, t.shape, t.data.tobytes())
+        for t in read_safetensors(folder / "model.safetensors").values()
+        if t.name not in (name, without)
+    ]
+    added = (name, values.shape, encode(values, dtype))
+    write_safetensors(folder / "model.safetensors", dtype, [*found, added])
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_tied_model_drops_an_equal_lm_head(
+    tmp_path: Path, dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_hf(tmp_path / "hf", dtype=dtype, config={"tie_word_embeddings": True})
+    add_tensor(folder, "lm_head.weight", tiny_weights()["token_embd.weight"], dtype)
     assert "output.weight" not in open_model(folder).tensors
+    assert not caplog.records
+
+
+def test_a_tied_model_keeps_another_lm_head_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_hf(tmp_path / "hf", tied=False, config={"tie_word_embeddings": True})
+    expected = tiny_weights(tied=False)["output.weight"]
+    assert np.array_equal(dequantize(open_model(folder).tensors["output.weight"]), expected)
+    assert "sets tie_word_embeddings, but there is an lm_head of its own, which is used" in caplog.text
+    caplog.clear()
+    nearly = tiny_weights()["token_embd.weight"].copy()
+    nearly[-1, -1] += 1
+    add_tensor(folder, "lm_head.weight", nearly)
+    assert np.array_equal(dequantize(open_model(folder).tensors["output.weight"]), nearly)
+    assert "lm_head of its own" in caplog.text
+
+
+def test_a_tied_model_saved_with_its_lm_head_only(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf", config={"tie_word_embeddings": True})
+    embedding = tiny_weights()["token_embd.weight"]
+    add_tensor(folder, "lm_head.weight", embedding, without="model.embed_tokens.weight")
+    tensors = open_model(folder).tensors
+    assert "output.weight" not in tensors
+    assert np.array_equal(dequantize(tensors["token_embd.weight"]), embedding)
+    edit_json(folder / "config.json", tie_word_embeddings=False)
+    with pytest.raises(ModelFileError, match=r"model\.embed_tokens\.weight is missing"):
+        open_model(folder)
+
+
+def test_values_are_compared_across_types() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.integers(-64, 64, (50, 8)).astype(np.float32)
+    made = {
+        dtype: Tensor("t", dtype, values.shape, np.frombuffer(encode(values, dtype), np.uint8))
+        for dtype in ("F32", "F16", "BF16")
+    }
+    assert all(same_values(one, other) for one in made.values() for other in made.values())
+    other = Tensor("t", "F32", values.shape, np.frombuffer(encode(values + 1, "F32"), np.uint8))
+    assert not same_values(made["BF16"], other)
+    assert not same_values(made["F32"], replace(made["F32"], shape=(8, 50)))
+
+
+@pytest.mark.parametrize("piece", [1, 64, 100, 1 << 20])
+def test_values_are_compared_to_the_last_row(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr("outrider.models.formats.dequantize.PIECE", piece)
+    values = np.arange(70, dtype=np.float32).reshape(7, 10)
+    one = Tensor("t", "F32", values.shape, np.frombuffer(encode(values, "F32"), np.uint8))
+    assert same_values(one, one)
+    for place in (0, 35, 69):
+        changed = values.copy()
+        changed.flat[place] = -1
+        other = Tensor("t", "F32", values.shape, np.frombuffer(encode(changed, "F32"), np.uint8))
+        assert not same_values(one, other)
 
 
 def test_missing_lm_head_without_tying(tmp_path: Path) -> None:
@@ -113,11 +193,33 @@ def test_missing_lm_head_without_tying(tmp_path: Path) -> None:
     ],
 )
 def test_context_is_capped_to_the_window(
-    tmp_path: Path, arch: str, config: dict[str, Any], expected: int
+    tmp_path: Path, arch: str, config: dict[str, Any], expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = open_model(tiny_hf(tmp_path / "hf", arch=arch, config=config))
     assert model.architecture.max_positions == expected
     assert model.architecture.name == ("qwen2" if arch == "qwen2" else "llama")
+    said = f"has a sliding window of {expected} positions, so that is the longest context here" in caplog.text
+    assert said == (expected != config.get("max_position_embeddings", 256))
+
+
+def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tiny_hf(tmp_path / "hf", config={"attention_bias": True})
+    with pytest.raises(ModelFileError, match="sets attention_bias, but not every layer has its biases"):
+        open_model(folder)
+    for layer in (0, 1):
+        for part, rows in (("q", 64), ("k", 32), ("v", 32), ("o", 64)):
+            name = f"model.layers.{layer}.self_attn.{part}_proj.bias"
+            add_tensor(folder, name, np.ones(rows, np.float32))
+    assert sum(name.endswith(".bias") for name in open_model(folder).tensors) == 8
+    assert not caplog.records
+    edit_json(folder / "config.json", attention_bias=False)
+    assert not any(name.endswith(".bias") for name in open_model(folder).tensors)
+    assert "does not set attention_bias, so the biases in the file are not used" in caplog.text
+    edit_json(folder / "config.json", attention_bias=True, architectures=["MistralForCausalLM"])
+    assert not any(name.endswith(".bias") for name in open_model(folder).tensors)
+    other = tiny_hf(tmp_path / "qwen3", arch="qwen3", config={"attention_bias": True})
+    with pytest.raises(UnsupportedModelError, match="sets attention_bias"):
+        open_model(other)
 
 
 BASE = base_frequencies(16, 10000.0)
@@ -135,6 +237,24 @@ BASE = base_frequencies(16, 10000.0)
             {"rope_parameters": {**LLAMA3, "rope_theta": 1e4, "original_max_position_embeddings": None}},
             scale_llama3(BASE, 32.0, 1.0, 4.0, 256),
         ),
+        # Both, in the words of old and of new transformers.
+        (
+            {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 1e4}},
+            scale_llama3(BASE, 32.0, 1.0, 4.0, 64),
+        ),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2},
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+            },
+            scale_linear(BASE, 2.0),
+        ),
+        ({"rope_theta": None, "rope_scaling": {}, "rope_parameters": {"rope_theta": 5e5}}, 5e5),
+        ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"}}, BASE),
+        (
+            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 128},  # counts for other families
+            scale_llama3(BASE, 32.0, 1.0, 4.0, 64),
+        ),
     ],
 )
 def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, Any], expected: Any) -> None:
@@ -151,7 +271,13 @@ def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, An
             UnsupportedModelError,
             "class 'GPT2LMHeadModel'; supported: Ll",
         ),
-        ({"architectures": None}, ModelFileError, "architectures does not name one"),
+        ({"architectures": None, "model_type": None}, ModelFileError, "neither architectures nor model_type"),
+        (
+            {"architectures": [], "model_type": "gpt2"},
+            UnsupportedModelError,
+            "model_type 'gpt2'; supported: llama, mistral, qwen2, qwen3",
+        ),
+        ({"architectures": ["A", "B"]}, ModelFileError, "architectures does not name one"),
         ({"architectures": [["LlamaForCausalLM"]]}, ModelFileError, "architectures does not name one"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act is not silu"),
         ({"quantization_config": {"bits": 4}}, UnsupportedModelError, "quantization_config.*GGUF"),
@@ -195,14 +321,24 @@ def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, An
             "different things",
         ),
         (
+            {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 8.0}},
+            ModelFileError,
+            "different things",
+        ),
+        (
+            {"rope_theta": None, "rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+            ModelFileError,
+            "different things",
+        ),
+        (
             {"rope_parameters": {"full_attention": {"rope_theta": 2.0}}},
             UnsupportedModelError,
             "kind of layer",
         ),
         ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor"),
         ({"layer_types": ["linear_attention"]}, UnsupportedModelError, "layer_types"),
-        ({"eos_token_id": 320}, ModelFileError, "eos_token_id is not made of token ids below 320"),
         ({"eos_token_id": [2, "x"]}, ModelFileError, "eos_token_id is not made of token ids"),
+        ({"eos_token_id": 2.5}, ModelFileError, "eos_token_id is not made of token ids"),
         ({"tie_word_embeddings": 1}, ModelFileError, "tie_word_embeddings is not true or false"),
     ],
 )
@@ -377,13 +513,26 @@ def test_chat_template_forms(folder: Path) -> None:
         settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     )
     assert open_model(folder).chat_template == "D"
+    assert open_model(folder).chat_templates == {"tool_use": "T"}
     edit_json(settings, chat_template=None)
     assert open_model(folder).chat_template is None
+    assert open_model(folder).chat_templates == {}
     edit_json(settings, chat_template=7)
     with pytest.raises(ModelFileError, match="chat_template is not a string"):
         open_model(folder)
+    edit_json(
+        settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "a", "template": "A"}, 5]
+    )
+    assert open_model(folder).chat_template is None
     (folder / "chat_template.jinja").write_text("J")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("U")
+    (folder / "additional_chat_templates" / "notes.txt").write_text("N")
     assert open_model(folder).chat_template == "J"
+    assert open_model(folder).chat_templates == {"tool_use": "U", "a": "A"}
+    edit_json(settings, chat_template=[{"name": "tool_use", "template": 7}])
+    with pytest.raises(ModelFileError, match="chat_template is not a string"):
+        open_model(folder)
 
 
 def test_end_of_turn_ids(folder: Path) -> None:
@@ -391,6 +540,40 @@ def test_end_of_turn_ids(folder: Path) -> None:
     assert open_model(folder).tokenizer.eos_ids == (2, 0)  # config.json's, then <|endoftext|>
     edit_json(folder / "config.json", eos_token_id=[7])
     assert open_model(folder).tokenizer.eos_ids == (7, 2, 0)
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("named", [None, [], "absent"])
+def test_the_model_type_stands_for_the_class(tmp_path: Path, arch: str, named: Any) -> None:
+    folder = tiny_hf(tmp_path / "hf", arch=arch, config={"architectures": named})
+    if named == "absent":
+        values = json.loads((folder / "config.json").read_text())
+        del values["architectures"]
+        (folder / "config.json").write_text(json.dumps(values))
+    assert open_model(folder).architecture.name == ("llama" if arch == "mistral" else arch)
+
+
+@pytest.mark.parametrize(
+    ("values", "ends", "warns"),
+    [
+        ({"eos_token_id": [2, 320]}, (2, 0), "eos_token_id has the id '320'"),
+        ({"eos_token_id": [320, 5, -1]}, (5, 2, 0), "eos_token_id has the id '320'"),
+        ({"eos_token_id": 10**400}, (2, 0), "eos_token_id has the id"),
+        ({"pad_token_id": -1}, (2, 0), "pad_token_id has the id '-1'"),
+        ({"bos_token_id": 32000}, (2, 0), "bos_token_id has the id '32000'"),
+    ],
+)
+def test_ids_that_no_token_has_are_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture, values: dict[str, Any], ends: tuple[int, ...], warns: str
+) -> None:
+    (folder / "generation_config.json").unlink()
+    edit_json(folder / "config.json", **values)
+    edit_json(folder / "tokenizer_config.json", bos_token=None)
+    tokenizer = open_model(folder).tokenizer
+    assert tokenizer.eos_ids == ends
+    assert tokenizer.pad_id is None
+    assert warns in caplog.text
+    assert "the model has 320 tokens: it is left out" in caplog.text
 
 
 def test_an_eos_token_given_as_an_object(folder: Path) -> None:
@@ -410,12 +593,22 @@ def _added_without_content(tokenizer: dict[str, Any]) -> None:
     tokenizer["added_tokens"].append({"id": 3})
 
 
+def _added_with_odd_flags(tokenizer: dict[str, Any]) -> None:
+    tokenizer["added_tokens"][0]["lstrip"] = "no"
+
+
+def _added_without_id(tokenizer: dict[str, Any]) -> None:
+    tokenizer["added_tokens"][0]["id"] = "3"
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (_no_vocabulary, r"model\.vocab is missing"),
         (_id_out_of_range, "'zz' has no id below 320"),
         (_added_without_content, "an entry without content"),
+        (_added_with_odd_flags, r"flags of '<\|endoftext\|>' that are not true or false"),
+        (_added_without_id, r"'<\|endoftext\|>' has no id"),
     ],
 )
 def test_damaged_tokenizers(folder: Path, damage: Callable[[dict[str, Any]], None], words: str) -> None:

@@ -43,6 +43,12 @@ def test_each_spelling(text: str, expected: Reference) -> None:
     assert parse_reference(text) == expected
 
 
+def test_a_name_in_latin_1() -> None:
+    with pytest.raises(ConfigError, match="holds the byte 0xE9, as in Latin-1") as caught:
+        parse_reference(b"mod\xe9le.gguf".decode("utf-8", "surrogateescape"))
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ModelFileError, PromptError, UnsupportedModelError
-from outrider.models.source import TokenizerData
-from outrider.models.text.bpe import PRE_TOKENIZERS
+from outrider.models.formats.safetensors import read_safetensors
+from outrider.models.open import open_model
+from outrider.models.source import AddedPiece, TokenizerData
 from outrider.models.text.pieces import byte_alphabet, split_special
+from outrider.models.text.pre_tokenizers import PRE_TOKENIZERS
 from outrider.models.text.tokenizer import Tokenizer
+from tests.scripts.record_added_tokens import CASES as ADDED_CASES
+from tests.scripts.record_added_tokens import PATH, ROWS, write_case
+from tests.scripts.record_added_tokens import TEXTS as ADDED_TEXTS
+from tests.support.models import tiny_hf, write_safetensors
 from tests.unit.models.tokenizers_for_tests import CASES, TEXTS, tokenizer, tokenizer_data
 
+RECORDED: dict[str, dict[str, Any]] = json.loads(PATH.read_text())
 BPE = tokenizer("bpe-qwen2")
 SPM = tokenizer("spm")
 PRE = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
@@ -117,6 +125,14 @@ def test_leading_blank_of_sentence_pieces() -> None:
     assert tokenizer("spm-no-prefix").decode(ids) == " Hello"
 
 
+def test_a_byte_that_is_not_utf8_is_named() -> None:
+    """Python reads such a byte of the command line as a character of this range."""
+    text = "caf\xe9".encode("latin-1").decode("utf-8", "surrogateescape")
+    for made in (BPE, SPM):
+        with pytest.raises(PromptError, match="not UTF-8: character 3 is the byte 0xE9, as in Latin-1; give"):
+            made.encode(text)
+
+
 def test_half_a_surrogate_pair_is_refused() -> None:
     for made in (BPE, SPM):
         with pytest.raises(PromptError, match="character 2: it is not Unicode"):
@@ -124,7 +140,7 @@ def test_half_a_surrogate_pair_is_refused() -> None:
 
 
 def test_unknown_pre_tokenizer() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'qwen3'.*mean 'qwen2'.*supported: .*llama-bpe"):
+    with pytest.raises(UnsupportedModelError, match=r"'qwen3'.*mean 'qwen35'.*supported: .*llama-bpe"):
         Tokenizer.from_data(dataclasses.replace(tokenizer_data(CASES["bpe-qwen2"]), pre="qwen3"))
 
 
@@ -290,6 +306,134 @@ def test_tokenizer_json_adds_bos_once() -> None:
     )
     ids = Tokenizer.from_data(data).encode("hi")
     assert (ids.count(1), ids.count(2), ids[0], ids[-1]) == (1, 1, 1, 2)
+
+
+@pytest.mark.parametrize("case", ADDED_CASES)
+def test_added_tokens_as_in_transformers(tmp_path: Path, case: str) -> None:
+    recorded = RECORDED[case]
+    named: dict[str, str] = recorded["named"]
+    made, data = added_tokenizer(tmp_path, case)
+    assert data.named == named
+    assert [i for i in range(made.vocab_size) if made.is_special(i)] == recorded["special"]
+    for n, text in enumerate(ADDED_TEXTS):
+        assert made.encode(text) == recorded["ids"][n], text
+        assert made.encode(text, add_special=False) == recorded["bare"][n], text
+        assert made.encode(text, add_special=False, parse_special=False) == recorded["plain"][n], text
+        if "normalizer" not in data.tokenizer_json or case != "lower":
+            decoded = made.decode(made.encode(text, add_special=False), skip_special=False)
+            assert decoded.replace(" ", "") == text.replace(" ", "")
+    if "eos_token" in named:
+        assert made.pieces.texts[made.eos_id or 0] == named["eos_token"]
+        assert made.eos_id in made.eos_ids
+
+
+def test_the_llama_cases_differ() -> None:
+    """What is recorded shows whether a blank comes before each part, before the text, or nowhere."""
+    kinds = [json.dumps(RECORDED[f"llama-{n}"]["bare"]) for n in range(7)]
+    assert len(set(kinds)) == 4  # three schemes, and the file's own normalizer
+    assert kinds[0] == kinds[1] == kinds[3] != kinds[2]
+    assert kinds[5] == kinds[6]
+
+
+def added_tokenizer(place: Path, case: str) -> tuple[Tokenizer, TokenizerData]:
+    folder = tiny_hf(place / "hf", config={"vocab_size": ROWS})
+    grown = np.zeros((ROWS, 64), np.float32)
+    tensors = [
+        (t.name, t.shape, t.data.tobytes())
+        for t in read_safetensors(folder / "model.safetensors").values()
+        if t.name != "model.embed_tokens.weight"
+    ]
+    tensors.append(("model.embed_tokens.weight", grown.shape, grown.tobytes()))
+    write_safetensors(folder / "model.safetensors", "F32", tensors)
+    (folder / "tokenizer_config.json").unlink()
+    write_case(folder, case)
+    data = open_model(folder).tokenizer
+    return Tokenizer.from_data(data), data
+
+
+def test_added_tokens_that_end_a_turn(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf")
+    document = json.loads((folder / "tokenizer.json").read_text())
+    # A piece of the vocabulary that tokenizer.json does not know as a token of its own.
+    document["added_tokens"] = [t for t in document["added_tokens"] if t["content"] != "<|im_end|>"]
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    (folder / "generation_config.json").unlink()
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "eos_token_id": None}))
+    added = {"2": {"content": "<|im_end|>", "special": True}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    data = open_model(folder).tokenizer
+    assert data.eos_ids == (0, 2)
+    made = Tokenizer.from_data(data)
+    assert made.encode("a<|im_end|>b")[1] == 2
+    assert 2 not in made.encode("a<|im_end|>b", parse_special=False)
+    assert made.decode([2]) == ""
+
+
+@pytest.mark.parametrize("where", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+def test_added_tokens_beyond_the_model_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """Such as the <pad> of Llama 2, which many folders add without growing the embedding."""
+    folder = tiny_hf(tmp_path / "hf")
+    path = folder / where
+    values = json.loads(path.read_text()) if path.exists() else {}
+    entry = {"content": "<pad>", "special": True, "lstrip": False, "rstrip": False}
+    entry |= {"single_word": False, "normalized": False}
+    if where == "tokenizer.json":
+        values["added_tokens"] += [{**entry, "id": 320}, {**entry, "content": "<pad2>", "id": 321}]
+    elif where == "tokenizer_config.json":
+        values |= {"added_tokens_decoder": {"320": entry}, "pad_token": "<pad>"}
+    else:
+        values["<pad>"] = 320
+    path.write_text(json.dumps(values))
+    data = open_model(folder).tokenizer
+    made = Tokenizer.from_data(data)
+    assert made.vocab_size == 320
+    assert data.pad_id is None
+    assert made.decode(made.encode("a<pad>b")) == "a<pad>b"
+    assert "the token '<pad>' is beyond the model's 320 rows, so it is left out" in caplog.text
+    assert ("and 1 more" in caplog.text) == (where == "tokenizer.json")
+
+
+def test_an_id_that_the_package_does_not_give_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    added_tokenizer(tmp_path, "gap")
+    assert "gives the token '<|far|>' the id 330; it gets 320, as in transformers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "words"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": []}, "added_tokens_decoder is not an object"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder has the id 'x'"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"-1": {}}}, "has the id '-1'"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 20: {}}}, "has the id '999"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"1": 7}}, "has an entry without content"),
+        ("tokenizer_config.json", {"eos_token": 7}, "eos_token is not a token"),
+        ("tokenizer_config.json", {"eos_token": {"id": 7}}, "eos_token has an entry without content"),
+        ("tokenizer_config.json", {"eos_token": "\ud800"}, "is not Unicode"),
+        ("tokenizer_config.json", {"extra_special_tokens": [7]}, "extra_special_tokens is not a token"),
+        ("added_tokens.json", {"x": "7"}, "the token 'x' has no id"),
+        ("added_tokens.json", {"\ud800": -1}, r"the token '\\ud800' has no id"),
+        ("tokenizer_config.json", {"extra_special_tokens": {"\ud800": 7}}, r"\\ud800 is not a token"),
+        ("special_tokens_map.json", {"pad_token": []}, "pad_token is not a token"),
+    ],
+)
+def test_damaged_files_of_added_tokens(tmp_path: Path, file: str, values: Any, words: str) -> None:
+    folder = tiny_hf(tmp_path / "hf")
+    (folder / file).write_text(json.dumps(values))
+    with pytest.raises(ModelFileError, match=words) as caught:
+        open_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_that_gets_another_id_is_refused() -> None:
+    piece = AddedPiece("<x>", 7, special=True)
+    data = TokenizerData(kind="json", tokenizer_json=hf_json("bytes"), added=(piece,))
+    with pytest.raises(ModelFileError, match=r"the added token '<x>' gets the id \d+, not 7"):
+        Tokenizer.from_data(data)
 
 
 def changed(**model: Any) -> str:

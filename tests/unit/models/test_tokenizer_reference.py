@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from outrider.models.text.tokenizer import Tokenizer
+from tests.scripts.record_pre_tokenizers import PATH as PRE_TOKENIZERS_PATH
+from tests.scripts.record_pre_tokenizers import PRES
 from tests.unit.models.tokenizers_for_tests import CASES, DATA, TEXTS, model_tokenizer, tokenizer_data
 
+PRE_TOKENIZED: dict[str, list[list[int]]] = json.loads(PRE_TOKENIZERS_PATH.read_text())
 REFERENCE: dict[str, Any] = json.loads((DATA / "reference.json").read_text())
 
 
@@ -35,6 +38,17 @@ def differences(tokenizer: Tokenizer, recorded: dict[str, Any]) -> list[str]:
 def test_made_vocabulary(name: str) -> None:
     tokenizer = Tokenizer.from_data(tokenizer_data(CASES[name]))
     assert differences(tokenizer, REFERENCE[name]) == []
+
+
+@pytest.mark.parametrize("pre", PRES)
+def test_pre_tokenizers(pre: str) -> None:
+    tokenizer = Tokenizer.from_data(tokenizer_data({**CASES["bpe-gpt-2"], "pre": pre}))
+    for text, ids in zip(TEXTS, PRE_TOKENIZED[pre], strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, text
+
+
+def test_recorded_pre_tokenizers_differ() -> None:
+    assert len({json.dumps(found) for found in PRE_TOKENIZED.values()}) == len(PRES)
 
 
 @pytest.mark.parametrize(

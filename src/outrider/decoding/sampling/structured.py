@@ -26,14 +26,15 @@ class StructuredOutputsParams:
     """One form that the output must have; exactly one of the first five is given.
 
     json:        a JSON schema, as text or as an object (a pydantic model's class too): the output is JSON
-                 that the schema accepts. Stored as text.
+                 that the schema accepts. Stored as text. outrider/json_schema.py says how it is read.
     regex:       the whole output matches it (the syntax of Rust's regex crate).
     choice:      the output is one of these texts.
     grammar:     a context-free grammar, in Lark's syntax as llguidance extends it or llama.cpp's GBNF.
     json_object: any JSON object.
     disable_fallback: there is no other backend to fall back on; both values mean the same.
     disable_any_whitespace: JSON without whitespace between tokens.
-    disable_additional_properties: objects have no properties but those that the schema names.
+    disable_additional_properties: both values mean the same, as objects are closed: those that name
+                 properties have no others unless the schema says `"additionalProperties": true`.
     whitespace_pattern: a regex of the whitespace that JSON may have between tokens.
 
     Raises ConfigError for an unknown keyword or an invalid value. Schema, regex and grammar are compiled, and
@@ -83,7 +84,7 @@ class GuidedDecodingParams(StructuredOutputsParams):
 def structured(
     outputs: object, guided: object, plain: Mapping[str, object | None]
 ) -> StructuredOutputsParams | None:
-    """The form that the parameters ask for, or None. Raises ConfigError when they ask for several.
+    """The form that the parameters ask for, or None. Raises ConfigError when they ask for two that differ.
 
     outputs, guided: `structured_outputs` and `guided_decoding`: params, their fields as a mapping, or None.
     plain:           `json_schema`, `regex`, `choice` and `grammar`, by name.
@@ -95,11 +96,15 @@ def structured(
     }
     if not given:
         return None
-    if len(given) > 1:
+    forms = [
+        _form({"json" if n == "json_schema" else n: v} if n in plain else v, n) for n, v in given.items()
+    ]
+    if any(form != forms[0] for form in forms):
         raise ConfigError(f"give one of {' and '.join(given)}: the output cannot have two forms")
-    ((name, value),) = given.items()
-    if name in plain:
-        value = {"json" if name == "json_schema" else name: value}
+    return forms[0]
+
+
+def _form(value: object, name: str) -> StructuredOutputsParams:
     if isinstance(value, Mapping):
         return StructuredOutputsParams(**{str(key): part for key, part in value.items()})
     if not isinstance(value, StructuredOutputsParams):

@@ -143,11 +143,13 @@ class PackedWeightsCache:
             fresh.unlink(missing_ok=True)
 
     def _digest(self, source: ModelSource) -> str:
-        """SHA-256 of the model's file, or of all files of a folder that weights come from."""
-        if source.path.is_file():
+        """SHA-256 of the model's file, or of all files that its weights come from."""
+        if source.path.is_file() and not source.parts:
             return self._file_digest(source.path)
-        names = sorted(p.name for p in source.path.iterdir() if p.suffix == ".safetensors")
-        digests = [(name, self._file_digest(source.path / name)) for name in names]
+        files = (source.path, *source.parts)
+        if source.path.is_dir():
+            files = tuple(sorted(p for p in source.path.iterdir() if p.suffix == ".safetensors"))
+        digests = [(file.name, self._file_digest(file)) for file in files]
         return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
     def _file_digest(self, path: Path) -> str:

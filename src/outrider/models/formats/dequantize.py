@@ -1,13 +1,18 @@
-"""Dequantizes weights with the `gguf` package, for tests and tools; engines have their own kernels."""
+"""Dequantizes weights with the `gguf` package, for checks and tests; engines have their own kernels."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as _dequantize
 
+from outrider.models.formats.mapped import release
 from outrider.models.source import Tensor
+
+PIECE = 1 << 22  # bytes compared at a time
 
 
 def dequantize(tensor: Tensor) -> npt.NDArray[np.float32]:
@@ -23,3 +28,25 @@ def dequantize(tensor: Tensor) -> npt.NDArray[np.float32]:
     with np.errstate(all="ignore"):
         values: npt.NDArray[np.float32] = _dequantize(np.ascontiguousarray(rows), kind)
     return values.astype(np.float32, copy=False).reshape(tensor.shape)
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two matrices of F32, F16 or BF16 hold the same values. Reads both up to the first difference,
+    with little of them in memory at a time."""
+    if one.shape != other.shape or other.nbytes == 0:
+        return one.shape == other.shape
+    rows = max(1, PIECE // (one.nbytes // one.shape[0]))
+    same = all(
+        np.array_equal(_rows(one, start, rows), _rows(other, start, rows))
+        for start in range(0, one.shape[0], rows)
+    )
+    release(one.data)
+    release(other.data)
+    return same
+
+
+def _rows(tensor: Tensor, start: int, count: int) -> npt.NDArray[np.float32]:
+    stride = tensor.nbytes // tensor.shape[0]
+    stop = min(start + count, tensor.shape[0])
+    piece = tensor.data[start * stride : stop * stride]
+    return dequantize(replace(tensor, shape=(stop - start, *tensor.shape[1:]), data=piece))

@@ -23,11 +23,12 @@ from outrider.models.families import (
     check_theta,
     make_spec,
     shown,
+    within_window,
 )
 from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.generation_config import gguf_sampling
-from outrider.models.formats.gguf_file import read_gguf
 from outrider.models.formats.gguf_metadata import Metadata
+from outrider.models.formats.gguf_split import all_tensors, read_parts
 from outrider.models.formats.gguf_tokenizer import read_tokenizer
 from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear
 from outrider.models.source import ModelSource, Tensor
@@ -50,16 +51,22 @@ _OFF: Mapping[str, tuple[float, ...]] = {
 }
 
 
+MAX_TEMPLATES = 32  # chat templates beside the default one
+
+
 def open_gguf(path: Path) -> ModelSource:
     """Open and check the GGUF file `path`; its tensors stay on disk, mapped.
 
-    Raises ModelNotFoundError (no such file, or a folder), ModelFileError (not a GGUF file, truncated, or
-    inconsistent), UnsupportedModelError (architecture, tensor type, tokenizer or option, named).
+    Any part of a split model stands for all its parts. Raises ModelNotFoundError (no such file, or a folder),
+    ModelFileError (not a GGUF file, truncated, or inconsistent), UnsupportedModelError (architecture, tensor
+    type, tokenizer or option, named).
     """
-    file = read_gguf(path)
-    metadata = file.metadata
+    files = read_parts(path)
+    path, *parts = (file.path for file in files)
+    metadata = files[0].metadata
+    _refuse_what_is_no_model(metadata, any(file.entries for file in files))
     family = _family(metadata)
-    tensors = file.tensors()
+    tensors = all_tensors(files)
     factors = tensors.pop(_ROPE_FACTORS, None)
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
@@ -77,21 +84,45 @@ def open_gguf(path: Path) -> ModelSource:
         tokenizer=read_tokenizer(metadata, architecture.vocab_size),
         chat_template=metadata.text("tokenizer.chat_template", None),
         recommended_sampling=gguf_sampling(metadata),
+        parts=tuple(parts),
+        chat_templates=_named_templates(metadata),
     )
+
+
+def _refuse_what_is_no_model(metadata: Metadata, has_tensors: bool) -> None:
+    """Raise UnsupportedModelError for the GGUF files of models that are not models themselves."""
+    pairs = metadata.pairs
+    kind, name = metadata.text("general.type", "model"), metadata.text("general.architecture", "")
+    if name == "clip" or kind in ("mmproj", "clip-vision"):
+        what = "a vision or audio projector (mmproj); give the language model's own GGUF file"
+    elif kind == "imatrix" or name == "imatrix" or any(key.startswith("imatrix.") for key in pairs):
+        what = "an importance matrix (imatrix), which only quantizers read; give the model itself"
+    elif kind == "adapter" or "adapter.type" in pairs:
+        what = (
+            "a LoRA adapter, not a whole model; merge it into its base model with llama-export-lora and give"
+            " the result"
+        )
+    elif name == "controlvector":
+        what = "a control vector, not a whole model; give the model itself"
+    elif not has_tensors and "tokenizer.ggml.tokens" in pairs:
+        what = "only a vocabulary, without weights; give the model itself"
+    elif kind != "model":
+        what = f"a {shown(kind)}, not a whole model"
+    else:
+        return
+    raise UnsupportedModelError(f"{metadata.path}: holds {what}")
+
+
+def _named_templates(metadata: Metadata) -> dict[str, str]:
+    """The chat templates beside the default one, by name."""
+    prefix = "tokenizer.chat_template."
+    names = [key.removeprefix(prefix) for key in metadata.pairs if key.startswith(prefix)]
+    return {name: metadata.text(prefix + name) for name in names[:MAX_TEMPLATES] if name != "default"}
 
 
 def _family(metadata: Metadata) -> Family:
     path = metadata.path
-    parts = metadata.integer("split.count", 0, 1 << 16, default=0)
-    if parts > 1:
-        raise UnsupportedModelError(
-            f"{path}: is one of the {parts} parts of a split model; join them first with "
-            f"`llama-gguf-split --merge FIRST_PART OUTPUT`"
-        )
     name = metadata.text("general.architecture")
-    kind = metadata.text("general.type", "model")
-    if kind != "model":
-        raise UnsupportedModelError(f"{path}: holds a {shown(kind)}, not a whole model")
     if name not in FAMILIES:
         raise UnsupportedModelError(
             f"{path}: has the architecture {shown(name)}; supported: {', '.join(FAMILIES)}"
@@ -111,8 +142,26 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
             return default
         return metadata.integer(f"{name}.{key}", 1, LIMITS[limit])
 
+    n_layers = size("block_count", "n_layers")
+
+    def same(key: str, limit: str, what: str, default: int | None = None) -> int:
+        """A number that may be a list with one entry for each layer; all have to be equal."""
+        values = metadata.array(f"{name}.{key}", np.int64) if metadata.is_array(f"{name}.{key}") else None
+        if values is None:
+            return size(key, limit, default)
+        if len(values) != n_layers:
+            raise ModelFileError(f"{path}: {name}.{key} has {len(values)} entries for {n_layers} layers")
+        if (values != values[0]).any():
+            raise UnsupportedModelError(
+                f"{path}: its layers have different numbers of {what} ({name}.{key}: {min(values)} to"
+                f" {max(values)}), which is not supported"
+            )
+        if not 1 <= values[0] <= LIMITS[limit]:
+            raise ModelFileError(f"{path}: {name}.{key} is {values[0]}, not between 1 and {LIMITS[limit]}")
+        return int(values[0])
+
     hidden_size = size("embedding_length", "hidden_size")
-    n_heads = size("attention.head_count", "n_heads")
+    n_heads = same("attention.head_count", "n_heads", "heads")
     head_dim = size("attention.key_length", "head_dim", hidden_size // n_heads)
     if head_dim * n_heads != hidden_size and f"{name}.attention.key_length" not in metadata:
         raise ModelFileError(f"{path}: {n_heads} heads do not divide the embedding length {hidden_size}")
@@ -124,14 +173,14 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
     theta = check_theta(path, metadata.number(f"{name}.rope.freq_base", 10000.0))
     inv_freq = _scaled(metadata, name, base_frequencies(rope_dim, theta), factors)
     return Dimensions(
-        n_layers=size("block_count", "n_layers"),
+        n_layers=n_layers,
         hidden_size=hidden_size,
         n_heads=n_heads,
-        n_kv_heads=size("attention.head_count_kv", "n_kv_heads", n_heads),
+        n_kv_heads=same("attention.head_count_kv", "n_kv_heads", "key heads", n_heads),
         head_dim=head_dim,
-        ffn_size=size("feed_forward_length", "ffn_size"),
+        ffn_size=same("feed_forward_length", "ffn_size", "feed-forward columns"),
         vocab_size=vocab_size,
-        max_positions=min(max_positions, window or max_positions),
+        max_positions=within_window(path, max_positions, window or max_positions),
         rms_eps=metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
         rope=RopeSpec(
             rope_dim,

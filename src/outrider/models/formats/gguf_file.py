@@ -26,6 +26,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.families import shown
+from outrider.models.foreign import HEAD_BYTES, cut_piece, describe_file
 from outrider.models.formats.gguf_metadata import Metadata, Value
 from outrider.models.formats.mapped import map_file
 from outrider.models.source import Tensor
@@ -103,7 +104,7 @@ class GGUFFile:
             if start + nbytes > len(self.data):
                 raise ModelFileError(
                     f"{self.path}: truncated: the tensor {shown(entry.name)} ends at byte {start + nbytes}, "
-                    f"the file has {len(self.data)}"
+                    f"the file has {len(self.data)}{_incomplete(self.path)}"
                 )
             found[entry.name] = Tensor(entry.name, kind.name, entry.shape, self.data[start : start + nbytes])
             spans.append((start, start + nbytes, entry.name))
@@ -124,14 +125,20 @@ class GGUFFile:
         return kind
 
 
+def _not_gguf(path: Path, data: mmap.mmap | bytes) -> ModelFileError:
+    if not len(data):
+        return ModelFileError(f"{path}: is empty; download it again")
+    what = describe_file(data[:HEAD_BYTES], len(data), path.name)
+    but = f", but {what}" if what else cut_piece(path.name)
+    return ModelFileError(f"{path}: not a GGUF file (starts with {data[:4]!r}){but}")
+
+
 def read_gguf(path: Path) -> GGUFFile:
     """Map `path` and parse its header. Raises ModelNotFoundError, ModelFileError, UnsupportedModelError."""
     data = map_file(path)
     head = data[:4]
     if head != b"GGUF":
-        raise ModelFileError(
-            f"{path}: not a GGUF file (starts with {head!r})" if head else f"{path}: is empty"
-        )
+        raise _not_gguf(path, data)
     cursor = _Cursor(path, data)
     version = cursor.u32()
     if version not in (2, 3):
@@ -147,6 +154,7 @@ def read_gguf(path: Path) -> GGUFFile:
     if n_pairs * 14 + n_tensors * 33 > len(data) - cursor.at:
         raise ModelFileError(
             f"{path}: truncated: {n_pairs} keys and {n_tensors} tensors do not fit into {len(data)} bytes"
+            f"{_incomplete(path)}"
         )
     pairs: dict[str, Value] = {}
     for _ in range(n_pairs):
@@ -169,6 +177,11 @@ def read_gguf(path: Path) -> GGUFFile:
     return GGUFFile(path, metadata, tuple(entries.values()), raw, data_start, alignment)
 
 
+def _incomplete(path: Path) -> str:
+    """What to do about a file that ends too soon."""
+    return cut_piece(path.name) or "; download it again"
+
+
 class _Cursor:
     """Reads the header's values one after the other, with a check before each read that it ends inside."""
 
@@ -182,7 +195,9 @@ class _Cursor:
         """The error for a header that ends after the file, or after HEADER_LIMIT."""
         if self.end < len(self.data):
             return ModelFileError(f"{self.path}: the header is larger than {HEADER_LIMIT >> 20} MiB")
-        return ModelFileError(f"{self.path}: truncated: the header goes on after byte {self.end}")
+        return ModelFileError(
+            f"{self.path}: truncated: the header goes on after byte {self.end}{_incomplete(self.path)}"
+        )
 
     def scalar(self, kind: int) -> int | float:
         coder = _SCALARS[kind]

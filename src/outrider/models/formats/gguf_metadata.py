@@ -36,6 +36,10 @@ class Metadata:
     def __contains__(self, key: object) -> bool:
         return key in self.pairs
 
+    def is_array(self, key: str) -> bool:
+        """Whether the key is there and is an array."""
+        return isinstance(self.pairs.get(key), np.ndarray | tuple)
+
     @overload
     def integer(self, key: str, low: int, high: int) -> int: ...
     @overload

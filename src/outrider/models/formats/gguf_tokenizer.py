@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 import numpy as np
@@ -14,10 +15,15 @@ from outrider.models.source import TokenizerData
 _KEY = "tokenizer.ggml."
 _KINDS: dict[str, Literal["bpe", "spm"]] = {"gpt2": "bpe", "llama": "spm"}
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
-_UNSET = (1 << 32) - 1  # some converters write -1 as a uint32 for a token that the model does not have
+# Some converters write -1, as an unsigned number, for a token that the model does not have.
+_UNSET = ((1 << 32) - 1, (1 << 64) - 1)
+
+logger = logging.getLogger("outrider")
 
 # Pre-tokenizers of models whose prompts begin with bos unless add_bos_token is given.
-_BOS_BY_DEFAULT = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"))
+_BOS_BY_DEFAULT = frozenset(
+    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+)
 
 
 def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
@@ -52,15 +58,21 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
     if kind == "spm" and not np.isfinite(scores).all():
         raise ModelFileError(f"{path}: {_KEY}scores has entries that are not finite")
 
-    def special(key: str, default: int | None = None) -> int | None:
-        value = metadata.integer(f"{_KEY}{key}_token_id", 0, _UNSET, default=default)
-        if value is not None and n <= value < _UNSET:
-            raise ModelFileError(f"{path}: {_KEY}{key}_token_id is {value}, but there are {n} pieces")
-        return None if value == _UNSET else value
-
     spm = kind == "spm"
     pre = metadata.text(_KEY + "pre", "default") if not spm else ""
-    ends = [special("eos", 2 if spm and n > 2 else None), special("eot"), special("eom")]
+    if not spm and _KEY + "pre" not in metadata:
+        logger.warning(
+            "%s: does not name its pre-tokenizer (%spre), so texts are split by llama.cpp's default, which"
+            " may not be the model's: convert it again",
+            path,
+            _KEY,
+        )
+    bos, eos = (
+        _special(metadata, n, "bos", 1 if spm and n > 1 else None),
+        _special(metadata, n, "eos", 2 if spm and n > 2 else None),
+    )
+    unknown, padding = _special(metadata, n, "unknown", 0 if spm else None), _special(metadata, n, "padding")
+    ends = [eos, _special(metadata, n, "eot"), _special(metadata, n, "eom")]
     named = np.flatnonzero((types == _CONTROL) | (types == _USER_DEFINED))
     ends += [int(i) for i in named if tokens[i] in END_OF_TURN]
     return TokenizerData(
@@ -71,11 +83,31 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
         # llama.cpp ignores the merges of a SentencePiece-style vocabulary: its scores order all merges.
         merges=() if spm else metadata.pieces(_KEY + "merges"),
         scores=scores,
-        bos_id=special("bos", 1 if spm and n > 1 else None),
+        bos_id=bos,
+        eos_id=eos,
         eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
-        unk_id=special("unknown", 0 if spm else None),
-        pad_id=special("padding"),
+        unk_id=unknown,
+        pad_id=padding,
         add_bos=metadata.flag(_KEY + "add_bos_token", spm or pre in _BOS_BY_DEFAULT),
         add_eos=metadata.flag(_KEY + "add_eos_token", False),
         add_space_prefix=metadata.flag(_KEY + "add_space_prefix", spm),
+        named={
+            # llama.cpp gives templates an empty text for a bos or eos that a model does not have.
+            "bos_token": "" if bos is None else tokens[bos],
+            "eos_token": "" if eos is None else tokens[eos],
+            **({} if unknown is None else {"unk_token": tokens[unknown]}),
+            **({} if padding is None else {"pad_token": tokens[padding]}),
+        },
     )
+
+
+def _special(metadata: Metadata, n: int, role: str, default: int | None = None) -> int | None:
+    """The id of a special token among `n`; the default, as in llama.cpp, for an id that is no token's."""
+    key = f"{_KEY}{role}_token_id"
+    value = metadata.integer(key, -(1 << 63), 1 << 64, default=None)
+    if value is None or 0 <= value < n:
+        return default if value is None else value
+    if value not in (-1, *_UNSET):
+        instead = "it is left out" if default is None else f"{default} is used"
+        logger.warning("%s: %s is %d, but there are %d tokens: %s", metadata.path, key, value, n, instead)
+    return default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any, NoReturn
 
 from outrider.errors import ModelFileError, ModelNotFoundError
 from outrider.models.families import shown
+from outrider.models.foreign import HEAD_BYTES, LFS_POINTER, describe_file
 from outrider.models.formats.mapped import map_file
+
+logger = logging.getLogger("outrider")
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The UTF-8 text of a regular file. Raises ModelFileError when it has more than `limit` bytes or is not
-    UTF-8, ModelNotFoundError when there is none."""
+    """The UTF-8 text of a regular file. Raises ModelFileError when it has more than `limit` bytes, is not
+    UTF-8 or is a Git LFS pointer, ModelNotFoundError when there is none."""
     data = map_file(path)
+    if data[: len(LFS_POINTER)] == LFS_POINTER:
+        raise ModelFileError(f"{path}: is {describe_file(data[:HEAD_BYTES], len(data))}")
     if len(data) > limit:
         raise ModelFileError(f"{path}: has {len(data)} bytes; at most {limit} are read")
     try:
@@ -44,7 +50,11 @@ def parse_object(path: Path, text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ModelFileError(f"{path}: is nested too deeply") from error
     except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
-        raise ModelFileError(f"{path}: is not valid JSON: {error}") from error
+        what = (
+            describe_file(text[:HEAD_BYTES].encode(errors="replace"), len(text)) if text[:1] == "<" else None
+        )
+        why = "the file is empty" if not text.strip() else f"it is {what}" if what else error
+        raise ModelFileError(f"{path}: is not valid JSON: {why}") from error
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: is not a JSON object")
     return value
@@ -93,7 +103,7 @@ class Section:
     def text(self, key: str, default: str | None = None) -> str:
         """A string that can be encoded (JSON may hold lone surrogates, which cannot)."""
         value = self._get(key, default)
-        if not isinstance(value, str) or not _encodes(value):
+        if not isinstance(value, str) or not encodes(value):
             raise self._wrong(key, "a string")
         return value
 
@@ -107,13 +117,19 @@ class Section:
         return Section(self.path, value)
 
     def ids(self, key: str, vocab_size: int) -> list[int]:
-        """Token ids given as a number, a list, or not at all."""
+        """Token ids given as a number, a list, or not at all. Those that no token has are left out, with a
+        warning: they can neither be read nor generated."""
         value = self.values.get(key)
         found = [] if value is None else value if isinstance(value, list) else [value]
-        for entry in found:
-            if not isinstance(entry, int) or isinstance(entry, bool) or not 0 <= entry < vocab_size:
-                raise ModelFileError(f"{self.path}: {key} is not made of token ids below {vocab_size}")
-        return found
+        if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in found):
+            raise ModelFileError(f"{self.path}: {key} is not made of token ids")
+        inside = [entry for entry in found if 0 <= entry < vocab_size]
+        if outside := [entry for entry in found if not 0 <= entry < vocab_size]:
+            logger.warning(
+                "%s: %s has the id %s, but the model has %d tokens: it is left out",
+                self.path, key, shown(str(outside[0]) if abs(outside[0]) < 1 << 64 else "…"), vocab_size,
+            )  # fmt: skip
+        return inside
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
@@ -139,7 +155,8 @@ def read_optional(path: Path, limit: int) -> Section:
         return Section(path, {})
 
 
-def _encodes(text: str) -> bool:
+def encodes(text: str) -> bool:
+    """Whether a text is valid Unicode, which JSON does not ask for: it may hold half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

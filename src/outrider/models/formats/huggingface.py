@@ -8,6 +8,7 @@ and is not supported is refused by name.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,21 +30,26 @@ from outrider.models.families import (
     check_theta,
     make_spec,
     shown,
+    within_window,
 )
+from outrider.models.formats.dequantize import same_values
 from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import Section, read_section
 from outrider.models.formats.hf_tokenizer import read_tokenizer
 from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear, scale_llama3
 from outrider.models.formats.safetensors import read_weights
+from outrider.models.quantization import EMBEDDING, OUTPUT
 from outrider.models.source import ModelSource, Tensor
 from outrider.models.spec import RopeSpec
 
 CONFIG_LIMIT = 1 << 20
 
+logger = logging.getLogger("outrider")
 
 _CLASSES: Mapping[str, tuple[Family, HuggingFaceClass]] = {
     kind.name: (family, kind) for family in FAMILIES.values() for kind in family.classes
 }
+_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in _CLASSES}  # by model_type
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(.+)\.(weight|bias)", re.ASCII)
 _FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints keep this table; it follows from the configuration
 
@@ -62,16 +68,12 @@ def open_huggingface(folder: Path) -> ModelSource:
     architecture = make_spec(family, dimensions)
     layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
     tensors, names = _renamed(folder, read_weights(folder), layer_tensors)
-    if config.flag("tie_word_embeddings", False):
-        tensors.pop("output.weight", None)  # transformers ties them whatever the file holds
-    elif "output.weight" not in tensors:
-        raise ModelFileError(
-            f"{folder}: the tensor lm_head.weight is missing, and the embeddings are not tied"
-        )
+    _tie(folder, config, tensors, names)
+    _biases(config, family, kind, tensors)
     check_tensors(
         folder, architecture, tensors, lambda name: names.get(name) or _file_name(name, layer_tensors)
     )
-    tokenizer, template = read_tokenizer(folder, config, architecture.vocab_size)
+    tokenizer, templates = read_tokenizer(folder, config, architecture.vocab_size)
     return ModelSource(
         path=folder,
         format="safetensors",
@@ -79,13 +81,71 @@ def open_huggingface(folder: Path) -> ModelSource:
         architecture=architecture,
         tensors=tensors,
         tokenizer=tokenizer,
-        chat_template=template,
+        chat_template=templates.pop("default", None),
+        chat_templates=templates,
         recommended_sampling=huggingface_sampling(folder),
     )
 
 
+def _tie(folder: Path, config: Section, tensors: dict[str, Tensor], names: dict[str, str]) -> None:
+    """Decide, as transformers 5 does, whether the output matrix is the embedding. Raises ModelFileError when
+    it should be neither that nor in the file."""
+    head = tensors.get(OUTPUT)
+    if not config.flag("tie_word_embeddings", False):
+        if head is None:
+            raise ModelFileError(
+                f"{folder}: the tensor lm_head.weight is missing, and the embeddings are not tied"
+            )
+        return
+    embedding = tensors.get(EMBEDDING)
+    if head is None:
+        return
+    if embedding is None:  # saved under the other of its two names
+        tensors[EMBEDDING] = replace(tensors.pop(OUTPUT), name=EMBEDDING)
+        names[EMBEDDING] = names[OUTPUT]
+    elif same_values(head, embedding):
+        del tensors[OUTPUT]
+    else:
+        logger.warning(
+            "%s: sets tie_word_embeddings, but there is an lm_head of its own, which is used, as in"
+            " transformers 5; set tie_word_embeddings to false to silence this warning",
+            config.path,
+        )
+
+
+def _biases(config: Section, family: Family, kind: HuggingFaceClass, tensors: dict[str, Tensor]) -> None:
+    """Hold the biases that a family may have against the configuration: without attention_bias those in the
+    file are left out, as in transformers. Raises ModelFileError for one that is missing."""
+    wanted = config.flag("attention_bias", False)
+    if not family.optional_bias:
+        if wanted and not family.required_bias:
+            raise UnsupportedModelError(f"{config.path}: sets attention_bias, which is not supported")
+        return
+    wanted = wanted and kind.attention_bias
+    parts = {f"{part}.bias" for part in family.optional_bias}
+    found = [name for name in tensors if name.partition(".")[2].partition(".")[2] in parts]
+    if wanted and len(found) < len(parts) * config.integer("num_hidden_layers", 1, LIMITS["n_layers"]):
+        raise ModelFileError(f"{config.path}: sets attention_bias, but not every layer has its biases")
+    if found and not wanted:
+        logger.warning(
+            "%s: does not set attention_bias, so the biases in the file are not used, as in transformers",
+            config.path,
+        )
+        for name in found:
+            del tensors[name]
+
+
 def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
     named = config.values.get("architectures")
+    if named is None or named == []:  # transformers goes by model_type alone
+        kind = config.text("model_type", "")
+        if not kind:
+            raise ModelFileError(f"{config.path}: has neither architectures nor model_type")
+        if kind not in _TYPES:
+            raise UnsupportedModelError(
+                f"{config.path}: has the model_type {shown(kind)}; supported: {', '.join(_TYPES)}"
+            )
+        named = [_TYPES[kind]]
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if not isinstance(name, str):
         raise ModelFileError(f"{config.path}: architectures does not name one model class")
@@ -94,15 +154,27 @@ def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
         raise UnsupportedModelError(f"{config.path}: has the class {shown(name)}; supported: {supported}")
     if config.text("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"{config.path}: hidden_act is not silu")
-    if config.values.get("quantization_config") is not None:
-        raise UnsupportedModelError(
-            f"{config.path}: has quantization_config; only F32, F16 and BF16 weights are read from "
-            f"safetensors (use the model's GGUF file for quantized weights)"
-        )
+    for key in ("quantization_config", "quantization"):  # the second is MLX's
+        if config.values.get(key) is not None:
+            raise UnsupportedModelError(
+                f"{config.path}: is quantized{_by_method(config, key)} ({key}); only F32, F16 and BF16"
+                f" weights are read from safetensors (use the model's GGUF file for quantized weights)"
+            )
     for option in ("mlp_bias", "use_mrope"):
         if config.flag(option, False):
             raise UnsupportedModelError(f"{config.path}: sets {option}, which is not supported")
     return _CLASSES[name]
+
+
+def _by_method(config: Section, key: str) -> str:
+    """ " with GPTQ", as far as the configuration says it."""
+    settings = config.values[key]
+    if not isinstance(settings, dict):
+        return ""
+    method = settings.get("quant_method")
+    if isinstance(method, str) and method:
+        return f" with {shown(method.upper())[1:-1]}"
+    return " by MLX" if settings.keys() >= {"group_size", "bits"} else ""
 
 
 def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
@@ -116,9 +188,7 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
     if kind.head_dim is None and head_dim * n_heads != hidden_size and config.values.get("head_dim") is None:
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
-    rope = _rope_section(config)
-    theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", 10000.0)))
-    inv_freq = _scaled(rope, base_frequencies(head_dim, theta), max_positions)
+    inv_freq = _frequencies(config, head_dim, max_positions)
     return Dimensions(
         n_layers=size("num_hidden_layers", "n_layers"),
         hidden_size=hidden_size,
@@ -127,7 +197,7 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
         head_dim=head_dim,
         ffn_size=size("intermediate_size", "ffn_size"),
         vocab_size=size("vocab_size", "vocab_size"),
-        max_positions=min(max_positions, _window(config, kind, max_positions)),
+        max_positions=within_window(config.path, max_positions, _window(config, kind, max_positions)),
         rms_eps=config.number("rms_norm_eps", 1e-6),
         rope=RopeSpec(head_dim, inv_freq.astype(np.float32)),
     )
@@ -146,19 +216,33 @@ def _window(config: Section, kind: HuggingFaceClass, max_positions: int) -> int:
     return config.integer("sliding_window", 1, 1 << 32, kind.window)
 
 
-def _rope_section(config: Section) -> Section:
-    old, new = config.section("rope_scaling"), config.section("rope_parameters")
-    if old is not None and new is not None and old.values != new.values:
+def _frequencies(config: Section, head_dim: int, max_positions: int) -> Frequencies:
+    """Of rope_scaling, as in transformers, or else of rope_parameters. Both may be there if they mean the
+    same."""
+    found = [
+        _frequencies_of(config, rope, head_dim, max_positions)
+        for key in ("rope_scaling", "rope_parameters")
+        if (rope := config.section(key)) is not None and rope.values
+    ]
+    if len(found) == 2 and not np.array_equal(found[0], found[1]):
         raise ModelFileError(f"{config.path}: rope_scaling and rope_parameters say different things")
-    rope = old or new or Section(config.path, {})
+    return found[0] if found else _frequencies_of(config, Section(config.path, {}), head_dim, max_positions)
+
+
+def _frequencies_of(config: Section, rope: Section, head_dim: int, max_positions: int) -> Frequencies:
+    """Of one of the two sections; what it leaves out is taken from the configuration."""
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModelError(f"{config.path}: has other rotary parameters for each kind of layer")
     if rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModelError(f"{config.path}: sets partial_rotary_factor, which is not supported")
-    return rope
+    theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", 10000.0)))
+    original = rope.integer(
+        "original_max_position_embeddings", 1, LIMITS["max_positions"], default=max_positions
+    )
+    return _scaled(rope, base_frequencies(head_dim, theta), original)
 
 
-def _scaled(rope: Section, base: Frequencies, max_positions: int) -> Frequencies:
+def _scaled(rope: Section, base: Frequencies, original: int) -> Frequencies:
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
         return base
@@ -174,9 +258,6 @@ def _scaled(rope: Section, base: Frequencies, max_positions: int) -> Frequencies
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if not 1e-6 <= low < high <= 1e6:
         raise ModelFileError(f"{rope.path}: low_freq_factor is not between 0 and high_freq_factor")
-    original = rope.integer(
-        "original_max_position_embeddings", 1, LIMITS["max_positions"], default=max_positions
-    )
     return scale_llama3(base, factor, low, high, original)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.families import shown
+from outrider.models.foreign import HEAD_BYTES, PICKLES, describe_file, describe_folder, names_in
 from outrider.models.formats.hf_json import parse_object, read_section
 from outrider.models.formats.mapped import map_file
 from outrider.models.source import Tensor
@@ -27,6 +28,7 @@ HEADER_LIMIT = 16 << 20
 INDEX_LIMIT = 16 << 20
 SHARD_LIMIT = 1024
 DIM_LIMIT = 1 << 40
+AGAIN = "; download it again"
 
 _ITEM_SIZE = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -40,14 +42,16 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     data = map_file(path)
     size = len(data)
     if size < 8:
-        raise ModelFileError(f"{path}: truncated: {size} bytes are too few for a safetensors file")
+        raise ModelFileError(f"{path}: truncated: {size} bytes are too few for a safetensors file{AGAIN}")
     length = int.from_bytes(data[:8], "little")
     if data[8:9] != b"{":
-        raise ModelFileError(f"{path}: not a safetensors file (starts with {data[:9]!r})")
+        what = describe_file(data[:HEAD_BYTES], size, path.name)
+        but = f", but {what}" if what else ""
+        raise ModelFileError(f"{path}: not a safetensors file (starts with {data[:9]!r}){but}")
     if length > HEADER_LIMIT:
         raise ModelFileError(f"{path}: has a header of {length} bytes; at most {HEADER_LIMIT} are read")
     if length > size - 8:
-        raise ModelFileError(f"{path}: truncated: the header has {length} bytes, the file {size}")
+        raise ModelFileError(f"{path}: truncated: the header has {length} bytes, the file {size}{AGAIN}")
     try:
         text = data[8 : 8 + length].decode()
     except UnicodeDecodeError as error:
@@ -62,7 +66,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         if end > len(body):
             raise ModelFileError(
                 f"{path}: truncated: the tensor {shown(name)} ends at byte {8 + length + end}, "
-                f"the file has {size}"
+                f"the file has {size}{AGAIN}"
             )
         tensors[name] = Tensor(name, dtype, shape, body[begin:end])
         spans.append((begin, end, name))
@@ -85,7 +89,10 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     if not isinstance(dtype, str):
         raise ModelFileError(f"{where} has no dtype")
     if dtype not in _ITEM_SIZE:
-        raise UnsupportedModelError(f"{where} has dtype {shown(dtype)}; supported: {', '.join(_ITEM_SIZE)}")
+        raise UnsupportedModelError(
+            f"{where} has dtype {shown(dtype)}{_quantized(name, dtype)}; supported: {', '.join(_ITEM_SIZE)}"
+            " (use the model's GGUF file for quantized weights)"
+        )
     if not _naturals(shape) or not 1 <= len(shape) <= 4 or not all(1 <= n <= DIM_LIMIT for n in shape):
         raise ModelFileError(f"{where} has an impossible shape")
     if not _naturals(offsets) or len(offsets) != 2:
@@ -95,6 +102,21 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     if end - begin != nbytes:
         raise ModelFileError(f"{where} has data_offsets of {end - begin} bytes for a shape of {nbytes}")
     return dtype, tuple(shape), begin, end
+
+
+def _quantized(name: str, dtype: str) -> str:
+    """How a tensor of another type is quantized, as far as its name and type tell."""
+    rules = (
+        (dtype.startswith("F8_"), "FP8"),
+        (name.endswith((".qweight", ".qzeros", ".g_idx")), "GPTQ or AWQ"),
+        (name.endswith((".q_weight", ".q_invperm", ".q_perm", ".q_scale", ".q_groups")), "EXL2"),
+        (name.endswith((".trellis", ".suh", ".svh")), "EXL3"),
+        (dtype == "U32", "MLX"),
+        (dtype == "U8" and name.endswith(("_blocks", "_scales")), "MXFP4"),
+        (dtype == "U8", "bitsandbytes"),
+    )
+    found = next((words for fits, words in rules if fits), None)
+    return f", as {found} has it" if found else ""
 
 
 def _naturals(value: Any) -> TypeGuard[list[int]]:
@@ -124,7 +146,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         # Files may be symlinks to other folders, as in hub caches, but names must not contain paths.
         if not shard.endswith(".safetensors") or any(c in shard for c in "/\\:\0"):
             raise ModelFileError(f"{index}: {shown(shard)} is not the name of a .safetensors file beside it")
-        opened[shard] = read_safetensors(folder / shard)
+        opened[shard] = _read_shard(folder / shard, len(shards))
     tensors: dict[str, Tensor] = {}
     for name, shard in weight_map.values.items():
         if name not in opened[shard]:
@@ -133,9 +155,21 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _read_shard(path: Path, count: int) -> dict[str, Tensor]:
+    try:
+        return read_safetensors(path)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{path}: no such file, but {INDEX} names it as one of {count}; put all files of the model there"
+        ) from error
+
+
 def _no_weights(folder: Path) -> ModelNotFoundError | UnsupportedModelError:
-    names = sorted(p.name for p in folder.iterdir())
-    pickles = [n for n in names if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    names = names_in(folder)
+    what = describe_folder(names)
+    pickles = sorted(name for name in names if name.endswith(PICKLES) and "/" not in name)
+    if what is not None:
+        return UnsupportedModelError(f"{folder}: holds {what}")
     if pickles:
         return UnsupportedModelError(
             f"{folder}: has its weights in {pickles[0]}, a pickle, which can run code when it is read; take "

@@ -6,20 +6,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.errors import ModelNotFoundError, nearest
+from outrider.errors import ModelNotFoundError, UnsupportedModelError, nearest
+from outrider.models.foreign import describe_folder
+from outrider.models.gguf_names import SIDE_FILE, part_names, whole_models
 from outrider.models.sources.download import one_line
 
 PREFERRED = "Q4_K_M"
 
-_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
-_SIDE_FILE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUF files that are not language models
-_SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt")
+_SMALL = re.compile(
+    r"[^/]+\.(json|jinja)|additional_chat_templates/[^/]+\.jinja|tokenizer\.model|merges\.txt|vocab\.txt"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The files to download: one GGUF file, or those of a folder (weights first)."""
+    """The files to download: one GGUF model (all its parts, the first one first), or those of a folder
+    (weights first)."""
 
     names: tuple[str, ...]
     folder: bool
@@ -32,21 +35,23 @@ def choose(names: Sequence[str], file: str | None, what: str) -> Choice:
     Raises ModelNotFoundError, naming the files, when there is no single answer.
     """
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
-    models = [name for name in ggufs if not _SIDE_FILE.search(name)]
+    models = whole_models([name for name in ggufs if not SIDE_FILE.search(name)])
     if file is not None:
         return _choose_named(names, ggufs, models, file, what)
     if weights := _weights(names):
         return Choice((*weights, *(n for n in names if _SMALL.fullmatch(n))), folder=True)
+    if not models and (other := describe_folder(names)) is not None:
+        raise UnsupportedModelError(f"{what}: holds {other}")
     if not models:
         raise ModelNotFoundError(
             f"{what}: holds neither a GGUF file nor config.json with safetensors; look for another"
             " repository of the same model (pickled weights are never loaded)"
         )
     if len(models) == 1:
-        return _one_gguf(models[0], what)
+        return _one_gguf(models[0], ggufs, what)
     preferred = _tagged(models, PREFERRED)
     if len(preferred) == 1:
-        return _one_gguf(preferred[0], what)
+        return _one_gguf(preferred[0], ggufs, what)
     raise ModelNotFoundError(
         f"{what}: holds {len(models)} GGUF files, choose one with :FILE or its tag: {_shown(models)}"
     )
@@ -54,14 +59,14 @@ def choose(names: Sequence[str], file: str | None, what: str) -> Choice:
 
 def _choose_named(names: Sequence[str], ggufs: list[str], models: list[str], file: str, what: str) -> Choice:
     if file in ggufs:
-        return _one_gguf(file, what)
+        return _one_gguf(file, ggufs, what)
     if file in names:
         raise ModelNotFoundError(
             f"{what}: {file!r} is no GGUF file; leave out ':{file}' to fetch a safetensors folder"
         )
     found = _tagged(models, file)
     if len(found) == 1:
-        return _one_gguf(found[0], what)
+        return _one_gguf(found[0], ggufs, what)
     if found:
         raise ModelNotFoundError(f"{what}: {file!r} fits {len(found)} files, choose one: {_shown(found)}")
     raise ModelNotFoundError(
@@ -82,13 +87,14 @@ def _tagged(models: list[str], tag: str) -> list[str]:
     return []
 
 
-def _one_gguf(name: str, what: str) -> Choice:
-    if (split := _SPLIT.search(name)) is not None and int(split[2]) > 1:
+def _one_gguf(name: str, ggufs: Sequence[str], what: str) -> Choice:
+    """The model in the file `name`, with all its parts when it is split."""
+    parts = part_names(name)
+    if missing := [part for part in parts if part not in ggufs]:
         raise ModelNotFoundError(
-            f"{what}: {name!r} is one part of {int(split[2])}; split GGUF files are not supported: choose"
-            " a quantization that is one file, or join the parts with llama-gguf-split --merge"
+            f"{what}: {missing[0]!r} is missing, one of the {len(parts)} parts of a split model"
         )
-    return Choice((name,), folder=False)
+    return Choice(tuple(parts or (name,)), folder=False)
 
 
 def _weights(names: Sequence[str]) -> list[str]:
@@ -98,7 +104,8 @@ def _weights(names: Sequence[str]) -> list[str]:
         return []
     if "model.safetensors.index.json" in names:
         return [name for name in here if _SHARD.search(name)] or here
-    return ["model.safetensors"] if "model.safetensors" in here else here
+    whole = [name for name in here if not name.startswith(("consolidated", "adapter_model"))]
+    return ["model.safetensors"] if "model.safetensors" in here else whole
 
 
 def _shown(names: list[str]) -> str:

@@ -57,6 +57,12 @@ def parse_reference(text: str) -> Reference:
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError("the model is empty: give a path, a catalog name, pypi:PACKAGE or hf:ORG/REPO")
+    if (byte := next((ord(c) - 0xDC00 for c in text if "\udc80" <= c <= "\udcff"), None)) is not None:
+        # How Python reads a byte of the command line that is not UTF-8.
+        raise ConfigError(
+            f"model {one_line(text, 60)!r}: holds the byte 0x{byte:02X}, as in Latin-1, and is not UTF-8;"
+            " give the name in UTF-8, or rename the file"
+        )
     if len(text) > 4096 or any(not c.isprintable() for c in text):
         raise ConfigError(f"model {one_line(text, 60)!r}: has control characters or is too long")
     scheme, _, rest = text.partition(":")

@@ -1,13 +1,6 @@
-"""Byte-level BPE with the pre-tokenizers that GGUF names (`tokenizer.ggml.pre`), on the `tokenizers` package.
-
-Regular expressions split a text into words before merging. They follow llama.cpp's, which differ from the
-original tokenizers: no Unicode normalization (Qwen2's original applies NFC), and only ASCII letters in
-contractions. Characters newer than Unicode 15 may be split differently.
-"""
+"""Byte-level BPE on the `tokenizers` package, with the pre-tokenizers that GGUF names."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -15,39 +8,7 @@ from outrider.errors import ModelFileError, UnsupportedModelError, nearest
 from outrider.models.source import TokenizerData
 from outrider.models.text.package_errors import describe_error
 from outrider.models.text.pieces import byte_alphabet
-
-_CONTRACTION = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_WORDS = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-
-
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """How a text is split into words before merging.
-
-    expressions:   applied in order, each to the parts that the one before it produced.
-    ignore_merges: a word that is a token is used as it is, without merging.
-    """
-
-    expressions: tuple[str, ...]
-    ignore_merges: bool = False
-
-
-_LLAMA3 = PreTokenizer((_WORDS % r"\p{N}{1,3}",), ignore_merges=True)
-_QWEN2 = PreTokenizer((_WORDS % r"\p{N}",))
-_DIGITS_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
-
-PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer(_LLAMA3.expressions)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS_GPT2),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), PreTokenizer((_GPT2,))),
-    **dict.fromkeys(
-        ("default", ""), PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
-    ),
-}
+from outrider.models.text.pre_tokenizers import PRE_TOKENIZERS
 
 
 class BpeEncoder:

@@ -43,8 +43,8 @@ class ChatTemplate:
         """
         if not source:
             raise ConfigError(
-                "the model has no chat template: give a plain prompt instead of messages,"
-                " or choose a model that was trained for chat"
+                "the model has no chat template: give a plain prompt instead of messages, name a template"
+                " with --chat-template, or choose a model that was trained for chat"
             )
         self._setup = {
             "source": source,
@@ -53,16 +53,7 @@ class ChatTemplate:
             "memory": MEMORY_BYTES,
         }
         self._seconds = seconds
-        self._tokens = {
-            name: tokenizer.pieces.texts[token]
-            for name, token in (
-                ("bos_token", tokenizer.bos_id),
-                ("eos_token", next(iter(tokenizer.eos_ids), None)),
-                ("unk_token", tokenizer.unk_id),
-                ("pad_token", tokenizer.pad_id),
-            )
-            if token is not None
-        }
+        self._tokens = dict(tokenizer.named_tokens)
         self._lock = threading.Lock()
         self._process: _Process | None = None
 

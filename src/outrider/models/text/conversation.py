@@ -24,12 +24,17 @@ _RESERVED = {"messages", "tools", "add_generation_prompt", "documents", "chat_te
 class Conversations:
     """Renders conversations with a model's chat template, or with another one.
 
-    source: the model's template; None if it has none. Templates run in processes of their own, which start
-            when they are first needed.
+    source: the model's template; None if it has none.
+    named:  the model's further templates by name; "tool_use" is taken where there are tools.
+
+    Templates run in processes of their own, which start when they are first needed.
     """
 
-    def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, source: str | None, tokenizer: Tokenizer, named: Mapping[str, str] | None = None
+    ) -> None:
         self.source = source
+        self._with_tools = (named or {}).get("tool_use", source)
         self._tokenizer = tokenizer
         self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
 
@@ -59,13 +64,14 @@ class Conversations:
         if content_format not in CONTENT_FORMATS:
             known = ", ".join(CONTENT_FORMATS)
             raise ConfigError(f"chat_template_content_format must be one of {known}, not {content_format!r}")
-        template = self._template(chat_template)
+        source = chat_template or (self._with_tools if tools else self.source)
+        template = self._template(source)
         given = _variables(variables)
         if documents is not None:
             given["documents"] = documents
         made = _messages(messages)
         described = _tools(tools)
-        if re.search(r"\btools\b", chat_template or self.source or ""):
+        if re.search(r"\btools\b", source or ""):
             given["tools"] = described or None
         elif described or any(m.get("tool_calls") or m["role"] == "tool" for m in made):
             made = describe_in_words(made, described)
@@ -92,7 +98,6 @@ class Conversations:
             self._templates.popitem()[1].close()
 
     def _template(self, source: str | None) -> ChatTemplate:
-        source = self.source if source is None else source
         if not source:
             raise ConfigError(
                 "the model has no chat template: give a plain prompt instead of messages, or a chat_template"

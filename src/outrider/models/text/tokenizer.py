@@ -24,6 +24,9 @@ class _Encoder(Protocol):
 class Tokenizer:
     """The tokenizer of one model. Instances may be shared between threads.
 
+    eos_id:       its own eos; `eos_ids` has every id that ends a text.
+    named_tokens: the texts that chat templates know as bos_token, eos_token and so on.
+
     Ids outside the vocabulary and padding ids, which a model with padded embeddings can generate, decode to
     no text.
     """
@@ -38,8 +41,10 @@ class Tokenizer:
         self.unk_id = _inside(data.unk_id, size)
         self.pad_id = _inside(data.pad_id, size)
         self.eos_ids = tuple(i for i in data.eos_ids if 0 <= i < size)
+        self.eos_id = _inside(data.own_eos_id, size)
         self.add_bos = data.add_bos
         self.add_eos = data.add_eos
+        self.named_tokens = self._named() if data.named is None else dict(data.named)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -52,7 +57,7 @@ class Tokenizer:
         size = None if data.kind == "json" else len(data.tokens)
         for wanted, ids, name in (
             (data.add_bos, (data.bos_id,), "bos"),
-            (data.add_eos, data.eos_ids[:1], "eos"),
+            (data.add_eos, (data.own_eos_id,), "eos"),
         ):
             if wanted and not any(i is not None and i >= 0 and (size is None or i < size) for i in ids):
                 raise ModelFileError(f"the tokenizer is to add {name}, but has no {name} token")
@@ -62,6 +67,15 @@ class Tokenizer:
         pieces = Pieces.from_data(data)
         strips = data.kind == "spm" and data.add_space_prefix
         return cls(data, pieces, _GgufEncoder(data, pieces), strips_space=strips)
+
+    def _named(self) -> dict[str, str]:
+        roles = {
+            "bos_token": self.bos_id,
+            "eos_token": self.eos_id,
+            "unk_token": self.unk_id,
+            "pad_token": self.pad_id,
+        }
+        return {role: self.pieces.texts[token] for role, token in roles.items() if token is not None}
 
     @property
     def vocab_size(self) -> int:
@@ -80,9 +94,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise PromptError(
-                f"the text holds half of a surrogate pair at character {error.start}: it is not Unicode"
-            ) from None
+            raise PromptError(_not_unicode(text, error.start)) from None
         return self._encoder.encode(text, add_special=add_special, parse_special=parse_special)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
@@ -133,7 +145,7 @@ class _GgufEncoder:
         self._prefix = " " if data.kind == "spm" and data.add_space_prefix else ""
         self._specials = {special: tuple(pieces.split_tokens(special=special)) for special in (True, False)}
         self._before = [data.bos_id] if data.add_bos and data.bos_id is not None else []
-        self._after = list(data.eos_ids[:1]) if data.add_eos else []
+        self._after = [data.own_eos_id] if data.add_eos and data.own_eos_id is not None else []
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         ids = list(self._before) if add_special else []
@@ -146,6 +158,16 @@ class _GgufEncoder:
                 ids += self._inner.encode(prefix + part)
                 prefix = ""
         return ids + self._after if add_special else ids
+
+
+def _not_unicode(text: str, at: int) -> str:
+    code = ord(text[at])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python reads a byte of the command line that is not UTF-8
+        return (
+            f"the text is not UTF-8: character {at} is the byte 0x{code - 0xDC00:02X}, as in Latin-1;"
+            " give the text in UTF-8"
+        )
+    return f"the text holds half of a surrogate pair at character {at}: it is not Unicode"
 
 
 def _inside(token: int | None, size: int) -> int | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import Metaspace
 
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.source import TokenizerData
@@ -49,14 +50,20 @@ class JsonEncoder:
             tokenizer.no_truncation()
             tokenizer.no_padding()
             state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
+            if data.prepend_scheme is not None:
+                tokenizer.normalizer = None
+                tokenizer.pre_tokenizer = Metaspace(SPACE_MARK, data.prepend_scheme, split=False)
+            _add(tokenizer, data)
+        except ModelFileError:
+            raise
         except BaseException as error:
             raise ModelFileError(f"tokenizer.json cannot be read: {describe_error(error)}") from None
         self._tokenizer = tokenizer
         self._bos = data.bos_id if data.add_bos else None
-        self._eos = data.eos_ids[0] if data.add_eos else None
+        self._eos = data.own_eos_id if data.add_eos else None
         self._lock = threading.Lock()
         decoder = _decoder(state)
-        self.strips_space = decoder.strips_space
+        self.strips_space = decoder.strips_space and data.prepend_scheme != "never"
         self.pieces = _pieces(tokenizer, decoder)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -66,12 +73,23 @@ class JsonEncoder:
             self._tokenizer.encode_special_tokens = not parse_special
             # The batch call lets other threads run, unlike `encode`, and skips offsets.
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
-        # The file's post-processor usually adds these; tokenizer_config.json may require them in addition.
+        # The file's post-processor usually adds these.
         if add_special and self._bos is not None and ids[:1] != [self._bos]:
             ids = [self._bos, *ids]
         if add_special and self._eos is not None and ids[-1:] != [self._eos]:
             ids = [*ids, self._eos]
         return ids
+
+
+def _add(tokenizer: Tokenizer, data: TokenizerData) -> None:
+    """Add the folder's other tokens. Raises ModelFileError when one gets another id than expected."""
+    flags = ("special", "lstrip", "rstrip", "single_word", "normalized")
+    tokenizer.add_tokens(
+        [AddedToken(p.content, **{name: getattr(p, name) for name in flags}) for p in data.added]
+    )
+    for piece in data.added:
+        if (number := tokenizer.token_to_id(piece.content)) != piece.id:
+            raise ModelFileError(f"the added token {piece.content!r} gets the id {number}, not {piece.id}")
 
 
 def _pieces(tokenizer: Tokenizer, decoder: _Decoder) -> Pieces:

@@ -106,11 +106,15 @@ def _used_texts(pieces: Pieces) -> list[str | None]:
     return texts
 
 
+def _own_eos(source: Tokenizer | TokenizerData) -> int | None:
+    return source.eos_id if isinstance(source, Tokenizer) else source.own_eos_id
+
+
 def _role_differences(target: Tokenizer | TokenizerData, draft: Tokenizer | TokenizerData) -> list[str]:
     found = []
     for role, adds, ids in (
         ("bos", (target.add_bos, draft.add_bos), (target.bos_id, draft.bos_id)),
-        ("eos", (target.add_eos, draft.add_eos), (target.eos_ids[:1], draft.eos_ids[:1])),
+        ("eos", (target.add_eos, draft.add_eos), (_own_eos(target), _own_eos(draft))),
     ):
         if adds[0] != adds[1]:
             who = "target" if adds[0] else "draft"

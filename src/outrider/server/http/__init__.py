@@ -11,7 +11,7 @@ The life of a request:
 4. `generation.respond` submits the samples to the engine and reads their events. It gives them to the
    dialect's `Answer`, which writes the JSON document or the parts of a stream.
 
-A dialect is a file such as `completions`: an endpoint of four lines, `parse`, and an `Answer`. Those of
-OpenAI share `openai_answer`; one with other documents or another stream format subclasses
-`generation.Answer`.
+A dialect is a file such as `completions`: an endpoint of four lines, `parse`, and an `Answer`. OpenAI's two
+generating paths share `openai_answer`. The dialects in `dialects/` translate their requests to
+`protocol.ChatRequest`, share its `parse`, and subclass `generation.Answer`.
 """

@@ -20,8 +20,9 @@ from outrider.server.engine.async_engine import ServerEngine
 from outrider.server.http.chat import chat_completions
 from outrider.server.http.completions import completions
 from outrider.server.http.conversation import Conversation, render
+from outrider.server.http.dialects import registry
 from outrider.server.http.errors import ApiError, api_error, bad, invalid, json_response
-from outrider.server.http.guard import OPEN, BodyLimit, Guard, Keys
+from outrider.server.http.guard import OPEN, BodyLimit, Guard, HeadAsGet, Keys, path_of
 from outrider.server.http.metrics import CONTENT_TYPE
 from outrider.server.http.openapi import (
     ChatCompletion,
@@ -30,7 +31,8 @@ from outrider.server.http.openapi import (
     ModelCard,
     ModelList,
     Text,
-    Tokens,
+    TokenizeAnswer,
+    TokenizerInformation,
     Version,
     answers,
     describe,
@@ -39,6 +41,7 @@ from outrider.server.http.page import add_page
 from outrider.server.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from outrider.server.http.service import Service
 from outrider.server.http.status import status
+from outrider.server.http.tokens import tokenizer_information, tokens_with_pieces
 from outrider.server.settings import Settings
 from outrider.version import __version__
 
@@ -71,12 +74,26 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
     _models(app, service)
     _generation(app, service)
     _about(app, service)
-    app.openapi = lambda: describe(app, keys=bool(settings.api_keys))  # type: ignore[method-assign]
+    registry.add_dialects(app, service)
+    app.openapi = lambda: describe(  # type: ignore[method-assign]
+        app, keys=bool(settings.api_keys), error_model=registry.error_model
+    )
     pages = add_page(app, settings.static)
     # The middleware that is added last runs first.
-    app.add_middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(
-        Guard, keys=Keys(settings.api_keys), hosts=settings.hosts(), is_open=frozenset(OPEN) | pages
+        BodyLimit,
+        most=settings.max_body_bytes,
+        seconds=settings.body_seconds,
+        error_form=registry.error_response,
+    )
+    app.add_middleware(
+        Guard,
+        keys=Keys(settings.api_keys),
+        hosts=settings.hosts(),
+        is_open=frozenset(OPEN) | pages,
+        error_form=registry.error_response,
+        key_header=registry.key_header,
     )
     if settings.allowed_origins:
         app.add_middleware(
@@ -90,14 +107,17 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
 
 
 def _errors(app: FastAPI) -> None:
-    """Send every error in the same form."""
+    """Send every error in the form of its path."""
 
-    async def error_response(_: Request, error: Exception) -> Response:
-        return api_error(error).response()
+    def answer(request: Request, error: ApiError) -> Response:
+        return registry.error_response(error, path_of(request.scope))
 
-    async def validation(_: Request, error: Exception) -> Response:
+    async def error_response(request: Request, error: Exception) -> Response:
+        return answer(request, api_error(error))
+
+    async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return invalid(error.errors()).response()
+        return answer(request, invalid(error.errors()))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -105,7 +125,7 @@ def _errors(app: FastAPI) -> None:
             404: f"there is nothing at {request.url.path[:200]}",
             405: f"{request.method} is not possible at {request.url.path[:200]}",
         }.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, message, headers=error.headers).response()
+        return answer(request, ApiError(error.status_code, message, headers=error.headers))
 
     app.add_exception_handler(ApiError, error_response)
     app.add_exception_handler(OutriderError, error_response)
@@ -133,19 +153,24 @@ def _generation(app: FastAPI, service: Service) -> None:
     async def complete(request: Request, body: CompletionRequest) -> Response:
         return await completions(service, request, body)
 
-    @app.post("/tokenize", tags=["tokens"], summary="A text's token ids", responses=answers(Tokens))
+    @app.post("/tokenize", tags=["tokens"], summary="A text's token ids", responses=answers(TokenizeAnswer))
     async def tokenize(body: TokenizeRequest) -> Response:
         service.model.check_name(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise bad("give prompt or messages, one of them", "prompt")
+        if sum(given is not None for given in (body.prompt, body.messages, body.content)) != 1:
+            raise bad("give one of prompt, messages and content", "prompt")
 
         def work() -> list[int]:
+            if body.content is not None:
+                special = bool(body.add_special), body.parse_special is not False
+                return service.encode(body.content, add_special=special[0], parse_special=special[1])
             if body.prompt is not None:
                 return service.encode(body.prompt, add_special=body.add_special_tokens is not False)
             text = render(service.templates, _conversation(body))
             return service.encode(text, add_special=bool(body.add_special_tokens))
 
         ids = await service.workers.run_in_worker(work)
+        if body.content is not None:
+            return json_response(tokens_with_pieces(service, ids) if body.with_pieces else {"tokens": ids})
         texts = [service.tokenizer.piece(i) for i in ids] if body.return_token_strs else None
         document = {"count": len(ids), "max_model_len": service.engine.context, "tokens": ids}
         return json_response({**document, "token_strs": texts})
@@ -158,7 +183,13 @@ def _generation(app: FastAPI, service: Service) -> None:
         text = await service.workers.run_in_worker(
             lambda: service.tokenizer.decode(body.tokens, skip_special=False)
         )
-        return json_response({"prompt": text})
+        return json_response({"prompt": text, "content": text})
+
+    @app.get(
+        "/tokenizer_info", tags=["tokens"], summary="The tokenizer", responses=answers(TokenizerInformation)
+    )
+    async def tokenizer_info() -> Response:
+        return json_response(tokenizer_information(service))
 
 
 def _conversation(body: TokenizeRequest) -> Conversation:

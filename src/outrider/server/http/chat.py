@@ -9,17 +9,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from outrider.decoding.events import FinishEvent, TokenEvent
-from outrider.server.http import sampling_fields, tools
+from outrider.errors import ConfigError
+from outrider.server.http import sampling_fields, tool_grammar, tools
 from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.disconnect import while_connected
-from outrider.server.http.errors import bad
 from outrider.server.http.generation import Sample, respond
 from outrider.server.http.generation_request import Arrival, GenerationRequest
 from outrider.server.http.logprobs import TokenTexts
 from outrider.server.http.openai_answer import OpenAIAnswer
 from outrider.server.http.protocol import ChatRequest
+from outrider.server.http.sample_reader import SampleReader
 from outrider.server.http.service import Service
-from outrider.server.http.tool_parser import ToolParser
+from outrider.server.http.tool_forms import calls_are_marked
+from outrider.server.http.tools import ToolUse
 
 
 async def chat_completions(service: Service, http: HttpRequest, body: ChatRequest) -> Response:
@@ -34,21 +36,24 @@ def parse(service: Service, arrival: Arrival, body: ChatRequest) -> GenerationRe
     """The inner request. Raises ApiError and OutriderError."""
     params = sampling_fields.chat_params(body, service.sampling, **_tool_params(service, body))
     drafting = sampling_fields.draft_fields(body, service.pipeline)
-    text = render(service.templates, _conversation(body))
-    ids = service.encode(text, add_special=bool(body.add_special_tokens))
-    return service.generation_request(
-        arrival,
-        "chatcmpl",
-        [ids],
-        params,
-        stream=bool(body.stream),
-        cache_salt=body.cache_salt,
-        **drafting,
-    )
+    ids = service.encode(prompt_text(service, body), add_special=bool(body.add_special_tokens))
+    try:
+        return service.generation_request(
+            arrival,
+            "chatcmpl",
+            [ids],
+            params,
+            stream=bool(body.stream),
+            cache_salt=body.cache_salt,
+            **drafting,
+        )
+    except ConfigError as error:
+        raise tool_grammar.blamed(tools.tool_use(body), sampling_fields.output_format(body), error) from None
 
 
-def _conversation(body: ChatRequest) -> Conversation:
-    return Conversation(
+def prompt_text(service: Service, body: ChatRequest) -> str:
+    """The prompt that a request's conversation becomes. Raises ApiError, PromptError and ConfigError."""
+    conversation = Conversation(
         messages=body.messages,
         tools=tools.tool_use(body).described,
         template=body.chat_template,
@@ -58,6 +63,7 @@ def _conversation(body: ChatRequest) -> Conversation:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
     )
+    return render(service.templates, conversation)
 
 
 def _tool_params(service: Service, body: ChatRequest) -> dict[str, Any]:
@@ -65,16 +71,31 @@ def _tool_params(service: Service, body: ChatRequest) -> dict[str, Any]:
     use = tools.tool_use(body)
     if not use.tools:
         return {}
+    family = service.templates.tool_family(body.chat_template)
+    marks = service.templates.special_marks(family)
     found: dict[str, Any] = {}
-    if use.forced:
-        if sampling_fields.output_format(body) is not None:
-            raise bad("tool_choice and the form that is asked for contradict each other", "tool_choice")
-        grammar = tools.call_grammar(use, service.templates.tool_family(body.chat_template))
+    if (grammar := _grammar(service, body, use)) is not None:
         sampling_fields.check_size(grammar, "tools")
         found["structured_outputs"] = {"grammar": grammar}
-    if service.templates.call_marks_are_special:  # the parser needs the marks in the text
+    if marks:  # the parser needs them in the text
         found["skip_special_tokens"] = False
     return found
+
+
+def _grammar(service: Service, body: ChatRequest, use: ToolUse) -> str | None:
+    """The grammar that a request's tools need. It includes the form that the request asks for, which is that
+    of content; an answer may be calls instead. Raises ApiError and ConfigError."""
+    family = service.templates.tool_family(body.chat_template)
+    marks = service.templates.special_marks(family)
+    form = sampling_fields.output_format(body)
+    if use.forced:
+        return tool_grammar.call_grammar(use, family, marks)
+    if form is not None:
+        rule = tool_grammar.form_rule(form) if calls_are_marked(family) else None
+        return None if rule is None else tool_grammar.formed_grammar(use, family, marks, rule)
+    if not use.enforced:
+        return None
+    return tool_grammar.free_grammar(use, family, marks, service.templates.special_ids)
 
 
 class ChatAnswer(OpenAIAnswer):
@@ -88,36 +109,23 @@ class ChatAnswer(OpenAIAnswer):
         self._texts = TokenTexts(service.tokenizer, bool(body.return_tokens_as_token_ids))
         echo = body.messages[-1].content if body.echo and body.continue_final_message else ""
         self._echo = echo if isinstance(echo, str) else ""
-        self._use = tools.tool_use(body)
-        family = service.templates.tool_family(body.chat_template)
-        names = [tool.function.name for tool in self._use.tools]
-        samples = self.samples if names else ()
-        self._parsers = {sample.index: ToolParser(family, names) for sample in samples}
+        self._named = tools.tool_use(body).named
+        self._readers = [SampleReader.of(service.templates, body) for _ in self.samples]
 
     def _calls(self, sample: Sample) -> list[dict[str, Any]]:
-        """A sample's tool calls so far; of several the first, when parallel calls are off."""
-        parser = self._parsers.get(sample.index)
-        calls = [] if parser is None else [call.document() for call in parser.calls]
-        return calls if self._use.parallel else calls[:1]
+        """A sample's tool calls so far."""
+        return [call.document() for call in self._readers[sample.index].calls]
 
     def _reason(self, sample: Sample) -> str:
         """`finish_reason`. The call of a named tool ends with "stop", as in OpenAI's API."""
         assert sample.end is not None
-        called = sample.end.finish_reason == "stop" and self._calls(sample) and not self._use.named
+        called = sample.end.finish_reason == "stop" and self._calls(sample) and not self._named
         return "tool_calls" if called else sample.end.finish_reason
 
     def _delta(self, sample: Sample, text: str) -> dict[str, Any]:
-        parser = self._parsers.get(sample.index)
-        if parser is None:
-            return {"content": text} if text else {}
-        parsed = parser.push(text)
-        if sample.end is not None:
-            last = parser.finish()
-            parsed.content += last.content
-            parsed.deltas += last.deltas
-        deltas = [d for d in parsed.deltas if self._use.parallel or d["index"] == 0]
-        found: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
-        return {**found, "tool_calls": deltas} if deltas else found
+        read = self._readers[sample.index].push(text, sample.end)
+        found: dict[str, Any] = {"content": read.content} if read.content else {}
+        return {**found, "tool_calls": read.deltas} if read.deltas else found
 
     def _logprobs(self, tokens: Sequence[TokenEvent]) -> dict[str, Any] | None:
         if not self.body.logprobs:

@@ -1,45 +1,63 @@
-"""The chat templates in use: the model's own, and those that requests bring."""
+"""The chat templates in use: those of the model, and those that requests bring."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from outrider.models.text.chat import ChatTemplate
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.server.http.errors import bad
-from outrider.server.http.tools import Family, call_marks_are_special, family_of
+from outrider.server.http.tool_forms import Family, family_of, special_marks
 
 MAX_REQUEST_TEMPLATES = 4  # compiled templates of requests that are kept
+WITH_TOOLS = "tool_use"  # transformers' name of a model's template for conversations with tools
 
 
 class ChatTemplates:
     """Compiled chat templates. `get` and `close` may be called from any thread.
 
     source:           the template of conversations whose request brings none; None if the model has none.
+    named:            the model's further templates, by name; "tool_use" is taken where there are tools.
     trust_requests:   whether requests may bring their own.
     tool_call_parser: the form of tool calls; None chooses it by the template.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, source: str | None, *, trust_requests: bool, tool_call_parser: str | None
+        self,
+        tokenizer: Tokenizer,
+        source: str | None,
+        *,
+        named: Mapping[str, str] | None = None,
+        trust_requests: bool,
+        tool_call_parser: str | None,
     ) -> None:
-        self.source = source
+        self.source, self._named = source, dict(named or {})
         self._tokenizer, self._trust_requests = tokenizer, trust_requests
         self._tool_call_parser = tool_call_parser
         self._lock = threading.Lock()  # of the two below
-        self._default: ChatTemplate | None = None
+        self._own: dict[str | None, ChatTemplate] = {}  # by source
+        self._marks: dict[Family, dict[str, int]] = {}
         self._from_requests: OrderedDict[str, ChatTemplate] = OrderedDict()
 
-    def get(self, from_request: str | None = None) -> ChatTemplate:
+    def source_of(self, from_request: str | None = None, *, tools: bool = False) -> str | None:
+        """The source of the template to render with. `from_request` is a template, or the name of one of the
+        model's; tools: whether the conversation has tools."""
+        if from_request is not None:
+            return self._named.get(from_request, from_request)
+        return self._named.get(WITH_TOOLS, self.source) if tools else self.source
+
+    def get(self, from_request: str | None = None, *, tools: bool = False) -> ChatTemplate:
         """The template to render with. Raises ConfigError when there is none, ApiError for a request's own
         template when these are not trusted."""
         with self._lock:
-            if from_request is None:
-                if self._default is None:
-                    self._default = ChatTemplate(self.source, self._tokenizer)
-                return self._default
+            if from_request is None or from_request in self._named:
+                source = self.source_of(from_request, tools=tools)
+                if source not in self._own:
+                    self._own[source] = ChatTemplate(source, self._tokenizer)
+                return self._own[source]
             if not self._trust_requests:
                 raise bad(
                     "chat_template is refused: this server uses the model's own "
@@ -55,16 +73,24 @@ class ChatTemplates:
 
     def tool_family(self, from_request: str | None = None) -> Family:
         """How tool calls are written in the texts of a template."""
-        return family_of(from_request or self.source, self._tool_call_parser)
+        return family_of(self.source_of(from_request, tools=True), self._tool_call_parser)
+
+    def special_marks(self, family: Family) -> dict[str, int]:
+        """The marks of tool calls that are special tokens, which are not part of a text by default, with
+        their ids."""
+        if family not in self._marks:
+            self._marks[family] = special_marks(self._tokenizer, family)
+        return self._marks[family]
 
     @functools.cached_property
-    def call_marks_are_special(self) -> bool:
-        """Whether the marks of tool calls are special tokens, which are not part of a text by default."""
-        return call_marks_are_special(self._tokenizer)
+    def special_ids(self) -> tuple[int, ...]:
+        """The special tokens, but for those that end a text."""
+        ends = self._tokenizer.eos_ids
+        ids = range(self._tokenizer.vocab_size)
+        return tuple(token for token in ids if self._tokenizer.is_special(token) and token not in ends)
 
     def close(self) -> None:
         """End the processes in which templates are rendered."""
         with self._lock:
-            for template in (self._default, *self._from_requests.values()):
-                if template is not None:
-                    template.close()
+            for template in (*self._own.values(), *self._from_requests.values()):
+                template.close()

@@ -12,6 +12,7 @@ from outrider.models.text.tool_words import describe_in_words
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import Message, Tool
+from outrider.server.http.tool_call_scanner import decoded
 
 _MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -43,8 +44,9 @@ class Conversation:
 
 def render(templates: ChatTemplates, conversation: Conversation) -> str:
     """The prompt's text. Raises ApiError, PromptError and ConfigError."""
-    template = templates.get(conversation.template)
-    source = conversation.template or templates.source or ""
+    with_tools = bool(conversation.tools)
+    template = templates.get(conversation.template, tools=with_tools)
+    source = templates.source_of(conversation.template, tools=with_tools) or ""
     variables = _variables(conversation, source)
     messages = [_message(message) for message in conversation.messages]
     described = [tool.model_dump(exclude_none=True) for tool in conversation.tools]
@@ -92,6 +94,11 @@ def _variables(conversation: Conversation, source: str) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     """A message as templates expect it."""
     found = message.model_dump(exclude_none=True)
+    past = found.pop("function_call", None)  # of OpenAI's older API, as is the role "function"
+    if found["role"] == "function":
+        found["role"] = "tool"
+    if isinstance(past, Mapping) and not message.tool_calls:
+        found["tool_calls"] = [_call({"type": "function", "function": past})]
     if found["role"] == "developer":  # OpenAI's newer name; templates know the older one
         found["role"] = "system"
     if message.tool_calls:
@@ -100,14 +107,15 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A past tool call with its arguments as an object, which templates write as JSON."""
+    """A past tool call with its arguments as an object, which templates write as JSON. Arguments that are no
+    JSON, as a model may have written them, stay text."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise bad("a message has a tool call without function.name", "messages")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(decoded(arguments))
         except (ValueError, RecursionError):
-            raise bad("a message has a tool call whose arguments are not JSON", "messages") from None
+            arguments = function["arguments"]
     return {**call, "function": {**function, "arguments": arguments}}

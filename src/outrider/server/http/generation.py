@@ -61,8 +61,8 @@ class Sample:
 class Answer(ABC):
     """One answer in the shape of a dialect. `respond` calls the methods, all in the event loop's thread.
 
-    A whole answer is one call of `document`. A streamed one is a call of `chunks` for each delivery of a
-    sample's tokens, then `closing`, or `failure` in the place of whatever is left.
+    A whole answer is one call of `document`. A streamed one is a call of `opening`, one of `chunks` for each
+    delivery of a sample's tokens, then `closing`, or `failure` in the place of whatever is left.
     """
 
     media_type = sse.MEDIA_TYPE  # of a streamed answer
@@ -72,8 +72,12 @@ class Answer(ABC):
         self.samples = [Sample(index, sample) for index, sample in enumerate(request.samples)]
 
     @abstractmethod
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Any:
         """The JSON document of a whole answer. All samples have ended, and their `tokens` were kept."""
+
+    def opening(self) -> Iterable[bytes]:
+        """The beginning of a stream, sent before there are tokens."""
+        return ()
 
     @abstractmethod
     def chunks(self, sample: Sample, tokens: Sequence[TokenEvent]) -> Iterable[bytes]:
@@ -120,6 +124,8 @@ async def _streamed(
     samples = {sample.request.request_id: sample for sample in answer.samples}
     try:
         async with stream:
+            for part in answer.opening():
+                yield part
             while events := await stream.batch():
                 request.arrival.timer.batch(events)
                 for request_id, own in _by_sample(events):

@@ -7,9 +7,11 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.http.errors import ApiError, bad
@@ -18,6 +20,7 @@ ANONYMOUS = "anonymous"  # the namespace of clients without a key
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 JSON = "application/json"
 OPEN = ("/health", "/ping")  # paths that need no key
+ErrorForm: TypeAlias = Callable[[ApiError, str], Response]  # an error at a path, in the form of its dialect
 
 
 class Keys:
@@ -44,6 +47,23 @@ def namespace_of(state: object) -> str:
     return str(getattr(state, "namespace", ANONYMOUS))
 
 
+def path_of(scope: Scope) -> str:
+    """A request's path, without the prefix under which a proxy publishes the server."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+class HeadAsGet:
+    """Answers HEAD as GET; the connection leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
@@ -52,12 +72,24 @@ class Guard:
     """Refuses requests without a valid key or with another host name. Writes the client's cache namespace
     into the request's state, see `namespace_of`.
 
-    hosts:   accepted values of the Host header without port; () accepts all.
-    is_open: paths that need no key.
+    hosts:      accepted values of the Host header without port; () accepts all.
+    is_open:    paths that need no key.
+    key_header: the header in which clients of a path may send their key, besides Authorization; None for
+                none.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, hosts: Sequence[str], is_open: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        hosts: Sequence[str],
+        is_open: frozenset[str],
+        *,
+        error_form: ErrorForm,
+        key_header: Callable[[str], str | None],
+    ) -> None:
         self._app, self._keys, self._hosts, self._open = app, keys, hosts, is_open
+        self._error_form, self._key_header = error_form, key_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,9 +99,9 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             self._check_host(headers)
-            scope.setdefault("state", {})["namespace"] = self._namespace(scope, headers)
+            scope.setdefault("state", {})["namespace"] = self._namespace(path_of(scope), headers)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await self._error_form(error, path_of(scope))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -86,17 +118,20 @@ class Guard:
                 code="host_not_allowed",
             )
 
-    def _namespace(self, scope: Scope, headers: Headers) -> str:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+    def _namespace(self, path: str, headers: Headers) -> str:
         if not self._keys or path in self._open:
             return ANONYMOUS
         kind, _, key = headers.get("authorization", "").partition(" ")
+        name = self._key_header(path)
+        if kind.lower() != "bearer" and name is not None and name in headers:
+            kind, key = "bearer", headers[name]
         found = self._keys.namespace(key.strip().encode("latin-1")) if kind.lower() == "bearer" else None
         if found is None:
             why = "the API key is not one of this server's" if key else "an API key is needed"
+            also = "" if name is None else f" or `{name}: KEY`"
             raise ApiError(
                 401,
-                f"{why}: send it as `Authorization: Bearer KEY`",
+                f"{why}: send it as `Authorization: Bearer KEY`{also}",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -105,14 +140,14 @@ class Guard:
 
 class BodyLimit:
     """Reads the whole body of a request before the application runs. Refuses a body that is too large, late,
-    not declared as JSON, or has text that is not Unicode.
+    not declared as JSON, compressed, or has text that is not Unicode.
 
     most:    bytes of a body.
     seconds: until it must have arrived.
     """
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
-        self._app, self._most, self._seconds = app, most, seconds
+    def __init__(self, app: ASGIApp, most: int, seconds: float, error_form: ErrorForm) -> None:
+        self._app, self._most, self._seconds, self._error_form = app, most, seconds, error_form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -124,10 +159,12 @@ class BodyLimit:
             if body and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
                 # Browsers send cross-origin requests of other types without a CORS preflight.
                 raise ApiError(415, "send the body with the header Content-Type: application/json")
+            if body and (packed := _compression(headers, body)):
+                raise ApiError(415, f"the body is compressed ({packed}): send it without Content-Encoding")
             if body is not None and _SURROGATE.search(body):
                 _check_unicode(body)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await self._error_form(error, path_of(scope))(scope, receive, send)
             return
         if body is None:  # the client disconnected
             return
@@ -170,6 +207,14 @@ class BodyLimit:
             code="body_too_large",
             headers={"Connection": "close"},
         )
+
+
+def _compression(headers: Headers, body: bytes) -> str:
+    """How a body is compressed, by its header or its first bytes, or ""."""
+    named = headers.get("content-encoding", "").strip().lower()
+    if named not in ("", "identity"):
+        return ascii(named[:40])[1:-1]
+    return "gzip" if body.startswith(b"\x1f\x8b") else ""
 
 
 def _check_unicode(body: bytes) -> None:

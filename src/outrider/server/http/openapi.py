@@ -3,11 +3,12 @@ these models only describe them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 STATUSES = {
     400: "The request is at fault.",
@@ -133,8 +134,28 @@ class Tokens(BaseModel):
     token_strs: list[str] | None
 
 
+class LlamaTokens(BaseModel):
+    """The form of llama.cpp; with pieces an element has id and piece."""
+
+    tokens: list[int | dict[str, Any]]
+
+
+class TokenizeAnswer(RootModel[Tokens | LlamaTokens]):
+    """vLLM's form, or llama.cpp's for its fields."""
+
+
 class Text(BaseModel):
+    """The text under vLLM's name and llama.cpp's."""
+
     prompt: str
+    content: str
+
+
+class TokenizerInformation(BaseModel):
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    chat_template: str | None
 
 
 class Version(BaseModel):
@@ -154,9 +175,11 @@ def answers(model: type[BaseModel], media: str = "application/json") -> Response
     return {200: {"description": "Done.", "model": model, **content}}
 
 
-def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
+def describe(
+    app: FastAPI, *, keys: bool, error_model: Callable[[str], type[BaseModel] | None] = lambda _: None
+) -> dict[str, Any]:
     """The OpenAPI document: FastAPI's, with STATUSES in place of its 422, and bearer keys if they are
-    needed."""
+    needed. error_model: the schema of a path's errors; None for OpenAI's form."""
     if app.openapi_schema:
         return app.openapi_schema
     made = get_openapi(
@@ -169,12 +192,12 @@ def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    detail = ErrorDetail.model_json_schema()
-    schemas["ErrorDetail"] = detail
-    error = Error.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas["Error"] = {key: value for key, value in error.items() if key != "$defs"}
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for operations in made["paths"].values():
+    for path, operations in made["paths"].items():
+        model = error_model(path) or Error
+        error = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(error.pop("$defs", {}))
+        schemas[model.__name__] = error
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
         for operation in operations.values():
             responses = operation["responses"]
             responses.pop("422", None)

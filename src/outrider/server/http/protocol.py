@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from outrider.errors import nearest
 from outrider.server.http.request_fields import UNUSED, UNUSED_IN_TOOLS, Unused, refusal, shown, suggestions
@@ -36,14 +36,15 @@ def known_fields(cls: type[Strict], data: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `data` that the model has. Raises PydanticCustomError for any other that would have an
     effect."""
     kept = {}
+    known = [field.alias or name for name, field in cls.model_fields.items()]
     for name, value in data.items():
-        if name in cls.model_fields:
+        if name in known:
             kept[name] = _whole(value) if name in _integer_fields(cls) else value
         elif name in cls.unused:
             if (reason := refusal(name, value, cls.unused)) is not None:
                 raise field_error(name, reason)
         else:
-            hint = nearest(str(name), [*cls.model_fields, *(suggestions() if cls.unused is UNUSED else ())])
+            hint = nearest(str(name), [*known, *(suggestions() if cls.unused is UNUSED else ())])
             raise field_error(str(name), f"unknown field {str(name)[:80]!r}{hint}")
     return kept
 
@@ -105,6 +106,9 @@ class JsonSchema(Strict):
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(
+        None, alias="schema", description="The schema itself, as llama.cpp has it."
+    )
 
 
 Scalar: TypeAlias = str | int | float | bool | None
@@ -191,10 +195,10 @@ class CompletionRequest(Sampling):
 class FunctionDefinition(Strict):
     unused = UNUSED_IN_TOOLS
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = Field(None, description="Arguments follow the schema under every tool_choice.")
 
 
 class Tool(Strict):
@@ -210,7 +214,59 @@ class NamedFunction(Strict):
 
 class NamedTool(Strict):
     type: Literal["function"]
-    function: NamedFunction
+    function: NamedFunction | None = None
+    name: str | None = Field(None, description="The same without `function`.")
+
+    @model_validator(mode="after")
+    def _has_name(self) -> NamedTool:
+        if (self.function is None) == (self.name is None):
+            raise field_error("function", "a tool is named by function.name")
+        return self
+
+    @property
+    def called(self) -> str:
+        """The tool's name."""
+        return self.function.name if self.function is not None else str(self.name)
+
+
+class AllowedToolsList(Strict):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolsList | None = None
+    mode: Literal["auto", "required"] | None = Field(None, description="The same without `allowed_tools`.")
+    tools: list[NamedTool] | None = None
+
+    @model_validator(mode="after")
+    def _has_tools(self) -> AllowedTools:
+        flat = self.mode is not None and self.tools is not None
+        if flat == (self.allowed_tools is not None):
+            raise field_error("allowed_tools", "allowed_tools needs mode and tools")
+        return self
+
+    @property
+    def called(self) -> tuple[list[str], str]:
+        """The names of the tools that may be called, and the mode."""
+        found = self.allowed_tools or self
+        return [tool.called for tool in found.tools or ()], found.mode or "auto"
+
+
+def _choice_kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "Word"
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return "AllowedTools" if kind == "allowed_tools" else "NamedTool"
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("Word")]
+    | Annotated[NamedTool, Tag("NamedTool")]
+    | Annotated[AllowedTools, Tag("AllowedTools")],
+    Discriminator(_choice_kind),
+]
 
 
 class Message(BaseModel):
@@ -233,7 +289,7 @@ class ChatRequest(Sampling):
     top_logprobs: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=-1)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, description="Handed to the chat template, if it reads it.")
     echo: bool | None = Field(None, description="The last message's content in front, when it is continued.")
@@ -248,6 +304,10 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    content: str | None = Field(None, description="llama.cpp's name for a text.")
+    add_special: bool | None = Field(None, description="Of `content`; false by default.")
+    parse_special: bool | None = Field(None, description="Of `content`; true by default.")
+    with_pieces: bool | None = Field(None, description="Of `content`: each token's text beside its id.")
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

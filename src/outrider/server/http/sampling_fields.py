@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import nearest
 from outrider.pipeline import Pipeline
 from outrider.sampling_defaults import SamplingDefaults
@@ -120,29 +121,32 @@ def _bounded(name: str, value: int | None, most: int) -> None:
 
 def output_format(body: Sampling) -> Mapping[str, Any] | None:
     """The requested structure of the output, as fields of StructuredOutputsParams; None for any text. Raises
-    ApiError for two."""
+    ApiError for two that differ."""
     found: dict[str, Mapping[str, Any]] = {}
     if (wanted := body.response_format) is not None and wanted.type != "text":
-        if wanted.type == "json_object":
+        schema = wanted.schema_
+        if schema is None and wanted.json_schema is not None:
+            schema = wanted.json_schema.schema_
+        if schema is not None and (schema or wanted.type == "json_schema"):
+            found["response_format"] = {"json": json.dumps(schema)}
+        elif wanted.type == "json_object":
             found["response_format"] = {"json_object": True}
-        elif wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            raise bad("response_format of type json_schema needs json_schema.schema", "response_format")
         else:
-            found["response_format"] = {"json": json.dumps(wanted.json_schema.schema_)}
+            raise bad("response_format of type json_schema needs json_schema.schema", "response_format")
     for name in ("structured_outputs", "guided_decoding"):
         if (value := getattr(body, name)) is not None:
             found[name] = value
     for name, kind in _GUIDED.items():
         if (value := getattr(body, name)) is not None:
             found[name] = {kind: value}
-    if len(found) > 1:
+    if len(found) > 1 and len({StructuredOutputsParams(**shape) for shape in found.values()}) > 1:
         raise bad(f"give one of {' and '.join(found)}: the output cannot have two forms", list(found)[1])
     blanks = body.guided_whitespace_pattern
     if not found:
         if blanks is not None:
             raise bad("guided_whitespace_pattern needs guided_json", "guided_whitespace_pattern")
         return None
-    ((name, shape),) = found.items()
+    name, shape = next(iter(found.items()))
     check_size(json.dumps(shape), name)
     return shape if blanks is None else {**shape, "whitespace_pattern": blanks}
 

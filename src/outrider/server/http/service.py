@@ -51,6 +51,7 @@ class Service:
         self.templates = ChatTemplates(
             self.tokenizer,
             settings.chat_template or pipeline.source.chat_template,
+            named=None if settings.chat_template else pipeline.source.chat_templates,
             trust_requests=settings.trust_request_chat_template,
             tool_call_parser=settings.tool_call_parser,
         )
@@ -74,7 +75,7 @@ class Service:
         timer = self.metrics.timer()
         return Arrival(self.model.check_name(model), namespace_of(http.state), timer)
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """A prompt's token ids. Raises ApiError for a text that is too long however it is tokenized, without
         tokenizing it."""
         most = self.engine.context * self._longest_piece
@@ -85,7 +86,7 @@ class Service:
                 "prompt",
                 "context_length_exceeded",
             )
-        return self.tokenizer.encode(text, add_special=add_special)
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     @functools.cached_property
     def _longest_piece(self) -> int:

@@ -19,6 +19,11 @@ def event(document: object) -> bytes:
     return b"data: " + json_bytes(document) + b"\n\n"
 
 
+def named_event(name: str, document: object) -> bytes:
+    """The same with a name, which a client's listeners are chosen by."""
+    return b"event: " + name.encode() + b"\n" + event(document)
+
+
 class StreamResponse(Response):
     """Sends each part as soon as the generator yields it, and closes the generator at the end, or as soon as
     the client disconnects."""

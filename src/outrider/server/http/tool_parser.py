@@ -1,23 +1,40 @@
-"""Finds tool calls in generated text, whole or token by token.
-
-See tools.py for the forms. Small models often leave Hermes' marks out, or write a Markdown code block in
-their place: an answer that starts like that and names a tool is a call as well.
-"""
+"""Finds tool calls in generated text, whole or token by token. tool_forms.py has the forms of calls."""
 
 from __future__ import annotations
 
+import re
 import secrets
+import string
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.http.tool_call_scanner import CallScanner
-from outrider.server.http.tools import CLOSE, OPEN, Family
+from outrider.server.http.tool_call_scanner import CallScanner, decoded
+from outrider.server.http.tool_forms import (
+    ANYWHERE,
+    AT_START,
+    FUNCTION_MARKS,
+    MISTRAL_OPEN,
+    Family,
+    Opening,
+    is_enforced,
+)
 
-STARTS: dict[Family, dict[str, str]] = {  # by opening mark at the start of an answer: the closing mark
-    "hermes": {"```json": "```", "```": "```", "": ""},
-    "llama3_json": {"<|python_tag|>": ";", "": ";"},
+HELD_CHARS = 2048  # a call is held back until it is complete, or so long that a client should see it grow
+MAX_HEAD = 160  # characters of a name in front of its arguments, with what is between them
+_NAMED = {  # by opening: the name and what follows it, and the last character of that
+    "<function=": (re.compile(r"([a-zA-Z0-9_.-]{1,64})>", re.ASCII), ">"),
+    '<function name="': (re.compile(r'([a-zA-Z0-9_.-]{1,64})">', re.ASCII), ">"),
+    MISTRAL_OPEN: (
+        re.compile(r" ?([a-zA-Z0-9_.-]{1,64})(?:\[CALL_ID\][a-zA-Z0-9]*)?(?:\[ARGS\])?\s*(?=\{)", re.ASCII),
+        "{",
+    ),
 }
+_MARKS = {
+    family: re.compile("|".join(re.escape(opening.mark) for opening in openings))
+    for family, openings in ANYWHERE.items()
+}
+_ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 @dataclass(slots=True)
@@ -51,24 +68,71 @@ class Parsed:
         self.deltas[-1]["function"]["arguments"] += arguments
 
 
-class ToolParser:
-    """Finds calls in a text that arrives in pieces. Text that may begin a call is held back until it is
-    decided; text that does not become a call is ordinary text. `calls` has all calls so far.
+@dataclass(slots=True)
+class _Candidate:
+    """Text that may be a call.
 
-    names: the tools' names; a call without marks counts only if it names one of them.
+    before:  blanks before the opening, and its mark.
+    parts:   the text after it that was consumed.
+    size:    characters of `parts`.
+    scanner: None until the JSON begins; then it has consumed what follows.
+    json_at: characters of `parts` before the JSON.
+    closers: what is dropped after the call.
+    sent:    the call was reported.
+    enforced: whether a grammar saw the call begin; None while it is not known.
     """
 
-    def __init__(self, family: Family, names: Collection[str]) -> None:
+    opening: Opening
+    before: str
+    closers: tuple[str, ...]
+    parts: list[str] = field(default_factory=list)
+    size: int = 0
+    scanner: CallScanner | None = None
+    json_at: int = 0
+    sent: bool = False
+    enforced: bool | None = None
+
+    def take(self, text: str) -> None:
+        self.parts.append(text)
+        self.size += len(text)
+
+
+class ToolParser:
+    """Finds calls in a text that arrives in pieces; how it is cut makes no difference.
+
+    Text that may begin a call is held back until it is decided, and is ordinary text if it does not become
+    one: a call is JSON, or can safely be made JSON. A call of more than HELD_CHARS is reported as soon as its
+    name is known, and then as it is written. `calls` has all calls so far.
+
+    names:    the tools' names; a call without its family's mark counts only if it names one of them.
+    enforced: a grammar enforces the arguments of calls that begin in certain ways; no others count.
+    formed:   the request has a form of its own for what is no call: only marks at the start of the text begin
+              calls.
+    forced:   the text is calls and nothing else, by a grammar: they are reported as they are written.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        names: Collection[str],
+        *,
+        enforced: bool = False,
+        formed: bool = False,
+        forced: bool = False,
+    ) -> None:
         self.calls: list[ToolCall] = []
         self._family, self._names = family, names
-        self._held = ""  # text that may be the start of a mark
-        self._scanner: CallScanner | None = None  # inside a call
-        self._raw = ""  # the opening mark and the text that the scanner has consumed
-        self._close, self._marked = CLOSE, True  # the current call: its closing mark; whether OPEN began it
-        self._reported = False  # the current call is in `calls`
-        self._closing = False  # a call's JSON has ended: blanks and the closing mark are dropped
+        self._enforced, self._formed = enforced, formed
+        self._held_chars = 0 if forced or enforced or formed else HELD_CHARS
+        self._held = ""  # text that is not decided yet
+        self._candidate: _Candidate | None = None
+        self._last: _Candidate | None = None  # directly after a call: its closing marks are dropped
+        self._in_array = self._brace = False  # after a call: within an array; one more brace is dropped
+        self._broken: str | None = None  # within a reported call that is no JSON: its closing mark
         self._at_start = True  # the text so far is blank
-        self._after_call = False  # directly after a call: blanks are dropped
+        self._after_call = False  # after a call and its marks: blanks are dropped
+        self._gap = ""  # then: the blanks before the call
+        self._ended = False  # no more text will come
 
     def push(self, text: str) -> Parsed:
         """Parse more text."""
@@ -78,110 +142,263 @@ class ToolParser:
             pass
         return out
 
-    def finish(self) -> Parsed:
-        """The end of the text: what is still held back is ordinary text."""
-        out = self.push("")
-        if self._scanner is not None and not self._reported:
-            out.content += self._raw
-        elif self._scanner is None and not (self._closing and self._close.startswith(self._held.strip())):
+    def finish(self, *, cut: bool = False) -> Parsed:
+        """The end of the text. What is still held back is ordinary text; when the text was cut off (at
+        `max_tokens`, say), a call that had begun is a call as far as it came."""
+        self._ended = True
+        out = Parsed()
+        while self._step(out) or self._end_candidate(out, cut):
+            pass
+        rest = self._held.strip()
+        if self._last is None or not any(mark.startswith(rest) for mark in ("", *self._last.closers)):
             out.content += self._held
-        self._held, self._scanner = "", None
+        self._held = ""
         return out
 
     def _step(self, out: Parsed) -> bool:
         """Consume part of the text that is held. False: more text is needed."""
-        if self._scanner is not None:
-            return self._scan(self._scanner, out)
-        if self._closing and not self._skip_close():
-            return False
+        if self._broken is not None:
+            return self._pass_on(self._broken, out)
+        if self._candidate is not None:
+            if self._candidate.scanner is None:
+                return self._open(self._candidate, out)
+            return self._scan(self._candidate, self._candidate.scanner, out)
+        if self._last is not None:
+            return self._skip_closers(self._last)
         return self._find_call(out)
-
-    def _skip_close(self) -> bool:
-        """Drop the closing mark after a call. False: undecided."""
-        rest = self._held.lstrip()
-        if self._close.startswith(rest) and rest != self._close:
-            return False
-        self._held = rest.removeprefix(self._close)
-        self._closing, self._after_call = False, True
-        return True
-
-    def _find_call(self, out: Parsed) -> bool:
-        """Find the start of a call in ordinary text. False: more text is needed."""
-        if self._after_call:
-            self._held = self._held.lstrip()
-        if not self._held:
-            return False
-        self._after_call = False
-        if self._at_start and (begun := self._find_first_call()) is not False:
-            return bool(begun)
-        if self._family == "llama3_json":  # calls are the whole answer
-            self._add_text(out, self._held)
-            self._held = ""
-            return False
-        at = self._held.find(OPEN)
-        if at >= 0:
-            self._add_text(out, self._held[:at].rstrip())
-            self._begin_call(OPEN, CLOSE, self._held[at + len(OPEN) :])
-            return True
-        keep = _overlap(self._held, OPEN)
-        blank = len(self._held[: len(self._held) - keep].rstrip())  # it may precede a call
-        self._add_text(out, self._held[:blank])
-        self._held = self._held[blank:]
-        return False
-
-    def _find_first_call(self) -> bool | None:
-        """Begin a call at the start of the answer. False: it does not start with one; None: undecided."""
-        rest = self._held.lstrip()
-        starts = STARTS[self._family]
-        if any(mark.startswith(rest) and mark != rest for mark in starts):
-            return None
-        mark = next(mark for mark in starts if rest.startswith(mark))
-        body = rest[len(mark) :].lstrip()
-        if not body:
-            return None
-        if not body.startswith("{"):
-            return False
-        self._begin_call(self._held[: len(self._held) - len(body)], starts[mark], body)
-        return True
 
     def _add_text(self, out: Parsed, text: str) -> None:
         out.content += text
         self._at_start = self._at_start and not text.strip()
 
-    def _begin_call(self, mark: str, close: str, rest: str) -> None:
-        self._scanner, self._raw, self._held, self._reported = CallScanner(), mark, rest, False
-        self._close, self._marked = close, mark == OPEN
+    # --- Before a call -----------------------------------------------------------------------------
 
-    def _scan(self, scanner: CallScanner, out: Parsed) -> bool:
-        """Let the scanner consume the text that is held, and report what it found."""
-        used = scanner.push(self._held)
-        self._raw += self._held[:used]
-        self._held = self._held[used:]
-        unknown = scanner.name is not None and not self._marked and scanner.name not in self._names
-        if scanner.name is not None and not self._reported and not unknown:
-            call = ToolCall(f"call_{secrets.token_hex(12)}", scanner.name)
-            self.calls.append(call)
-            self._reported = True
-            out.begin(len(self.calls) - 1, call)
-        if self._reported and (more := scanner.take()):
-            self._add_arguments(out, more)
-        if scanner.failed or unknown:
-            if not self._reported:
-                self._add_text(out, self._raw)
-            self._scanner, self._closing = None, False
-            return bool(self._held)
-        if scanner.done:
-            if not self._reported:
-                self._add_text(out, self._raw)
-            elif not self.calls[-1].arguments:
-                self._add_arguments(out, "{}")
-            self._scanner, self._closing = None, self._reported
+    def _find_call(self, out: Parsed) -> bool:
+        """Find the opening of a call in ordinary text. False: more text is needed."""
+        if self._after_call:
+            self._held = self._held.lstrip()
+        if not self._held:
+            return False
+        if self._after_call and not self._at_start:  # keep texts before and after calls apart
+            self._held = self._gap + self._held
+        self._after_call, self._gap = False, ""
+        if self._at_start and (begun := self._find_first_call()) is not False:
+            return bool(begun)
+        openings = () if self._formed else ANYWHERE[self._family]
+        if openings and (found := _MARKS[self._family].search(self._held)) is not None:
+            opening = next(opening for opening in openings if opening.mark == found[0])
+            text = self._held[: found.start()].rstrip()
+            self._begin(opening, self._held[len(text) : found.end()], self._held[found.end() :])
+            self._add_text(out, text)
             return True
+        keep = max((_overlap(self._held, opening.mark) for opening in openings), default=0)
+        size = len(self._held[: len(self._held) - keep].rstrip() if openings else self._held)
+        self._add_text(out, self._held[:size])  # blanks may precede a call
+        self._held = self._held[size:]
         return False
 
+    def _find_first_call(self) -> bool | None:
+        """Find an opening at the start of the text. False: there is none; None: undecided."""
+        rest = self._held.lstrip()
+        openings = AT_START[self._family]
+        if self._formed:
+            openings = tuple(opening for opening in ANYWHERE[self._family] if opening.own)
+        if not rest or (any(_begins(opening.mark, rest) for opening in openings) and not self._ended):
+            return None
+        marks = [opening.mark for opening in ANYWHERE[self._family]]
+        if not self._formed and any(rest.startswith(mark) or _begins(mark, rest) for mark in marks):
+            return False
+        opening = next((opening for opening in openings if rest.startswith(opening.mark)), None)
+        if opening is None or (not opening.mark and rest[0] not in "{["):
+            return False
+        before = len(self._held) - len(rest) + len(opening.mark)
+        self._begin(opening, self._held[:before], self._held[before:])
+        return True
+
+    def _begin(self, opening: Opening, before: str, rest: str) -> None:
+        self._candidate = _Candidate(opening, before, opening.closers)
+        self._held = rest
+
+    def _open(self, candidate: _Candidate, out: Parsed) -> bool:
+        """Find the JSON of a call after its opening. False: more text is needed."""
+        size = len(self._held) - len(self._held.lstrip())
+        rest, mark = self._held[size:], candidate.opening.mark
+        if not rest:
+            return False
+        if mark in _NAMED and (mark in FUNCTION_MARKS or rest[0] not in "{["):
+            return self._open_named(candidate, out, *_NAMED[mark])
+        if rest[0] == "[" and not self._in_array:
+            self._in_array = True
+            self._take(candidate, size + 1)
+            return True
+        if mark and "```" not in candidate.closers and _begins("```json", rest):
+            return False
+        fence = next((fence for fence in ("```json", "```") if mark and rest.startswith(fence)), "")
+        if fence and "```" not in candidate.closers:  # a code block within the marks
+            candidate.closers = ("```", *candidate.closers)
+        elif rest[0] != "{":
+            return self._give_up(candidate, out)
+        self._take(candidate, size + len(fence))
+        if not fence:
+            self._begin_json(candidate, CallScanner())
+        return True
+
+    def _open_named(self, candidate: _Candidate, out: Parsed, form: re.Pattern[str], last: str) -> bool:
+        """Find a name that is in front of the arguments: `form`, of which `last` is the last character."""
+        window = self._held[:MAX_HEAD]
+        found = form.match(window)
+        if found is None:
+            undecided = last not in window and len(window) < MAX_HEAD
+            return not undecided and self._give_up(candidate, out)
+        self._take(candidate, found.end())
+        self._begin_json(candidate, CallScanner(found[1]))
+        return True
+
+    def _begin_json(self, candidate: _Candidate, scanner: CallScanner) -> None:
+        candidate.scanner, candidate.json_at = scanner, candidate.size
+
+    def _take(self, candidate: _Candidate, size: int) -> None:
+        candidate.take(self._held[:size])
+        self._held = self._held[size:]
+
+    def _give_up(self, candidate: _Candidate, out: Parsed) -> bool:
+        """The opening is ordinary text; what follows it is looked at again."""
+        rest = "".join(candidate.parts) + self._held
+        size = 0 if candidate.before.strip() else len(rest) - len(rest.lstrip()) + 1
+        self._add_text(out, candidate.before + rest[:size])
+        self._held, self._candidate, self._in_array = rest[size:], None, False
+        return True
+
+    # --- Within a call -----------------------------------------------------------------------------
+
+    def _scan(self, candidate: _Candidate, scanner: CallScanner, out: Parsed) -> bool:
+        """Let the scanner consume the text that is held, and report what it found."""
+        self._take(candidate, scanner.push(self._held))
+        is_long = candidate.size > self._held_chars and scanner.began is not None
+        if is_long and not candidate.sent and self._counts(candidate, scanner):
+            self._report(candidate, scanner, out)
+        if candidate.sent:
+            self._add_arguments(out, scanner.take())
+        if scanner.failed:
+            if scanner.lacks_brace and self._held.startswith("{"):  # the next call
+                return self._end_call(candidate, scanner, out, scanner.close_all())
+            for mark in candidate.closers:
+                if self._held.startswith(mark):
+                    return self._end_call(candidate, scanner, out, scanner.close_all())
+                if mark.startswith(self._held) and not self._ended:
+                    return False
+            return self._end_call(candidate, scanner, out, False)
+        return scanner.done and self._end_call(candidate, scanner, out, True)
+
+    def _counts(self, candidate: _Candidate, scanner: CallScanner) -> bool:
+        """Whether what was found is a call of one of the tools, as far as it is known."""
+        if not scanner.name or not (candidate.opening.own or scanner.name in self._names):
+            return False
+        if self._enforced:
+            if candidate.enforced is None and scanner.began is not None:
+                text = "".join(candidate.parts)[: candidate.json_at + scanner.began]
+                candidate.enforced = is_enforced(self._family, candidate.before + text, self._names)
+            return bool(candidate.enforced)
+        if scanner.done and decoded(scanner.arguments).startswith('"'):  # a text that is no object
+            return False
+        return scanner.arguments is not None or not candidate.opening.needs_arguments
+
+    def _report(self, candidate: _Candidate, scanner: CallScanner, out: Parsed) -> None:
+        call = ToolCall(self._new_id(), str(scanner.name))
+        candidate.sent = True
+        self._gap = self._gap or candidate.before[: len(candidate.before) - len(candidate.before.lstrip())]
+        self.calls.append(call)
+        out.begin(len(self.calls) - 1, call)
+
+    def _new_id(self) -> str:
+        if self._family == "mistral":  # its templates refuse ids of any other shape
+            return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
     def _add_arguments(self, out: Parsed, arguments: str) -> None:
-        self.calls[-1].arguments += arguments
-        out.extend(len(self.calls) - 1, arguments)
+        if arguments:
+            self.calls[-1].arguments += arguments
+            out.extend(len(self.calls) - 1, arguments)
+
+    def _end_call(self, candidate: _Candidate, scanner: CallScanner, out: Parsed, is_json: bool) -> bool:
+        """After the JSON of a candidate, or where it turned out to be none."""
+        if not candidate.sent and not (is_json and self._counts(candidate, scanner)):
+            return self._give_up(candidate, out)
+        if candidate.sent:
+            self._add_arguments(out, scanner.take())
+        else:
+            self._report(candidate, scanner, out)
+            self._add_arguments(out, decoded(scanner.arguments))
+        self._candidate = None
+        if is_json:
+            self._last, self._brace = candidate, True
+        else:
+            self._broken = next(iter(candidate.closers), "")
+            self._last = candidate
+        return True
+
+    def _pass_on(self, mark: str, out: Parsed) -> bool:
+        """Hand on what follows where a reported call is no JSON, up to its closing mark."""
+        at = self._held.find(mark) if mark else -1
+        size = at if at >= 0 else len(self._held) - (0 if self._ended else _overlap(self._held, mark))
+        self._add_arguments(out, self._held[:size])
+        self._held = self._held[size:]
+        if at >= 0:
+            self._broken = None
+        return at >= 0
+
+    def _end_candidate(self, out: Parsed, cut: bool) -> bool:
+        """Decide on what is held back when the text has ended. False: there is nothing."""
+        candidate = self._candidate
+        if candidate is None:
+            return False
+        scanner = candidate.scanner
+        if scanner is None:
+            return self._give_up(candidate, out)
+        if cut and not candidate.sent and scanner.began is not None and self._counts(candidate, scanner):
+            self._report(candidate, scanner, out)
+        if candidate.sent:
+            if not cut:
+                scanner.close_all()
+            self._add_arguments(out, scanner.take())
+            self._candidate, self._last = None, candidate
+            return True
+        closable = bool(candidate.opening.mark) or scanner.lacks_brace
+        is_json = not cut and closable and scanner.close_all()
+        return self._end_call(candidate, scanner, out, is_json)
+
+    # --- After a call ------------------------------------------------------------------------------
+
+    def _skip_closers(self, last: _Candidate) -> bool:
+        """Drop what closes a call. False: more text is needed."""
+        self._held = rest = self._held.lstrip()
+        if not rest:
+            return False
+        if (rest[0] == "}" and self._brace) or (self._in_array and rest[0] in ",]"):
+            self._brace = self._brace and rest[0] != "}"
+            self._in_array = self._in_array and rest[0] != "]"
+            self._held = rest[1:]
+            return True
+        for mark in last.closers:
+            if rest.startswith(mark):
+                last.closers = tuple(other for other in last.closers if other != mark)
+                self._brace = False
+                self._held = rest[len(mark) :]
+                return True
+            if mark.startswith(rest):
+                self._held = "" if self._ended else rest
+                return False
+        self._last = None
+        if rest[0] == "{" and (self._in_array or (last.closers and last.opening.mark)):
+            self._candidate = _Candidate(last.opening, "", last.closers)
+            return True
+        self._after_call, self._in_array = True, False
+        return True
+
+
+def _begins(mark: str, text: str) -> bool:
+    """Whether a text may go on to be a mark, and is not yet."""
+    return mark.startswith(text) and text != mark
 
 
 def _overlap(text: str, mark: str) -> int:

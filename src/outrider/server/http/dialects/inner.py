@@ -1,0 +1,128 @@
+"""From a dialect's request to the inner one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.requests import Request as HttpRequest
+
+from outrider.server.http import chat, sampling_fields
+from outrider.server.http.completions import prompts
+from outrider.server.http.disconnect import while_connected
+from outrider.server.http.errors import invalid
+from outrider.server.http.generation_request import Arrival, GenerationRequest
+from outrider.server.http.protocol import ChatRequest, CompletionRequest
+from outrider.server.http.sample_reader import (
+    BlockReader,
+    ReasoningReader,
+    SampleReader,
+    think_marks_are_special,
+    thinks,
+)
+from outrider.server.http.service import Service
+
+
+def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
+    """The inner request of a conversation; fields that are None are left out. Raises ApiError for a value
+    that it does not take."""
+    try:
+        return ChatRequest.model_validate({k: v for k, v in fields.items() if v is not None})
+    except ValidationError as error:
+        raise invalid(error.errors()) from None
+
+
+def text_request(fields: Mapping[str, Any]) -> CompletionRequest:
+    """The same for a text that is to be continued."""
+    try:
+        return CompletionRequest.model_validate({k: v for k, v in fields.items() if v is not None})
+    except ValidationError as error:
+        raise invalid(error.errors()) from None
+
+
+async def prepare(
+    service: Service,
+    http: HttpRequest,
+    body: ChatRequest | CompletionRequest,
+    id_prefix: str,
+    encode: Callable[[], list[list[int]]] | None = None,
+) -> GenerationRequest:
+    """The engine's requests for an inner request.
+
+    id_prefix: of the answer's id.
+    encode:    gives the token ids of the prompts, in place of the request's `prompt`; called in a worker.
+    Raises ApiError and OutriderError.
+    """
+    arrival = service.arrival(http, body.model)
+
+    def work() -> GenerationRequest:
+        if isinstance(body, CompletionRequest):
+            return _parse_text(service, arrival, body, encode)
+        return chat.parse(service, arrival, _shown(service, body))
+
+    request = await while_connected(http, service.workers.run_in_worker(work))
+    return dataclasses.replace(request, id=id_prefix + request.id.partition("-")[2])
+
+
+def _shown(service: Service, body: ChatRequest) -> ChatRequest:
+    """The request with the marks of reasoning in its text, where they are special tokens."""
+    if _thinks(service, body) and think_marks_are_special(service.tokenizer):
+        return body.model_copy(update={"skip_special_tokens": False})
+    return body
+
+
+def _thinks(service: Service, body: ChatRequest) -> bool:
+    return thinks(body.chat_template or service.templates.source)
+
+
+def _parse_text(
+    service: Service,
+    arrival: Arrival,
+    body: CompletionRequest,
+    encode: Callable[[], list[list[int]]] | None,
+) -> GenerationRequest:
+    """As for /v1/completions, but without `max_tokens` a text may fill the context."""
+    rules = service.sampling
+    most = rules.defaults.values.get("max_tokens") if body.max_tokens is None else body.max_tokens
+    params = sampling_fields.sampling_params(body, rules, max_tokens=most, logprobs=body.logprobs)
+    special = body.add_special_tokens is not False
+    ids = (
+        encode()
+        if encode is not None
+        else [
+            p if isinstance(p, list) else service.encode(p, add_special=special) for p in prompts(body.prompt)
+        ]
+    )
+    return service.generation_request(
+        arrival,
+        "cmpl",
+        ids,
+        params,
+        stream=bool(body.stream),
+        cache_salt=body.cache_salt,
+        **sampling_fields.draft_fields(body, service.pipeline),
+    )
+
+
+def block_reader(service: Service, body: ChatRequest, request: GenerationRequest) -> BlockReader:
+    """The reader of the first sample of a request. Raises ApiError."""
+    reasoning = None
+    if _thinks(service, body):
+        reasoning = ReasoningReader.after_prompt(service.tokenizer, request.samples[0].prompt)
+    return BlockReader(SampleReader.of(service.templates, body, reasoning))
+
+
+def thinking_variables(service: Service, on: bool | None) -> dict[str, Any] | None:
+    """`chat_template_kwargs` that turn the reasoning of a model on or off, as far as its template knows a
+    switch for it."""
+    source = service.templates.source or ""
+    if on is None or "enable_thinking" not in source:
+        return None
+    return {"enable_thinking": on}
+
+
+def reasoning_effort(service: Service, effort: str | None) -> str | None:
+    """An effort for the chat template; None where it does not read one."""
+    return effort if "reasoning_effort" in (service.templates.source or "") else None

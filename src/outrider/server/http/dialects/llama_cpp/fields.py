@@ -1,0 +1,66 @@
+"""The bodies of llama.cpp's own API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from pydantic import Field, Strict
+
+from outrider.server.http.dialects.base import ANY, Fields, Neutral
+from outrider.server.http.protocol import Speculative
+
+_Id: TypeAlias = Annotated[int, Field(ge=0)]
+_Bias: TypeAlias = Annotated[tuple[_Id | str, float | bool], Strict(False)]
+_MIN_P = "use min_p and temperature"
+
+
+class LlamaCompletionRequest(Fields):
+    neutral: ClassVar[Mapping[str, Neutral]] = {
+        **dict.fromkeys(
+            (
+                *("cache_prompt", "id_slot", "n_keep", "timings_per_token", "samplers", "response_fields"),
+                *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+                *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "n_discard"),
+                *("speculative.n_max", "speculative.n_min", "speculative.p_min"),
+            ),
+            ANY,
+        ),
+        "typical_p": ((1,), _MIN_P),
+        "dynatemp_range": ((0,), _MIN_P),
+        "mirostat": ((0,), _MIN_P),
+        "xtc_probability": ((0,), _MIN_P),
+        "top_n_sigma": ((-1, 0), _MIN_P),
+        "min_keep": ((0, 1), _MIN_P),
+        "dry_multiplier": ((0,), "use the penalties"),
+        "n_indent": ((0,), "use a grammar"),
+        "t_max_predict_ms": ((0, -1), "use n_predict"),
+        "post_sampling_probs": ((False,), "probabilities are the model's own"),
+        "return_progress": ((False,), "the stream begins with the first token"),
+        "n_cmpl": ((1,), "use n of /v1/completions"),
+        "lora": (([],), "there are no adapters here"),
+        "image_data": (([],), "this server reads text only"),
+        "multimodal_data": (([],), "this server reads text only"),
+    }
+
+    model: str | None = Field(None, description="One of /v1/models; the first when left out.")
+    prompt: str | list[_Id | str] | list[list[_Id | str]]
+    n_predict: int | None = Field(None, ge=-2, description="-1: to the end of the context, the default.")
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=-1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-1, le=2**63 - 1, description="-1 and 2^32 - 1: a random one.")
+    repeat_penalty: float | None = Field(None, gt=0)
+    repeat_last_n: int | None = Field(None, ge=-1, description="0: no penalty; else all tokens count.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: list[_Bias] | dict[str, float | bool] | None = None
+    n_probs: int | None = Field(None, ge=0)
+    grammar: str | None = Field(None, description="GBNF.")
+    json_schema: dict[str, Any] | None = None
+    return_tokens: bool | None = None
+    stream: bool | None = None
+    speculative: bool | Speculative | None = Field(None, description="false: plain decoding.")

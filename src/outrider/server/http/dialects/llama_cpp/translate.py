@@ -1,0 +1,81 @@
+"""From a request of llama.cpp's /completion to the inner one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.server.http.dialects import inner
+from outrider.server.http.dialects.llama_cpp.fields import LlamaCompletionRequest
+from outrider.server.http.errors import bad
+from outrider.server.http.protocol import CompletionRequest
+from outrider.server.http.service import Service
+
+_RANDOM = (-1, 2**32 - 1)  # seeds that stand for a random one
+_NEVER = -100.0  # the bias of `false`
+
+
+def text_request(service: Service, body: LlamaCompletionRequest) -> CompletionRequest:
+    """The inner request; its prompts are encoded by `encode`. Raises ApiError."""
+    drafting = body.speculative
+    most = body.n_predict
+    return inner.text_request(
+        {
+            "model": body.model,
+            "prompt": "in place of the ids that `encode` gives",
+            "max_tokens": None if most is None or most < 0 else max(1, most),
+            "temperature": body.temperature,
+            "top_k": body.top_k,
+            "top_p": body.top_p,
+            "min_p": body.min_p,
+            "seed": None if body.seed in _RANDOM else body.seed,
+            "repetition_penalty": None if body.repeat_last_n == 0 else body.repeat_penalty,
+            "presence_penalty": body.presence_penalty,
+            "frequency_penalty": body.frequency_penalty,
+            "stop": body.stop,
+            "ignore_eos": body.ignore_eos,
+            "logit_bias": _biases(service, body),
+            "logprobs": body.n_probs or None,
+            "grammar": body.grammar or None,
+            "json_schema": body.json_schema or None,
+            "stream": body.stream,
+            "speculative": drafting
+            if isinstance(drafting, bool | None)
+            else drafting.model_dump(exclude_none=True),
+        }
+    )
+
+
+def encode(service: Service, body: LlamaCompletionRequest) -> list[list[int]]:
+    """The token ids of each prompt. A prompt may mix ids and texts. Raises ApiError."""
+    prompts: Sequence[Any] = body.prompt if is_list(body) else [body.prompt]
+    if not prompts or not all(prompts):
+        raise bad("the prompt is empty: give some text or token ids", "prompt")
+    return [_ids(service, [prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
+
+
+def is_list(body: LlamaCompletionRequest) -> bool:
+    """Whether the request has several prompts, or a list of one: the answer is then a list."""
+    given = body.prompt
+    return not isinstance(given, str) and not any(isinstance(part, int) for part in given)
+
+
+def _ids(service: Service, parts: Sequence[int | str]) -> list[int]:
+    found: list[int] = []
+    for place, part in enumerate(parts):
+        found += [part] if isinstance(part, int) else service.encode(part, add_special=place == 0)
+    return found
+
+
+def _biases(service: Service, body: LlamaCompletionRequest) -> dict[str, float] | None:
+    """Biases by token id. A text stands for each of its tokens, `false` for never."""
+    given = body.logit_bias
+    if given is None:
+        return None
+    found: dict[str, float] = {}
+    for key, value in given.items() if isinstance(given, dict) else given:
+        bias = (0.0 if value else _NEVER) if isinstance(value, bool) else value
+        text = isinstance(key, str) and not (key.isascii() and key.isdecimal())
+        ids = service.encode(str(key), add_special=False) if text else [int(key)]
+        found |= {str(token): bias for token in ids}
+    return found

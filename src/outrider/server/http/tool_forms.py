@@ -1,0 +1,125 @@
+"""The forms in which models write tool calls, for the parser and for grammars.
+
+A family is the form that a model was trained on. Hermes (Qwen, Hermes and others):
+`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once for each call, between ordinary text. Llama 3's
+JSON: the whole answer is `{"name": …, "parameters": {…}}`, several with `;` between them, optionally after
+`<|python_tag|>`. Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]NAME{…}`.
+
+Models write other forms too, which llama.cpp reads as well: other tags, code blocks, `<function=NAME>{…}`,
+and calls without any mark. These count only if they name one of the tools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from outrider.models.text.tokenizer import Tokenizer
+
+Family: TypeAlias = Literal["hermes", "llama3_json", "mistral"]
+FAMILIES: tuple[Family, ...] = ("hermes", "llama3_json", "mistral")
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MISTRAL_OPEN = "[TOOL_CALLS]"
+PYTHON_TAG = "<|python_tag|>"
+_TAGS = ("tools", "function_call", "tool", "response", "json", "JSON", "xml")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What may come before a call.
+
+    mark:     its text; of FUNCTION_MARKS up to the name.
+    closers:  what may follow the call and is dropped with it.
+    own:      the family's own mark: a call of any name counts.
+    needs_arguments: a call without arguments does not count.
+    """
+
+    mark: str
+    closers: tuple[str, ...] = ()
+    own: bool = False
+    needs_arguments: bool = True
+
+
+_HERMES = Opening(OPEN, (CLOSE,), own=True, needs_arguments=False)
+_MISTRAL = Opening(MISTRAL_OPEN, own=True, needs_arguments=False)
+_OTHER_TAGS = tuple(Opening(f"<{tag}>", (f"</{tag}>",)) for tag in _TAGS)
+FUNCTION_MARKS = ("<function=", '<function name="')  # the name follows
+_FUNCTIONS = tuple(Opening(mark, ("</function>",)) for mark in FUNCTION_MARKS)
+
+# Openings anywhere in a text, and those at its start only; there, "" is a call without a mark.
+ANYWHERE: dict[Family, tuple[Opening, ...]] = {
+    "hermes": (_HERMES, *_OTHER_TAGS, *_FUNCTIONS),
+    "llama3_json": _FUNCTIONS,
+    "mistral": (_MISTRAL,),
+}
+_BLOCKS = tuple(Opening(mark, ("```",)) for mark in ("```json", "```"))
+AT_START: dict[Family, tuple[Opening, ...]] = {
+    "hermes": (*_BLOCKS, Opening("")),
+    "llama3_json": (Opening(PYTHON_TAG, (";",), needs_arguments=False), Opening("", (";",))),
+    "mistral": (Opening(""),),
+}
+
+# --- What grammars enforce -------------------------------------------------------------------------
+# Where a grammar enforces the arguments of calls within free text, it sees a call begin by these regexes, and
+# the parser reads only calls that begin so. They are in the common syntax of Python's re and Rust's regex.
+
+BLANKS = r"[ \t\r\n]*"
+NAME_KEY = rf'{BLANKS}\{{{BLANKS}\{{?{BLANKS}"name"{BLANKS}:{BLANKS}"'
+ARGUMENTS_KEY = rf'"{BLANKS},{BLANKS}"(arguments|parameters)"{BLANKS}:{BLANKS}'
+_ENFORCED_TAGS = r"<(tool_call|tools|function_call)>"
+AFTER_CALL = r"[ \t\r\n}]*(```|</(tool_call|tools|function_call)>)?[ \t\r\n;]*"  # before an unmarked call
+CONTINUED = r"[ \t\r\n}]*,?"  # before the next call after the same mark
+ENFORCED_MARKS: dict[Family, str] = {
+    "hermes": _ENFORCED_TAGS,
+    "llama3_json": "",
+    "mistral": rf"\[TOOL_CALLS\]{BLANKS}\[",
+}
+ENFORCED_STARTS: dict[Family, str] = {
+    "hermes": rf"(```(json)?{BLANKS})?",
+    "llama3_json": r"(<\|python_tag\|>)?",
+    "mistral": "",
+}
+
+
+def is_enforced(family: Family, head: str, names: Iterable[str]) -> bool:
+    """Whether a grammar saw this call begin. `head` is its text from the opening to the arguments."""
+    starts = [ENFORCED_STARTS[family], CONTINUED]
+    if ENFORCED_MARKS[family]:
+        starts.append(ENFORCED_MARKS[family])
+    opening = "|".join(f"({start})" for start in starts)
+    name = "|".join(map(re.escape, names))
+    return re.fullmatch(rf"{BLANKS}({opening}){NAME_KEY}({name}){ARGUMENTS_KEY}", head) is not None
+
+
+def family_of(template: str | None, parser: str | None = None) -> Family:
+    """The form of calls: `parser` if given, else the one that a chat template's source mentions, else
+    Hermes'."""
+    for family in FAMILIES:
+        if parser == family:
+            return family
+    source = template or ""
+    if parser is not None or OPEN in source:
+        return "hermes"
+    if MISTRAL_OPEN in source:
+        return "mistral"
+    return "llama3_json" if '"parameters"' in source else "hermes"
+
+
+def calls_are_marked(family: Family) -> bool:
+    """Whether a call begins with a mark that no other text has."""
+    return family != "llama3_json"
+
+
+def special_marks(tokenizer: Tokenizer, family: Family) -> dict[str, int]:
+    """Those of a family's marks that are special tokens, which a text leaves out by default, with their
+    ids."""
+    marks = {"hermes": (OPEN, CLOSE), "llama3_json": (), "mistral": (MISTRAL_OPEN,)}[family]
+    found = {}
+    for mark in marks:
+        ids = tokenizer.encode(mark, add_special=False)
+        if len(ids) == 1 and tokenizer.is_special(ids[0]):
+            found[mark] = ids[0]
+    return found

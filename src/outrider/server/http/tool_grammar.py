@@ -1,0 +1,187 @@
+"""Grammars of tool calls, in Lark's syntax with llguidance's extensions.
+
+The schema of each tool is a document of its own in the grammar, so that pointers in it lead where they lead
+in the request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from outrider.decoding.sampling.structured import StructuredOutputsParams
+from outrider.errors import ConfigError
+from outrider.json_schema import prepared
+from outrider.server.http.errors import ApiError, bad
+from outrider.server.http.protocol import Tool
+from outrider.server.http.tool_forms import (
+    AFTER_CALL,
+    ARGUMENTS_KEY,
+    BLANKS,
+    CLOSE,
+    CONTINUED,
+    ENFORCED_MARKS,
+    ENFORCED_STARTS,
+    MISTRAL_OPEN,
+    NAME_KEY,
+    OPEN,
+    Family,
+)
+from outrider.server.http.tools import ToolUse
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_LINE_NUMBERS = re.compile(r"^at [0-9]+\([0-9]+\): |\s+[0-9]+ \|.*", re.DOTALL)  # of a grammar, in errors
+_ANY_ARGUMENTS = {"type": "object"}
+_TEXT = r"(.|\n)*"
+_COLON = ARGUMENTS_KEY.removesuffix(BLANKS)  # a lazy regex would match none of the blanks
+
+
+def call_grammar(use: ToolUse, family: Family, marks: Mapping[str, int] | None = None) -> str:
+    """The calls that a forced answer consists of.
+
+    marks: the ids of marks that are special tokens.
+    Raises ApiError for a schema that cannot be enforced.
+    """
+    return "\n".join(["start: calls", *_calls(use, family, marks or {}, use.tools)])
+
+
+def formed_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], form: str) -> str:
+    """Either calls or the form that a request wants its content to have, `form` as the right side of a rule.
+    Arguments of tools that are not strict are any object. Raises ApiError as `call_grammar` does."""
+    strict = [tool for tool in use.tools if tool.function.strict]
+    return "\n".join(["start: calls | form", f"form: {form}", *_calls(use, family, marks, strict)])
+
+
+def free_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], special: Iterable[int]) -> str:
+    """Any text with calls in it, whose arguments match the schemas of those tools that are strict.
+
+    special: ids of the special tokens but for those that end a text; any of them may be in it.
+    Raises ApiError as `call_grammar` does.
+    """
+    strict = [tool for tool in use.tools if tool.function.strict]
+    rules = ["call: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
+    starts = []
+    rules.append("blanks: " + _regex(r"[ \t\r\n]+"))
+    for n, tool in enumerate(use.tools):
+        rules.append(f"call{n}: {json.dumps(tool.function.name)} key{n} {_end(n)}")
+        rules.append(f"key{n}: {_regex(ARGUMENTS_KEY)}")
+        begin = f"{AFTER_CALL}{ENFORCED_STARTS[family]}{NAME_KEY}{_escaped(tool.function.name)}{_COLON}"
+        rules.append(f"start{n}[lazy]: {_regex(begin)}")
+        rules.append(f"first{n}: start{n} blanks? {_end(n)}")
+        starts.append(f"first{n}")
+    rules.append(f"next[lazy]: {_regex(CONTINUED + NAME_KEY)}")
+    if ENFORCED_MARKS[family]:
+        rules.append(f"mark[lazy]: {_regex(_TEXT + ENFORCED_MARKS[family] + NAME_KEY)}")
+        rules.append("marked: mark call (next call)*")
+        starts.append("marked")
+        for opening in (OPEN, MISTRAL_OPEN):
+            if (token := marks.get(opening)) is not None:
+                between = BLANKS + r"\[" if opening == MISTRAL_OPEN else ""
+                rules += [f"name_key: {_regex(between + NAME_KEY)}"]
+                rules += [f"special: TEXT <[{token}]> name_key call (next call)*"]
+                starts.append("special")
+    if others := sorted({*special} - {marks[mark] for mark in (OPEN, MISTRAL_OPEN) if mark in marks}):
+        rules.append(f"other: TEXT <[{_ranges(others)}]>")
+        starts.append("other")
+    return "\n".join(
+        [f"start: ({' | '.join(starts)})* TEXT", f"TEXT: {_regex(_TEXT)}", *rules, *_schemas(use, strict)]
+    )
+
+
+def form_rule(form: Mapping[str, Any]) -> str | None:
+    """The right side of a rule for the form that a request asks for, or None. Raises ConfigError."""
+    from outrider.grammar import lark_rule
+
+    return lark_rule(StructuredOutputsParams(**form))
+
+
+def blamed(use: ToolUse, form: Mapping[str, Any] | None, error: ConfigError) -> ApiError | ConfigError:
+    """The error for a request whose grammar cannot be compiled: it names the form or the tool that is at
+    fault, not the grammar that was made of them. Other errors stay as they are."""
+    from outrider.grammar import form_fault, schema_fault
+
+    if not use.tools or not str(error).startswith("the grammar cannot be used"):
+        return error
+    if form is not None and not use.forced and (fault := form_fault(StructuredOutputsParams(**form))):
+        return ConfigError(fault)
+    for tool in use.tools:
+        if (use.forced or tool.function.strict) and (fault := schema_fault(_arguments_schema(tool))):
+            return _refused(tool, fault)
+    told = _LINE_NUMBERS.split(str(error).partition(": ")[2])
+    return bad(
+        f"the tools cannot be used together: {next(filter(None, told), 'their grammar fails')}", "tools"
+    )
+
+
+def _refused(tool: Tool, fault: str) -> ApiError:
+    return bad(f"the parameters of the tool {tool.function.name!r} cannot be used: {fault}", "tools")
+
+
+def _calls(use: ToolUse, family: Family, marks: Mapping[str, int], strict: Sequence[Tool]) -> list[str]:
+    """The rule `calls` and those that it needs."""
+    key = "parameters" if family == "llama3_json" else "arguments"
+    rules = ["call: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
+    for n, tool in enumerate(use.tools):
+        head = f'{{"name": "{tool.function.name}", "{key}": '
+        rules.append(f"call{n}: {json.dumps(head)} arguments{n} {json.dumps('}')}")
+    rules += _schemas(use, strict)
+    opening, closing = _mark(OPEN, marks), _mark(CLOSE, marks)
+    if family == "hermes":
+        one, several = "marked", '("\\n" marked)*'
+        rules.append(f'marked: {opening} "\\n" call "\\n" {closing}')
+    elif family == "mistral":
+        one, several = f'{_mark(MISTRAL_OPEN, marks)} " "? "[" call', '(", " call)*'
+        return [f'calls: {one} {several if use.parallel else ""} "]"', *rules]
+    else:
+        one, several = "call", '("; " call)*'
+    return [f"calls: {one} {several if use.parallel else ''}", *rules]
+
+
+def _schemas(use: ToolUse, strict: Sequence[Tool]) -> list[str]:
+    """The rules `arguments0` and so on: any object for a tool that is not among the strict ones."""
+    rules = []
+    for n, tool in enumerate(use.tools):
+        schema: Any = _ANY_ARGUMENTS
+        if tool in strict:
+            try:
+                schema = prepared(_arguments_schema(tool))
+            except ConfigError as error:
+                raise _refused(tool, str(error)) from None
+        rules.append(f"arguments{n}: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
+    return rules
+
+
+def _arguments_schema(tool: Tool) -> dict[str, Any]:
+    """A tool's schema; its arguments are an object whatever it says."""
+    return {"type": "object", **(tool.function.parameters or _NO_ARGUMENTS)}
+
+
+def _end(number: int) -> str:
+    return f"arguments{number} {_regex(BLANKS + '[}]')}"
+
+
+def _mark(mark: str, marks: Mapping[str, int]) -> str:
+    return f"<[{marks[mark]}]>" if mark in marks else json.dumps(mark)
+
+
+def _regex(pattern: str) -> str:
+    return "/" + pattern.replace("/", r"\/") + "/"
+
+
+def _escaped(name: str) -> str:
+    """A tool's name, which has only letters, digits, `_`, `-` and `.`, in a regex."""
+    return name.replace(".", r"\.")
+
+
+def _ranges(ids: Sequence[int]) -> str:
+    """Sorted ids as llguidance writes sets of tokens: `3,7-9`."""
+    runs: list[list[int]] = []
+    for token in ids:
+        if runs and runs[-1][1] == token - 1:
+            runs[-1][1] = token
+        else:
+            runs.append([token, token])
+    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in runs)
