@@ -59,10 +59,10 @@ def parse_reference(text: str) -> Reference:
         raise ConfigError("the model is empty: give a path, a catalog name, pypi:PACKAGE or hf:ORG/REPO")
     if len(text) > 4096 or any(not c.isprintable() for c in text):
         raise ConfigError(f"model {one_line(text, 60)!r}: has control characters or is too long")
-    scheme, _, rest = text.partition(":")
-    if scheme == "pypi":
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme == "pypi":
         return _parse_pypi(text, rest)
-    if scheme == "hf":
+    if colon and scheme == "hf":
         return _parse_hub(text, rest)
     if _LOCAL.match(text) or _exists(Path(text)):
         return Reference("path", text)
