@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -55,6 +56,10 @@ def _serves(line: str) -> bool:
     return line.startswith(("outrider serve", "python -m outrider.entrypoints"))
 
 
+def _chats(line: str) -> bool:
+    return line.startswith("outrider chat")
+
+
 def _asks(text: str) -> bool:
     """Whether it is for a server that runs already."""
     return SERVER in text
@@ -101,10 +106,22 @@ def test_console_lines_can_be_read(line: str) -> None:
         if str(p.values[0]).startswith("outrider")
         and _only_default_model(str(p.values[0]))
         and not _serves(str(p.values[0]))
+        and not _chats(str(p.values[0]))
     ],
 )
 def test_console_lines_run(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    "line", [p for p in _lines() if _chats(str(p.values[0])) and _only_default_model(str(p.values[0]))]
+)
+def test_chats_answer(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Name a city.\n/quit\n")))
+    assert main([*shlex.split(line)[1:], "-n", "8"]) == 0
     assert capsys.readouterr().out.strip()
 
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from outrider.bench import report, workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
+from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.speculative import (
     METHODS,
@@ -94,6 +95,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
         help="also write a page with plots, the cost curve among them (needs the extra 'plots')",
     )
     options.add_sampling(parser, temperature=TEMPERATURE)
+    add_foreign(parser, "bench")
     parser.set_defaults(run=run)
     return parser
 

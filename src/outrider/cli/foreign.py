@@ -1,7 +1,7 @@
-"""Flags of vLLM's server and of llama-server that Outrider does not implement.
+"""Adds llama.cpp's and vLLM's flags (foreign_flags.py) to a command's parser, hidden from its help.
 
-A flag whose value asks for what Outrider does anyway is accepted and ignored. Any other is refused, with the
-reason and what to use instead.
+A flag whose value asks for what Outrider does anyway is accepted, perhaps with a note. Any other is refused,
+with the reason and what to use instead.
 """
 
 from __future__ import annotations
@@ -11,103 +11,30 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-# Arguments of vLLM's engine; `parse_engine` decides which values are accepted.
-ENGINE = (
-    *("runner", "task", "tokenizer-mode", "tensor-parallel-size", "pipeline-parallel-size"),
-    *("data-parallel-size", "dtype", "load-format", "kv-cache-dtype", "tokenizer-revision", "code-revision"),
-    *("hf-overrides", "gpu-memory-utilization", "swap-space", "max-num-batched-tokens", "block-size"),
-    *("cpu-offload-gb", "device", "distributed-executor-backend", "compilation-config", "download-dir"),
-)
-ENGINE_SHORT = {"tensor-parallel-size": "-tp", "pipeline-parallel-size": "-pp", "compilation-config": "-O"}
-ENGINE_SWITCHES = (
-    *("trust-remote-code", "skip-tokenizer-init", "enforce-eager", "disable-log-stats"),
-    *("disable-custom-all-reduce", "enable-chunked-prefill", "enable-lora"),
-)
+from outrider.cli import foreign_llama, foreign_vllm
+from outrider.cli.foreign_flags import ForeignFlag
+from outrider.cli.parser import Parser
+from outrider.errors import ConfigError
 
-_REQUEST = "say it in each request"
-_MEMORY = "the weights are mapped, and read as they are needed"
-_GPU = "Outrider runs on the CPU"
-_CONFIG = "use --speculative-config"
-_CONTROLLER = "how far to draft is measured and chosen; --draft N bounds it"
-_TEXT = "this server reads and writes text only"
+TABLE = (*foreign_llama.TABLE, *foreign_vllm.TABLE)
+NOTES = "foreign_notes"  # the notes of accepted flags, on the parsed arguments
+_ENGINE = "vllm_"  # before the names of vLLM's engine arguments there
 
-# Flags with a value: (spellings, values that are ignored (None: any), why other values are refused).
-VALUES: tuple[tuple[tuple[str, ...], tuple[str, ...] | None, str], ...] = (
-    # vLLM
-    (("--speculative-draft-tensor-parallel-size",), ("1",), "Outrider runs in one process on the CPU"),
-    (("--speculative-disable-by-batch-size",), (), "the controller chooses for every batch"),
-    (("--spec-decoding-acceptance-method",), (), "use --verification"),
-    (("--response-role",), ("assistant",), "answers come from the assistant"),
-    (("--chat-template-content-format",), ("auto", "string"), "templates are given texts"),
-    (("--guided-decoding-backend",), ("auto", "guidance", "llguidance"), "llguidance is the only one here"),
-    (("--reasoning-parser",), (), "thoughts are left in the text"),
-    (("--lora-modules", "--prompt-adapters"), (), "adapters are not built; merge them into the model"),
-    (("--middleware",), (), "put a proxy before the server"),
-    (("--uds",), (), "use --host and --port"),
-    (("--api-server-count", "--workers"), ("1",), "one process serves all"),
-    (("--max-log-len",), None, ""),
-    (("--log-config-file",), (), "use --uvicorn-log-level"),
-    (("--limit-mm-per-prompt",), (), _TEXT),
-    # llama-server
-    (("-ngl", "--gpu-layers", "--n-gpu-layers", "-ngld", "--gpu-layers-draft"), ("0",), _GPU),
-    (
-        ("-dev", "--device-draft", "-devd", "-sm", "--split-mode", "-ts", "--tensor-split", "-mg"),
-        ("none",),
-        _GPU,
-    ),
-    (("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), ("f16",), "keys and values are kept in f16"),
-    (("-fa", "--flash-attn"), None, ""),
-    (("-b", "--batch-size", "-ub", "--ubatch-size"), (), "passes are sized by the engine"),
-    (("-tb", "--threads-batch", "-td", "--threads-draft"), (), "use -t for all"),
-    (("-cd", "--ctx-size-draft", "--speculative-max-model-len"), (), f"{_CONFIG} (max_model_len)"),
-    (("--draft-min", "--draft-n-min", "--spec-draft-n-min"), ("0",), _CONTROLLER),
-    (("--draft-p-min", "--spec-draft-p-min"), (), _CONTROLLER),
-    (("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), (), "use -m hf:ORG/REPO[:FILE]"),
-    (("-mu", "--model-url"), (), "download it and use -m PATH"),
-    (("-l", "--logit-bias"), (), _REQUEST),
-    (("--grammar", "--grammar-file", "-j", "--json-schema"), (), f"{_REQUEST} (response_format, grammar)"),
-    (
-        ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"),
-        (),
-        "the model file says it",
-    ),
-    (
-        ("--lora", "--lora-scaled", "--control-vector"),
-        (),
-        "adapters are not built; merge them into the model",
-    ),
-    (("--mmproj",), (), _TEXT),
-    (("--numa",), (), "use numactl"),
-    (("--slot-save-path",), (), "no request reaches the file system"),
-    (("--threads-http",), None, ""),
-    (("-to", "--timeout"), (), "use --stall-timeout and --body-timeout"),
-    (("--path",), (), "the web page is part of the package"),
-)
-# Switches: (spellings, why they are refused; "" for those that are ignored).
-SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
-    # vLLM
-    (("--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--enable-server-load-tracking"), ""),
-    (("--disable-frontend-multiprocessing", "--disable-fastapi-docs", "--no-enable-log-requests"), ""),
-    (("--enable-log-requests",), "prompts are not logged; the access log is on by default"),
-    (("--enable-reasoning",), "thoughts are left in the text"),
-    (("--headless",), "one process serves all"),
-    (("--enable-request-id-headers",), "every answer's body has an id"),
-    # llama-server
-    (("-cb", "--cont-batching", "--metrics", "--jinja", "--no-warmup", "--slots", "--no-slots"), ""),
-    (("-nocb", "--no-cont-batching"), "requests always share passes; -np 1 serves one at a time"),
-    (("--mlock",), _MEMORY),
-    (("--no-mmap",), _MEMORY),
-    (("--embedding", "--embeddings", "--rerank", "--reranking"), "Outrider generates text only"),
-    (("--props",), "settings cannot be changed while the server runs"),
-    (("--no-jinja",), "chat templates are jinja2"),
-)
+# llama.cpp's `--spec-type`, whose drafters draft in every step.
+_SPEC_TYPES = {
+    "none": "none",
+    "draft-simple": "draft_model",
+    **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram"),
+}
+_UNBUILT_TYPES = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
 
 
-class _Foreign(argparse.Action):
-    """Ignores a flag with one of the `neutral` values (None: any) and refuses it otherwise."""
+class _Judged(argparse.Action):
+    """Accepts the values that change nothing, and refuses others."""
 
-    def __init__(self, *args: Any, neutral: tuple[str, ...] | None, reason: str, **kwargs: Any) -> None:
-        self._neutral, self._reason = neutral, reason
+    def __init__(self, *args: Any, row: ForeignFlag, **kwargs: Any) -> None:
+        self._row = row
+        self.never_suggested = row.accepts is not None  # a hint must not lead to a refusal
         super().__init__(*args, **kwargs)
 
     def __call__(
@@ -117,41 +44,93 @@ class _Foreign(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        if self._neutral is None or values in self._neutral:
+        row = self._row
+        if row.accepts is None or (isinstance(values, str) and any(_equal(values, v) for v in row.accepts)):
+            if row.note and not _asks_for_nothing(values):
+                setattr(namespace, NOTES, {**getattr(namespace, NOTES, {}), row.note: option_string})
             return
-        parser.error(f"{option_string} is refused: {self._reason}")
+        given = f" {values}" if row.accepts and isinstance(values, str) else ""
+        raise ConfigError(f"{option_string}{given} is refused: {row.instead}")
 
 
-def add_foreign(parser: argparse.ArgumentParser) -> None:
-    """Add these flags to a parser, hidden from its help. Values of vLLM's engine arguments are stored for
-    `engine_arguments`."""
+def add_foreign(parser: Parser, command: str) -> None:
+    """Add the flags of the table to the parser of a command, after the command's own."""
     quiet: dict[str, Any] = {"dest": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for flags, neutral, reason in VALUES:
-        parser.add_argument(*flags, action=_Foreign, neutral=neutral, reason=reason, **quiet)
-    for flags, why in SWITCHES:
-        nothing = () if why else None
-        parser.add_argument(*flags, action=_Foreign, nargs=0, neutral=nothing, reason=why, **quiet)
-    for name in ENGINE:
-        short = [ENGINE_SHORT[name]] if name in ENGINE_SHORT else []
-        parser.add_argument(*short, f"--{name}", dest=f"vllm_{_word(name)}", help=argparse.SUPPRESS)
-    for name in ENGINE_SWITCHES:
-        parser.add_argument(
-            f"--{name}",
-            dest=f"vllm_{_word(name)}",
-            action=argparse.BooleanOptionalAction,
-            help=argparse.SUPPRESS,
-        )
+    for row in TABLE:
+        flags = [flag for flag in row.flags if flag not in parser.actions]
+        if command not in row.commands or not flags:
+            continue
+        if row.same_as in parser.actions:
+            for flag in flags:
+                parser.alias(flag, parser.actions[row.same_as])
+        elif row.stored or row.engine:
+            dest = row.stored or _ENGINE + row.flags[-1].lstrip("-").replace("-", "_")
+            takes: dict[str, Any] = {"action": "store_true"} if row.takes == 0 else {}
+            parser.add_argument(*flags, dest=dest, default=None, help=argparse.SUPPRESS, **takes)
+        elif not row.same_as or row.instead:
+            parser.add_argument(*flags, action=_Judged, nargs=row.takes, row=row, **quiet)
+    parser.settle = settle
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Put llama.cpp's ways to name models and drafters where the command's own flags would. Raises
+    ConfigError."""
+    if args.hf_file is not None and args.hf_repo is None:
+        raise ConfigError("-hff names a file of the repository that -hf names, and there is no -hf")
+    for flag, given, own, dest, file in (
+        ("-hf", args.hf_repo, "-m", "model", args.hf_file),
+        ("-hfd", args.hf_repo_draft, "-md", "model_draft", None),
+    ):
+        if given is not None:
+            if getattr(args, dest) is not None:
+                raise ConfigError(f"give one of {own} and {flag}, not both")
+            setattr(args, dest, hub_reference(flag, given, file))
+    if args.spec_type is not None and getattr(args, "spec", "") is None:
+        args.spec = spec_method(args.spec_type)
+
+
+def notes(args: argparse.Namespace) -> list[str]:
+    """One line for each kind of accepted flag that a user may have expected more of."""
+    return [f"{flag}: {note}" for note, flag in getattr(args, NOTES, {}).items()]
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The given engine arguments of vLLM, by their Python names, for `parse_engine`."""
-    names = [_word(name) for name in (*ENGINE, *ENGINE_SWITCHES)]
-    given = {name: getattr(args, f"vllm_{name}") for name in names}
-    return {name: _value(value) for name, value in given.items() if value is not None}
+    given = {name: value for name, value in vars(args).items() if name.startswith(_ENGINE)}
+    return {name[len(_ENGINE) :]: _value(value) for name, value in given.items() if value is not None}
 
 
-def _word(name: str) -> str:
-    return name.replace("-", "_")
+def hub_reference(flag: str, repo: str, file: str | None = None) -> str:
+    """The reference of `-hf REPO[:QUANT]` with `-hff FILE`, which takes the quantization's place."""
+    name = repo.removeprefix("hf:")
+    if "/" not in name:
+        raise ConfigError(f"{flag} must be ORG/REPO or ORG/REPO:QUANT, not {repo!r}")
+    return f"hf:{name}" if file is None else f"hf:{name.split(':')[0]}:{file}"
+
+
+def spec_method(types: str) -> str:
+    """The method of llama.cpp's `--spec-type`. Raises ConfigError."""
+    found: set[str] = set()
+    for name in filter(None, (part.strip() for part in types.split(","))):
+        if name in _UNBUILT_TYPES:
+            raise ConfigError(f"--spec-type {name} is refused: this drafter is not built; use --spec auto")
+        if name not in _SPEC_TYPES:
+            raise ConfigError(f"--spec-type must be of {', '.join(_SPEC_TYPES)}, not {name!r}")
+        found.add(_SPEC_TYPES[name])
+    found -= {"none"} if len(found) > 1 else set()
+    return found.pop() if len(found) == 1 else "auto"
+
+
+def _equal(value: str, other: str) -> bool:
+    """Whether two values are the same, as texts or as numbers."""
+    try:
+        return float(value) == float(other)
+    except ValueError:
+        return value.lower() == other
+
+
+def _asks_for_nothing(value: object) -> bool:
+    return isinstance(value, str) and value.lower() in ("0", "none", "off", "")
 
 
 def _value(text: Any) -> Any:

@@ -1,43 +1,79 @@
 """The `outrider` command.
 
-Exit status: 0 success; 1 a check failed (bench, demo, verify: the output changed); 2 bad input or a model
-that cannot be used, with one line on stderr; 130 interrupted; 141 the reader of stdout has closed it.
+Exit status: 0 success; 1 a check failed (bench, demo, verify: the output changed); 2 bad input, a model that
+cannot be used, or output that cannot be written, with one line on stderr; 130 interrupted; 141 the reader of
+the output has closed it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 
-from outrider.cli import bench, demo, pull, run, serve, verify
+from outrider.cli import (
+    bench,
+    chat,
+    completion,
+    demo,
+    foreign,
+    info,
+    models,
+    pull,
+    run,
+    serve,
+    verify,
+)
+from outrider.cli.config_file import add_config
 from outrider.cli.parser import Parser
+from outrider.cli.watched_output import watched_output
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
-COMMANDS = (run, serve, bench, verify, pull, demo)
+COMMANDS = (run, chat, serve, bench, verify, pull, models, info, demo, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # characters outside the terminal's encoding must not raise
-            stream.reconfigure(errors="replace")
-    try:
-        args = parser().parse_args(argv)
-        args.command_line = shlex.join(["outrider", *(sys.argv[1:] if argv is None else argv)])
-        status: int = args.run(args)
-        sys.stdout.flush()
-        return status
-    except OutriderError as e:
-        print(f"outrider: error: {_one_line(str(e))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
-        return 141
+    if sys.stdin is None:  # closed by whoever started the process
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    with watched_output() as watched:
+        try:
+            status = _run(argv)
+            sys.stdout.flush()
+        except OutriderError as e:
+            return _failed(_one_line(str(e)))
+        except KeyboardInterrupt:
+            return 130
+        except SystemExit as e:  # --help
+            status = e.code if isinstance(e.code, int) else 0
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            if not any(stream.error for stream in watched):
+                raise
+        except OSError as e:
+            if not any(stream.error for stream in watched):
+                raise
+            status = 141 if isinstance(e, BrokenPipeError) else 2
+        errors = [stream.error for stream in watched if stream.error is not None]
+        if not errors:
+            return status
+        if any(isinstance(error, BrokenPipeError) for error in errors):
+            return 141
+        return _failed(f"the output cannot be written: {errors[0].strerror or errors[0]}")
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    args = parser().parse_args(argv)
+    args.command_line = shlex.join(["outrider", *(sys.argv[1:] if argv is None else argv)])
+    for note in foreign.notes(args):
+        print(f"outrider: note: {note}", file=sys.stderr)
+    if getattr(args, "llama_offline", None):
+        os.environ["OUTRIDER_OFFLINE"] = "1"
+    status: int = args.run(args)
+    return status
 
 
 def parser() -> Parser:
@@ -47,7 +83,17 @@ def parser() -> Parser:
     commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         command.add_parser(commands)
+    for each in {id(command): command for command in commands.choices.values()}.values():
+        add_config(each)
+        each.siblings = commands.choices
     return top
+
+
+def _failed(text: str) -> int:
+    """Say why, as far as anybody can be told."""
+    with contextlib.suppress(OSError):
+        print(f"outrider: error: {text}", file=sys.stderr, flush=True)
+    return 2
 
 
 def _one_line(text: str) -> str:

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.parser import integer, number
+from outrider.cli.escapes import unescaped
+from outrider.cli.foreign import engine_arguments
+from outrider.cli.parser import Parser, integer, number
 from outrider.config.engine import EngineConfig, parse_engine
 from outrider.config.quantization import QUANTIZATIONS
 from outrider.config.speculative import (
@@ -21,12 +23,15 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError
 
 
-def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the flags of the target (`required`: -m must be given), the draft model and the engine."""
+def add_models(parser: Parser, *, prompt: bool = False) -> None:
+    """Add the target as -m or the first positional argument, and the flags of the draft model and the engine.
+    prompt: a prompt may stand behind the target."""
+    more = "; after it, or with -m, the prompt" if prompt else ""
+    parser.add_argument("words", nargs="*", metavar="MODEL", help=f"the same as -m{more}")
+    if prompt:
+        parser.usage = "%(prog)s [flags] MODEL [PROMPT]"
     group = parser.add_argument_group("models")
-    group.add_argument(
-        "-m", "--model", metavar="MODEL", required=required, help="target: path, name or reference"
-    )
+    group.add_argument("-m", "--model", metavar="MODEL", help="target: path, name or reference")
     group.add_argument(
         *("-md", "--model-draft", "--speculative-model", "--spec-model"),
         dest="model_draft",
@@ -111,6 +116,58 @@ def add_draft_length(group: argparse._ArgumentGroup) -> None:
         )
 
 
+def add_prompt(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of a prompt and of its chat template, with llama.cpp's names."""
+    add = group.add_argument
+    add("-p", "--prompt", metavar="TEXT", help="the prompt; - reads it from stdin")
+    add("-f", "--file", metavar="FILE",
+        help="read the prompt from a file (one newline at its end is taken off)")  # fmt: skip
+    add("-e", "--escape", action=argparse.BooleanOptionalAction, default=False,
+        help="read \\n, \\t, \\x41 and the like in the prompt, -sys and --stop")  # fmt: skip
+    add("-cnv", "--chat", "--conversation", dest="chat", action="store_true", default=None,
+        help="put the prompt into the model's chat template as one turn; without one, chat")  # fmt: skip
+    add("-no-cnv", "--no-conversation", dest="chat", action="store_false", help="complete it raw (default)")
+    add("-st", "--single-turn", action="store_true", help="as --chat, and never more than one turn")
+    add("-sys", "--system-prompt", metavar="TEXT", help="in a chat: the system's message")
+    add("-sysf", "--system-prompt-file", metavar="FILE", help="the same, from a file")
+    add("--chat-template", "--chat-template-file", metavar="FILE|TEXT", help="instead of the model's own")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end the output here; may be repeated")
+    add("-sp", "--special", action="store_true", help="print special tokens too")
+
+
+def take_prompt(args: argparse.Namespace, words: list[str]) -> None:
+    """Take the prompt that stands among the positional arguments. Raises ConfigError if there is another."""
+    for word in words:
+        if args.prompt is not None or args.file is not None:
+            raise ConfigError(f"unexpected argument {word!r}: the prompt is given by a flag already")
+        args.prompt = word
+
+
+def system_prompt(args: argparse.Namespace) -> str | None:
+    """The system's message. Raises ConfigError."""
+    text: str | None = args.system_prompt
+    if args.system_prompt_file is not None:
+        if text is not None:
+            raise ConfigError("give one of -sys and -sysf, not both")
+        text = read_file("-sysf", args.system_prompt_file).removesuffix("\n")
+    return unescaped(text) if text is not None and args.escape else text
+
+
+def chat_template(args: argparse.Namespace) -> str | None:
+    """A chat template for the model's own: the flag's text, or that of the file it names. Raises
+    ConfigError."""
+    given: str | None = args.chat_template
+    if given is None or "{%" in given or "{{" in given:
+        return given
+    return read_file("--chat-template", given)
+
+
+def text_params(args: argparse.Namespace, **more: Any) -> SamplingParams:
+    """The SamplingParams of `run` and `chat`. Raises ConfigError."""
+    stop = [unescaped(text) for text in args.stop] if args.escape else args.stop
+    return sampling(args, endless=True, stop=stop, skip_special_tokens=not args.special, **form(args), **more)
+
+
 def add_sampling(parser: argparse.ArgumentParser, temperature: float) -> None:
     """Add the sampling flags; the defaults of top-k, top-p and min-p are llama.cpp's."""
     group = parser.add_argument_group("sampling")
@@ -187,10 +244,26 @@ def read_file(flag: str, name: str) -> str:
 _default = "default: %(default)s"
 
 
-def sampling(args: argparse.Namespace, **more: Any) -> SamplingParams:
-    """The SamplingParams of the parsed flags. Raises ConfigError, which names the flag if its name differs
-    from the parameter's."""
-    if args.n_predict < 1:
+def target(args: argparse.Namespace, *, most_words: int = 1) -> tuple[str, list[str]]:
+    """(the target's reference, the other positional arguments). Raises ConfigError if there is no target, or
+    more than `most_words` positional arguments (one less with -m)."""
+    words, model = list(args.words), args.model
+    if model is None:
+        if not words:
+            raise ConfigError("give a model: MODEL or -m/--model MODEL")
+        model = words.pop(0)
+    elif most_words == len(words) and words:
+        raise ConfigError(f"unexpected argument {words[-1]!r}: the model is given by -m already")
+    if len(words) >= most_words:
+        raise ConfigError(f"unexpected argument {words[-1]!r}")
+    return model, words
+
+
+def sampling(args: argparse.Namespace, *, endless: bool = False, **more: Any) -> SamplingParams:
+    """The SamplingParams of the parsed flags. `endless`: -n -1 (and llama.cpp's -2) is as many tokens as the
+    context holds. Raises ConfigError, which names the flag if its name differs from the parameter's."""
+    endless = endless and args.n_predict in (-1, -2)
+    if args.n_predict < 1 and not endless:
         raise ConfigError(f"-n must be at least 1, not {args.n_predict}")
     return SamplingParams(
         temperature=args.temp,
@@ -202,7 +275,7 @@ def sampling(args: argparse.Namespace, **more: Any) -> SamplingParams:
         frequency_penalty=args.frequency_penalty,
         seed=args.seed,
         ignore_eos=args.ignore_eos,
-        max_tokens=args.n_predict,
+        max_tokens=None if endless else args.n_predict,
         **more,
     )
 
@@ -228,13 +301,16 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
     return parse_speculative(given)
 
 
-def engine(args: argparse.Namespace, speculative: SpeculativeConfig) -> EngineConfig:
-    """The engine's configuration of the parsed flags, for one sequence at a time. Raises ConfigError."""
+def engine(
+    args: argparse.Namespace, speculative: SpeculativeConfig, model: str | None = None
+) -> EngineConfig:
+    """The engine's configuration of the parsed flags, for one sequence at a time; `model` None is `target`'s.
+    Raises ConfigError."""
     for flag, value in (("-c", args.ctx_size), ("-t", 1 if args.threads is None else args.threads)):
         if value < (0 if flag == "-c" else 1):
             raise ConfigError(f"{flag} must not be {value}")
     return parse_engine(
-        args.model,
+        target(args)[0] if model is None else model,
         speculative,
         max_model_len=args.ctx_size or None,
         threads=args.threads,
@@ -242,4 +318,5 @@ def engine(args: argparse.Namespace, speculative: SpeculativeConfig) -> EngineCo
         weights_cache=args.weights_cache,
         engine=args.engine,
         max_num_seqs=1,
+        **engine_arguments(args),
     )

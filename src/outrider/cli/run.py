@@ -1,27 +1,31 @@
-"""`outrider run`: complete one prompt. The text is streamed to stdout, a summary goes to stderr."""
+"""`outrider run`: complete one prompt. The text is streamed to stdout, a summary goes to stderr.
+
+Without a prompt, on a terminal, it is `outrider chat`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from outrider.cli import options
+from outrider.cli import chat, options
+from outrider.cli.colours import add_colour, shown, wanted
+from outrider.cli.escapes import unescaped
+from outrider.cli.foreign import add_foreign
+from outrider.cli.interrupts import interrupts
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.errors import ConfigError
-from outrider.outputs import Chunk, Logprob, RequestOutput
+from outrider.outputs import Logprob, RequestOutput
 
-COLOURS = {"accepted": "\x1b[32m", "recovered": "\x1b[33m", "bonus": "\x1b[36m"}  # green, yellow, cyan
-RESET = "\x1b[0m"
+NO_PROMPT = "give a prompt, as an argument, with -p TEXT, -p - (stdin) or -f FILE"
+MAX_TOKENS = 256  # unless -n says otherwise
 
 _DESCRIPTION = """\
 Complete one prompt. The text goes to stdout as tokens are accepted, a summary to stderr.
+Without a prompt it is read from stdin, or, on a terminal, a chat begins (outrider chat).
 With the same seed the text is the same with and without speculation."""
 
 
@@ -33,53 +37,42 @@ def add_parser(subparsers: Subparsers) -> Parser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_models(parser)
+    options.add_models(parser, prompt=True)
     group = parser.add_argument_group("prompt and output")
+    options.add_prompt(group)
     add = group.add_argument
-    add("-p", "--prompt", metavar="TEXT", help="the prompt; - reads it from stdin")
-    add(
-        "-f",
-        "--file",
-        metavar="FILE",
-        help="read the prompt from a file (one newline at its end is taken off)",
-    )
-    add(
-        "-n", "--n-predict", type=integer, default=256, metavar="N", help="most tokens (default: %(default)s)"
-    )
-    add(
-        *("-cnv", "--chat", "--conversation"),
-        dest="chat",
-        action="store_true",
-        help="put the prompt into the model's chat template, as one turn of a user",
-    )
-    add("-no-cnv", "--no-conversation", dest="chat", action="store_false", help="complete it raw (default)")
-    add("-sys", "--system-prompt", metavar="TEXT", help="with --chat: the system's message")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end the output here; may be repeated")
+    add("-n", "--n-predict", type=integer, metavar="N",
+        help=f"most tokens (default: {MAX_TOKENS}, in a chat -1: as many as the context holds)")  # fmt: skip
+    add("--display-prompt", action=argparse.BooleanOptionalAction, default=False,
+        help="print the prompt before the text")  # fmt: skip
     add("--logprobs", type=integer, metavar="N", help="with --json: log-probabilities, and the N likeliest")
     add("--json", action="store_true", help="print one JSON document instead of text")
-    add(
-        "--color",
-        nargs="?",
-        const="on",
-        default="off",
-        choices=("on", "off", "auto"),
-        help="show accepted tokens green, recovered yellow, bonus cyan; auto: on a terminal without NO_COLOR",
-    )
+    add_colour(group)
     options.add_speculation(parser)
     options.add_sampling(parser, temperature=0.8)
     options.add_form(parser)
+    add_foreign(parser, "run")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask. Returns 0, or 130 when interrupted. Raises OutriderError."""
+    model, words = options.target(args, most_words=2)
+    options.take_prompt(args, words)
+    raw = args.chat is False or args.json
+    if args.prompt is args.file is None and not (raw or args.single_turn) and sys.stdin.isatty():
+        return chat.run_with(args, model)
+    args.n_predict = MAX_TOKENS if args.n_predict is None else args.n_predict
     if args.logprobs is not None and not args.json:
         raise ConfigError("--logprobs needs --json, which has room for them")
-    params = options.sampling(args, stop=args.stop, logprobs=args.logprobs, **options.form(args))
-    config = options.engine(args, options.speculation(args))
-    if args.system_prompt is not None and not args.chat:
-        raise ConfigError("-sys needs --chat, which puts it into the model's chat template")
+    params = options.text_params(args, logprobs=args.logprobs)
+    config = options.engine(args, options.speculation(args), model)
+    templated = bool(args.chat) or args.single_turn
+    system, template = options.system_prompt(args), options.chat_template(args)
+    for flag, value in (("-sys", system), ("--chat-template", template)):
+        if value is not None and not templated:
+            raise ConfigError(f"{flag} needs --chat, which puts the prompt into a chat template")
     prompt = _prompt(args)
 
     from outrider.llm import LLM
@@ -88,18 +81,19 @@ def run(args: argparse.Namespace) -> int:
     pipeline = open_pipeline(config)
     llm = LLM.from_pipeline(pipeline)
     ready: Any = prompt
-    if args.chat:
-        system = [] if args.system_prompt is None else [{"role": "system", "content": args.system_prompt}]
-        ready = llm.render_chat([*system, {"role": "user", "content": prompt}])
+    if templated:
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages.append({"role": "user", "content": prompt})
+        ready = chat.rendered(pipeline, template, messages)
 
-    colour = args.color == "on" or (
-        args.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    )
+    colour = wanted(args.color)
     output: RequestOutput | None = None
-    with _interrupts() as interrupted:
+    if args.display_prompt and not args.json:
+        sys.stdout.write(prompt)
+    with interrupts() as interrupted:
         for chunks in llm.stream(ready, params, cancelled=lambda: bool(interrupted)):
             if not args.json:
-                sys.stdout.write("".join(_shown(c, colour) for c in chunks))
+                sys.stdout.write("".join(shown(c, colour) for c in chunks))
                 sys.stdout.flush()
             output = chunks[-1].output
     assert output is not None, "a stream ends with its output"
@@ -174,44 +168,23 @@ def _with(form: str, value: float | None) -> str:
     return "" if value is None else form.format(value)
 
 
-def _shown(chunk: Chunk, colour: bool) -> str:
-    if not colour or chunk.kind is None or not chunk.text:
-        return chunk.text
-    return f"{COLOURS[chunk.kind]}{chunk.text}{RESET}"
-
-
 def _prompt(args: argparse.Namespace) -> str:
     """The text of the prompt, from -p, a file or stdin."""
-    if (args.prompt is None) == (args.file is None):
-        raise ConfigError("give a prompt, with -p TEXT, -p - (stdin) or -f FILE (one of them)")
+    if args.prompt is not None and args.file is not None:
+        raise ConfigError("give a prompt with -p TEXT or with -f FILE (one of them)")
     if args.prompt is not None and args.prompt != "-":
-        return str(args.prompt)
+        return unescaped(args.prompt) if args.escape else str(args.prompt)
     where = "stdin" if args.file is None else repr(args.file)
+    asked = args.prompt is not None or args.file is not None
+    if not asked and sys.stdin.isatty():
+        raise ConfigError(NO_PROMPT)
     try:
         raw = sys.stdin.buffer.read() if args.file is None else Path(args.file).read_bytes()
-        return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        text = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except (OSError, ValueError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"the prompt cannot be read from {where}: {reason}") from None
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Record the first Ctrl-C in the list, so that the run can end with its output and summary; a second one
-    raises KeyboardInterrupt."""
-    seen: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(number)
-
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # outside the main thread no handler can be set
-        yield seen
-        return
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)
+        text, reason = "", (e.strerror or str(e)) if isinstance(e, OSError) else "it is not UTF-8 text"
+        if asked or isinstance(e, ValueError):
+            raise ConfigError(f"the prompt cannot be read from {where}: {reason}") from None
+    if not (text or asked):
+        raise ConfigError(NO_PROMPT)
+    return unescaped(text) if args.escape else text

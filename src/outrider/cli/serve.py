@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import re
+import shlex
 import ssl
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from outrider.cli import foreign, options
@@ -18,6 +22,7 @@ from outrider.errors import ConfigError
 _DESCRIPTION = """\
 Serve a model to OpenAI clients: chat and plain completions, streaming, tools, structured output.
 Flags have vLLM's names and llama-server's. Without --api-key anybody who reaches the port may use it."""
+NO_PAGE = Path(os.devnull)  # where there are no files of a page
 _LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _default = "default: %(default)s"
 # Parameters of SamplingParams: their flags, type, and help.
@@ -42,8 +47,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as -m")
-    options.add_models(parser, required=False)
+    options.add_models(parser)
     _add_engine(parser)
     options.add_speculation(parser)
     _add_address(parser)
@@ -51,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     _add_chat(parser)
     _add_sampling(parser)
     _add_limits(parser)
-    foreign.add_foreign(parser)
+    foreign.add_foreign(parser, "serve")
     parser.set_defaults(run=run)
     return parser
 
@@ -192,21 +196,43 @@ def run(args: argparse.Namespace) -> int:
             memory_limit=args.memory_limit,
             prefix_bytes=0 if args.enable_prefix_caching is False else args.prefix_cache,
         )
-        server = Server(create_app(pipeline, engine, settings), engine, settings, at)
+        app = create_app(pipeline, engine, settings)
+        server = Server(app, engine, settings, at)
+        service = app.state.service
+        chat, page = bool(service.templates.source), (settings.static / "index.html").is_file()
+        keys, model = bool(settings.api_keys), service.model.names[0]
+        server.on_ready = lambda base: _say(ready(base, model, chat=chat, page=page, keys=keys))
         names = " with ".join(name for name in pipeline.models.values() if name)
-        print(f"serving {names}, speculation {pipeline.speculative.method}", file=sys.stderr)
-        print(pipeline.sampling.line(), file=sys.stderr)
+        _say(f"serving {names}, speculation {pipeline.speculative.method}")
+        _say(pipeline.sampling.line())
         server.run([place])
     return 0
 
 
+def _say(text: str) -> None:
+    """Say it on stderr; a server does not end because nobody can read it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def ready(base: str, model: str, *, chat: bool, page: bool, keys: bool) -> str:
+    """What is said when the server listens: the addresses, and a request to try. `base` is http://HOST:PORT,
+    and `chat` whether there is a chat template."""
+    asked = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Once upon a time"}
+    body = json.dumps({"model": model, **asked, "max_tokens": 32}, ensure_ascii=False)
+    key = ' -H "Authorization: Bearer $OUTRIDER_API_KEY"' if keys else ""
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    lines = [
+        *([f"page  {base}/"] if page else []),
+        f"API   {base}/v1",
+        f"try   curl {base}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+    ]
+    return "\n".join(lines)
+
+
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The engine of parsed flags. Raises ConfigError."""
-    model = args.model or args.model_tag
-    if model is None:
-        raise ConfigError("give a model: -m MODEL (see `outrider serve --help`)")
-    if args.model is not None and args.model_tag is not None:
-        raise ConfigError(f"unexpected argument {args.model_tag!r}: the model is given by -m already")
+    model, _ = options.target(args)
     if args.ctx_size < -1 or (args.threads is not None and args.threads < 1):
         raise ConfigError("-c must be at least 0 and -t at least 1")
     return parse_engine(
@@ -244,7 +270,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "stall_seconds": args.stall_timeout,
         "max_samples": args.max_samples,
         "max_logprobs": args.max_logprobs,
-        "chat_template": _template(args.chat_template),
+        "chat_template": options.chat_template(args),
         "tool_call_parser": args.tool_call_parser,
         "trust_request_chat_template": args.trust_request_chat_template,
         "allowed_hosts": args.allowed_hosts,
@@ -253,6 +279,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "allowed_headers": args.allowed_headers,
         "allow_credentials": args.allow_credentials,
         "root_path": args.root_path,
+        **({"static": NO_PAGE} if args.no_webui else {}),
     }
 
 
@@ -265,13 +292,6 @@ def _lines(name: str | None) -> list[str]:
     if not found:
         raise ConfigError(f"--api-key-file: {name!r} has no keys")
     return found
-
-
-def _template(given: str | None) -> str | None:
-    """A chat template: its text, or a file's."""
-    if given is None or "{%" in given or "{{" in given:
-        return given
-    return options.read_file("--chat-template", given)
 
 
 def _port(port: int) -> int:
@@ -290,8 +310,6 @@ def _bytes(text: str) -> int:
 
 def _words(text: str) -> tuple[str, ...]:
     """A JSON list of texts for argparse, or texts with commas between them."""
-    import json
-
     try:
         found = json.loads(text) if text.lstrip().startswith("[") else [w for w in text.split(",") if w]
     except ValueError:

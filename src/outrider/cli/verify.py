@@ -19,6 +19,7 @@ from tqdm import tqdm
 from outrider.bench import workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
+from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer, number
 from outrider.config.speculative import VERIFICATIONS, AutoConfig, NoneConfig, SpeculativeConfig
 from outrider.engines.base import LanguageModel
@@ -68,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_models(parser, required=False)
+    options.add_models(parser)
     options.add_speculation(parser)
     add = parser.add_argument_group("what is checked").add_argument
     add("--prompts", metavar="NAME|FILE", help="a workload of bench, or a file of JSON lines")
@@ -90,6 +91,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("--chat", action="store_true", help="ask /v1/chat/completions instead of /v1/completions")
     add("--timeout", type=number, metavar="S", help=f"seconds an answer (default: {TIMEOUT:g})")
     add("--api-key-env", metavar="NAME", help=f"variable with the key (default: {KEY})")
+    add_foreign(parser, "verify")
     parser.set_defaults(run=run)
     return parser
 
@@ -116,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_models(args: argparse.Namespace, progress: Progress) -> Iterator[Claim]:
-    if args.model is None:
+    if args.model is None and not args.words:
         raise ConfigError("give -m MODEL, or --endpoint URL and --against URL")
     _refuse(args, FOR_SERVERS, "is for --endpoint")
     for flag, least in (("--seeds", 1), ("-n", 1), ("--samples", 0)):
@@ -163,6 +165,8 @@ def _check_servers(args: argparse.Namespace, progress: Progress) -> Iterator[Cla
     if not (args.endpoint and args.against):
         raise ConfigError("--endpoint URL and --against URL go together")
     _refuse(args, FOR_MODELS, "is for models that run here; servers have their own settings")
+    if args.words:
+        raise ConfigError(f"unexpected argument {args.words[0]!r}: -m names the model to ask the servers for")
     _at_least(args, "-n", 1)
     timeout = TIMEOUT if args.timeout is None else args.timeout
     if not 0 < timeout < 1e6:

@@ -13,8 +13,10 @@ from outrider.decoding.types import StepRecord
 from outrider.policy.cost_model import WIDEST
 from outrider.policy.mixed_batches import MixedBatchPolicy
 from outrider.policy.planner import Planner
-from outrider.policy.report import Account, Report, explain
+from outrider.policy.report import ASLEEP, NO_ROOM, Account, Off, Report, explain
 from outrider.policy.request_state import RequestState
+
+_ASLEEP, _NO_ROOM = [Off("", ASLEEP)], [Off("", NO_ROOM)]
 
 
 class AutoController:
@@ -53,8 +55,11 @@ class AutoController:
             state.begin_step(step, limits.tokens)
             if state.backoff.sleep and not limits.constrained:
                 state.backoff.sleep -= 1
+                state.off = _ASLEEP
                 budgets.append(0)
             else:
+                if limits.max_tokens < 1:
+                    state.off = _NO_ROOM
                 budgets.append(min(limits.max_tokens, self._max_nodes))
         if not any(budgets):
             self.planner.token_rate.observe(step, step.width, step.curve.seconds(step.base))
@@ -82,13 +87,15 @@ class AutoController:
         sampling = step.sampling_seconds / (step.accepted + 1)
         plain = (here.plain + here.prompts) / here.width
         state.account.add(step, step.emitted * (plain + sampling), state.expected)
+        if not step.drafted:
+            state.account.add_off(state.off)
         planner.budget.pass_time(step.draft_seconds + step.verify_seconds + step.other_seconds)
         if (done := self._batches.record(step)) is not None:
             planner.token_rate.observe_overhead(min(done))
 
     def explain(self, state: RequestState) -> str:
-        """Which drafter ran how often, why, and what it gave."""
-        return explain(state.account, self._why_off(state))
+        """Which drafter ran how often, and what it gave; or why nothing was drafted."""
+        return explain(state.account)
 
     def release(self, state: RequestState) -> None:
         self.planner.end_request(state)
@@ -104,30 +111,3 @@ class AutoController:
 
     def pass_seconds(self) -> tuple[int, tuple[float, ...]]:
         return self.step.context, tuple(self.step.curve.seconds(n) for n in range(1, WIDEST + 1))
-
-    def _why_off(self, state: RequestState) -> str:
-        """At what probability a first token would pay, what the drafters' are, and what else stood in the
-        way."""
-        step = self.step
-        said: list[str] = []
-        seconds = step.curve.seconds
-        rate, more = step.width / step.plain, seconds(step.width + 1) - seconds(step.width)
-        for name, lookup in self.planner.lookups.items():
-            need, mean = rate * more, lookup.rates.mean
-            one = f"one of {name} from" if said else f"a token of {name} pays from a chance of"
-            text = f"{one} {need:.0%}, and {'it' if said else 'the mean chance'} is {mean:.0%}"
-            if mean >= need:
-                found = state.lookups[name].found if name in state.lookups else 0
-                text += f" where it finds one (in {found} of {state.account.steps.total()} steps)"
-            said.append(text)
-        for name, model in self.planner.models.items():
-            draw = model.cost.at(step.context).seconds
-            need, mean = rate * (more + draw(1)), model.first.mean
-            one = f"one of {name} from" if said else f"a token of {name} pays from a chance of"
-            text = f"{one} {need:.0%}, and it is {mean:.0%}"
-            unprocessed = state.models[name].unprocessed if name in state.models else 0
-            if mean >= need and unprocessed > 1:
-                reading = draw(unprocessed) / step.plain
-                text += f", but reading what it has missed takes as long as {reading:.1f} plain steps"
-            said.append(text)
-        return "; ".join(said) or "there is no drafter"

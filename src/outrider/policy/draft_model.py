@@ -10,6 +10,7 @@ from outrider.policy.cost_model import CostModel
 from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
 from outrider.policy.exploration import ProbeSchedule
 from outrider.policy.growth_passes import height
+from outrider.policy.report import COLD, PREFILL, UNLIKELY, Off
 from outrider.policy.target_confidence import TargetConfidence, TextConfidence
 from outrider.policy.token_rate import StepContext
 from outrider.policy.tree import (
@@ -55,11 +56,15 @@ class GrowthPlan:
     value:   in tokens over plain decoding, of the whole step.
     plans:   for the requests that it drafts for, by index: with draft_tokens and guide.
     price:   in tokens, of processing unprocessed tokens first.
+    off:     why it drafts for none of them; `waiting` why not for some, by index.
     """
 
+    name: str
     value: float
     plans: dict[int, DraftPlan] = field(default_factory=dict)
     price: float = 0.0
+    off: Off | None = None
+    waiting: dict[int, Off] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +145,7 @@ class DraftModelSource:
         better: list[int] = []  # requests that are better off with the draft model
         batch = _Batch([], base, base, 0, 0, 0.0)
         cold = self.first.evidence < self._tuning.model_cold_tokens
+        found, length = GrowthPlan(self.name, value), 0
         for i, (query, plan) in enumerate(zip(queries, plans, strict=True)):
             ready, unprocessed = plan.expected_accepted, query.unprocessed(self.name)
             expected = [0.0] if unprocessed is None else self._expected(query, query.budget)
@@ -149,9 +155,10 @@ class DraftModelSource:
                 batch.usual_feed += min(unprocessed, 2)
                 batch.feed += unprocessed
             else:
+                if cold and better and unprocessed is not None:
+                    found.waiting[i] = Off(self.name, COLD)
                 batch.other += ready
                 batch.width += len(plan.nodes)
-        found, length = GrowthPlan(value), 0
         if better:
             length = self._best_length(found, batch, queries, step)
         if length:
@@ -187,6 +194,7 @@ class DraftModelSource:
         spent = first - seconds(batch.plain_width) - one
         left = min([query.state.tokens_left for query in queries])
         value, best, best_gain, length = found.value, found.value, 0.0, 0
+        gained = -1.0  # without the prefill
         for k in range(1, max([len(expected) for expected in batch.expected])):
             accepted, width = batch.other, batch.width
             for expected in batch.expected:
@@ -196,8 +204,15 @@ class DraftModelSource:
             worth = accepted - rate * (seconds(width) + spent + k * one)
             steps = max(1.0, min(float(tuning.prefill_horizon), left / (1.0 + accepted / len(queries))))
             gain = worth - value - prefill / steps
+            gained = max(gained, worth - value)
+            if k == 1:
+                chance, need = accepted - batch.other, accepted - batch.other - (worth - value)
+                requests = len(batch.expected)
+                found.off = Off(self.name, UNLIKELY, chance / requests, need / requests)
             if gain > best_gain:
                 best, best_gain, length = worth, gain, k
+        if gained > 0.0:
+            found.off = Off(self.name, PREFILL, need=(draw(batch.feed) - first) / step.plain)
         states = [query.state.models[self.name].prefill for query in queries]
         new = self.first.evidence < tuning.model_new_tokens
         ripe = self.prefill.is_worth(states, prefill, best - value, new=new)

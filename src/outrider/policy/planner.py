@@ -15,6 +15,7 @@ from outrider.policy.draft_model import DraftModelSource, GrowthPlan
 from outrider.policy.exploration import ExplorationBudget
 from outrider.policy.lookup import LookupSource
 from outrider.policy.lookup_backoff import LookupBackoff
+from outrider.policy.report import CANNOT, MEASURING, NO_DRAFTER, NOTHING, PRUNED, UNLIKELY, Off
 from outrider.policy.request_state import RequestState
 from outrider.policy.token_rate import StepContext, TokenRate
 from outrider.policy.tree import (
@@ -112,8 +113,11 @@ class Planner:
         best, count, value = step.curve.best_nodes(paths, base, rate)
         for query, plan, nodes in zip(queries, plans, best, strict=True):
             plan.nodes = _likeliest(plan.offered, nodes, query.budget)
-        value = self._plan_models(queries, plans, base, value, step)
-        self._probe(queries, plans, base, value, step)
+        value, growths = self._plan_models(queries, plans, base, value, step)
+        measuring = self._probe(queries, plans, base, value, step)
+        if not all(plan.nodes or plan.draft_tokens for plan in plans):
+            need = rate * (seconds(base + count + 1) - seconds(base + count))  # of one more token's chance
+            self._note_off(queries, plans, growths, need, measuring=measuring)
         price = (seconds(base + count) - seconds(base)) / max(1, count)  # of verifying a node
         for query, plan in zip(queries, plans, strict=True):
             gain = plan.expected_accepted / rate - price * len(plan.nodes)
@@ -122,6 +126,36 @@ class Planner:
                 query.state.backoff, gain, drawing=drawing, plain=step.plain, width=step.width
             )
         return plans
+
+    def _note_off(
+        self,
+        queries: Sequence[DraftQuery],
+        plans: Sequence[DraftPlan],
+        growths: Mapping[str, GrowthPlan],
+        need: float,
+        *,
+        measuring: bool,
+    ) -> None:
+        """Why nothing is drafted for requests without a draft; `need` is the chance from which a token of a
+        lookup pays."""
+        for i, (query, plan) in enumerate(zip(queries, plans, strict=True)):
+            if plan.nodes or plan.draft_tokens:
+                continue
+            if measuring:
+                query.state.off = [Off("", MEASURING)]
+                continue
+            found: list[Off] = []
+            offered = plan.offered
+            for name in self.lookups:
+                each = zip(offered.path_probabilities, offered.sources, strict=False)
+                chance = max([path for path, names in each if name in names], default=None)
+                found.append(Off(name, NOTHING) if chance is None else Off(name, UNLIKELY, chance, need))
+            for name, growth in growths.items():
+                if query.unprocessed(name) is None:
+                    found.append(Off(name, CANNOT))
+                elif (off := growth.waiting.get(i, growth.off)) is not None:
+                    found.append(off)
+            query.state.off = found or [Off("", NO_DRAFTER)]
 
     def observe_lookup_seconds(self, seconds: float, requests: int) -> None:
         """What looking up and planning took in a step, for so many requests."""
@@ -154,9 +188,9 @@ class Planner:
         base: int,
         value: float,
         step: StepContext,
-    ) -> float:
+    ) -> tuple[float, Mapping[str, GrowthPlan]]:
         """Let the draft model draft whose plan is worth most, if that is more than `value`, that of the ready
-        proposals. Returns what the step is worth, in tokens over plain decoding."""
+        proposals. Returns what the step is worth, in tokens over plain decoding, and all plans by name."""
         found = {name: source.plan(queries, plans, base, value, step) for name, source in self.models.items()}
         best: GrowthPlan | None = None
         for growth in found.values():
@@ -165,12 +199,13 @@ class Planner:
         for name, growth in found.items():
             self.models[name].settle(queries, growth if growth is best else None)
         if best is None:
-            return value
+            return value, found
         for i, growth_plan in best.plans.items():
             plan = plans[i]
             plan.source, plan.draft_tokens = growth_plan.source, growth_plan.draft_tokens
             plan.guide = growth_plan.guide
-        return best.value
+            queries[i].state.off = [Off(best.name, PRUNED)]  # if nothing of it is verified
+        return best.value, found
 
     def _probe(
         self,
@@ -179,16 +214,16 @@ class Planner:
         base: int,
         value: float,
         step: StepContext,
-    ) -> None:
+    ) -> bool:
         """Spend some of the exploration budget on finding out what a plain pass costs now, or how a drafter
-        that is off would do."""
+        that is off would do. Returns whether the step is plain for that."""
         seconds = step.curve.seconds
         size = sum([max(plan.draft_tokens, len(plan.nodes)) for plan in plans])
         uncertain = size and step.curve.doubt(base + size) > self.tuning.max_cost_deviation
         if uncertain and self.budget.take(value / step.rate):
             for plan in plans:
                 plan.nodes, plan.source, plan.draft_tokens = [], None, 0
-            return
+            return True
         price = seconds(base + size + 1) - seconds(base + size)  # of verifying one node more
         for query, plan in zip(queries, plans, strict=True):
             state = query.state
@@ -199,7 +234,8 @@ class Planner:
             if plan.nodes or plan.draft_tokens or not query.budget:
                 continue
             if self._probe_lookup(query, plan, price) or self._probe_model(query, plan, price, step):
-                return
+                break
+        return False
 
     def _probe_lookup(self, query: DraftQuery, plan: DraftPlan, price: float) -> bool:
         """Verify the likeliest token of a lookup that is off; whether there is one to be probed."""

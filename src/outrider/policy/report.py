@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from outrider.decoding.controller import Controller
 from outrider.decoding.types import StepRecord
 
 PLAIN = "none"  # the source of steps without a draft
+
+
+class Off(NamedTuple):
+    """Why a source drafted nothing in a step.
+
+    reason: a key of _WORDS.
+    chance: UNLIKELY: that its first token would have been accepted, 0..1.
+    need:   UNLIKELY: the chance from which that would have paid; PREFILL: plain steps that it would take.
+    """
+
+    source: str
+    reason: str
+    chance: float = 0.0
+    need: float = 0.0
+
+
+NOTHING, UNLIKELY, PRUNED, CANNOT = "nothing", "unlikely", "pruned", "cannot"
+PREFILL, COLD = "prefill", "cold"
+MEASURING, ASLEEP, NO_ROOM, NO_DRAFTER = "measuring", "asleep", "no room", "no drafter"
+SLOW = "slow"  # UNLIKELY where no chance would have been enough
+
+_WORDS = {
+    NOTHING: "{source} found nothing in {steps}",
+    UNLIKELY: "{source} was too unlikely to be right in {steps} ({chance}, and it pays from {need})",
+    SLOW: "{source} was too slow to pay in {steps}, however likely",
+    PRUNED: "what {source} drew was too unlikely to be right in {steps}",
+    CANNOT: "{source} could not draft in {steps}",
+    PREFILL: "{source} would have had to read what it had missed first in {steps} (for {need} plain steps)",
+    COLD: "{source} was being tried on another text in {steps}",
+    MEASURING: "a plain pass was timed in {steps}",
+    ASLEEP: "lookups, which had saved less time than they take, were left out in {steps}",
+    NO_ROOM: "there was room for one token only in {steps}",
+    NO_DRAFTER: "there is no drafter",
+}
 
 
 @dataclass(slots=True)
@@ -21,6 +56,8 @@ class Account:
     seconds:       that the steps took.
     plain_seconds: that plain decoding would have taken for the same tokens, by the cost curve.
     expected:      tokens that the steps were expected to emit.
+    off:           of steps without a draft, by source and reason: how many, and the sums of Off.chance and
+                   Off.need.
     """
 
     steps: Counter[str] = field(default_factory=Counter)
@@ -30,6 +67,18 @@ class Account:
     seconds: float = 0.0
     plain_seconds: float = 0.0
     expected: float = 0.0
+    off: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    def add_off(self, reasons: Iterable[Off]) -> None:
+        """A step without a draft, and why."""
+        for source, reason, chance, need in reasons:
+            self._add_off((source, reason), 1.0, chance, need)
+
+    def _add_off(self, key: tuple[str, str], steps: float, chance: float, need: float) -> None:
+        sums = self.off.setdefault(key, [0.0, 0.0, 0.0])
+        sums[0] += steps
+        sums[1] += chance
+        sums[2] += need
 
     def add(self, step: StepRecord, plain_seconds: float, expected: float) -> None:
         source = step.source if step.drafted else PLAIN
@@ -54,12 +103,15 @@ class Account:
         self.seconds += other.seconds
         self.plain_seconds += other.plain_seconds
         self.expected += other.expected
+        for key, sums in other.off.items():
+            self._add_off(key, *sums)
 
     def reset(self) -> None:
         """Everything begins at 0."""
         self.steps.clear()
         self.drafted.clear()
         self.accepted.clear()
+        self.off.clear()
         self.emitted, self.seconds, self.plain_seconds, self.expected = 0, 0.0, 0.0, 0.0
 
     @property
@@ -125,8 +177,8 @@ class Report:
         return total
 
 
-def explain(account: Account, why_off: str) -> str:
-    """One line: on or off, which drafter in how many steps, and what it gave."""
+def explain(account: Account) -> str:
+    """One line: on or off, which drafter in how many steps, and what it gave; or why nothing was drafted."""
     steps = account.steps.total()
     drafted = steps - account.steps[PLAIN]
     if not steps:
@@ -137,7 +189,33 @@ def explain(account: Account, why_off: str) -> str:
         if name != PLAIN
     )
     if 2 * drafted < steps:
-        return f"off in {steps - drafted} of {steps} steps: {why_off}" + (f"; {used}" if used else "")
+        return f"off in {steps - drafted} of {steps} steps: {_why_off(account)}" + (
+            f"; {used}" if used else ""
+        )
     measured, predicted = account.measured, account.predicted
     gain = "" if measured is None else f"; ×{measured:.2f} measured, ×{predicted:.2f} predicted"
     return f"on in {drafted} of {steps} steps: {used}{gain}"
+
+
+def _why_off(account: Account) -> str:
+    """The reasons, each source's most frequent first."""
+    order = list(dict.fromkeys(source for source, _ in account.off))
+    reasons = sorted(account.off.items(), key=lambda item: (order.index(item[0][0]), -item[1][0]))
+    said = [_reason(source, reason, *sums) for (source, reason), sums in reasons]
+    return "; ".join(said) or "no draft was asked for"
+
+
+def _reason(source: str, reason: str, steps: float, chance: float, need: float) -> str:
+    """One reason, with the means of its steps."""
+    chance, need = chance / steps, need / steps
+    if reason == UNLIKELY and need >= 1.0:
+        reason = SLOW
+    shown = f"{need:.1f}" if reason == PREFILL else _percent(need, chance)
+    words = _WORDS[reason]
+    return words.format(source=source, steps=f"{steps:.0f}", chance=_percent(chance, need), need=shown)
+
+
+def _percent(value: float, other: float) -> str:
+    """A probability, with as many digits as tell it from the other."""
+    digits = next((n for n in range(3) if f"{value:.{n}%}" != f"{other:.{n}%}"), 0)
+    return f"{value:.{digits}%}"

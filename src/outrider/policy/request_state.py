@@ -7,7 +7,7 @@ from outrider.policy.exploration import ProbeSchedule
 from outrider.policy.last_draft import LastDraft
 from outrider.policy.lookup import LookupState
 from outrider.policy.lookup_backoff import BackoffState
-from outrider.policy.report import Account
+from outrider.policy.report import Account, Off
 from outrider.policy.token_rate import StepContext
 from outrider.policy.tree import Node
 
@@ -28,10 +28,11 @@ class RequestState:
     expected:    tokens that the step is expected to emit.
     probe_price: seconds taken from the exploration budget.
     proposed:    nodes that the drafter proposed.
+    off:         why nothing is drafted, if nothing is; for each source.
     """
 
     __slots__ = (
-        *("account", "backoff", "expected", "last_drafts", "lookups", "models"),
+        *("account", "backoff", "expected", "last_drafts", "lookups", "models", "off"),
         *("probe_price", "proposed", "step", "tokens_left", "tree", "tree_source"),
     )
 
@@ -46,10 +47,11 @@ class RequestState:
         self.expected = 1.0
         self.tokens_left = self.proposed = 0
         self.probe_price = 0.0
+        self.off: list[Off] = []
 
     def begin_step(self, step: StepContext, tokens_left: int) -> None:
         self.step, self.tokens_left, self.expected = step, tokens_left, 1.0
-        self.tree, self.tree_source, self.proposed = [], None, 0
+        self.tree, self.tree_source, self.proposed, self.off = [], None, 0, []
         for lookup in self.lookups.values():
             lookup.offered = None
         for probes in self.probe_schedules:

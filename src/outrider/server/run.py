@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -65,6 +65,7 @@ class Server(uvicorn.Server):
         self._engine, self._at = engine, at
         self._drain: asyncio.Task[None] | None = None
         self._at_once = False
+        self.on_ready: Callable[[str], object] = lambda _: None  # called with http://HOST:PORT
         config = uvicorn.Config(
             app,
             host=at.host,
@@ -108,6 +109,8 @@ class Server(uvicorn.Server):
             host, port, *_ = place.getsockname()
             shown = f"[{host}]" if ":" in host else host
             logger.info("listening on %s://%s:%d", kind, shown, port)
+        if sockets and not self.should_exit:
+            self.on_ready(f"{kind}://{reachable(sockets[0])}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more requests, let the running ones end within the time, then abort them."""
@@ -142,6 +145,13 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def reachable(place: socket.socket) -> str:
+    """HOST:PORT under which this machine reaches a socket that listens."""
+    host, port, *_ = place.getsockname()
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bind(host: str, port: int) -> socket.socket:

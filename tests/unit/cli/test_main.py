@@ -23,7 +23,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"outrider {outrider.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["", "run", "serve", "bench", "pull", "demo"])
+@pytest.mark.parametrize(
+    "command",
+    ["", "run", "chat", "serve", "bench", "verify", "pull", "list", "rm", "info", "demo", "completion"],
+)
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
@@ -116,3 +119,76 @@ def test_a_closed_pipe_is_quiet() -> None:
         child.stdout.close()
         assert child.stderr.read() == b""
         assert child.wait(timeout=60) == 141
+
+
+def started(
+    code: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[bytes]:
+    """Run Python code with this package."""
+    env = {**os.environ, "PYTHONPATH": str(Path(outrider.__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, check=False, timeout=120, stdout=stdout, stderr=stderr)
+
+
+RUN = "import sys; from outrider.cli.main import main; sys.exit(main({args!r}))"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["pull", "--list"],
+        ["--version"],
+        ["run", "--help"],
+        ["completion", "bash"],
+        ["pull", "--list", "--json"],
+    ],
+)
+def test_a_full_disk_is_one_line(args: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = started(RUN.format(args=args), stdout=full.fileno())
+        assert done.returncode == 2
+        assert done.stderr == b"outrider: error: the output cannot be written: No space left on device\n"
+        done = started(RUN.format(args=["rum"]), stderr=full.fileno())
+        assert done.returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_in_the_middle_of_a_text() -> None:
+    code = (
+        "import sys; from outrider.cli import main as cli\n"
+        "def run(args):\n"
+        "    for _ in range(100): print('x' * 8000, flush=True)\n"
+        "cli.pull.run = run\n"
+        "sys.exit(cli.main(['pull', '--list']))\n"
+    )
+    with Path("/dev/full").open("wb") as full:
+        done = started(code, stdout=full.fileno())
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_closed_streams() -> None:
+    """As `>&-` leaves them."""
+    code = "import os, sys; os.close(0); os.close({number});" + RUN.format(args=["pull", "--list"])
+    assert started(code.format(number=1)).returncode in (0, 2)
+    assert (
+        started("import sys; sys.stdout = sys.stdin = None;" + RUN.format(args=["pull", "--list"])).returncode
+        == 0
+    )
+    done = started("import sys; sys.stdin = None;" + RUN.format(args=["run", "m"]))
+    assert done.returncode == 2
+    assert b"give a prompt" in done.stderr
+
+
+def test_another_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PermissionError):
+        _main_raising(PermissionError(13, "Permission denied"), monkeypatch)
+
+
+def test_as_a_module() -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(outrider.__file__).parents[1])}
+    command = [sys.executable, "-m", "outrider", "--version"]
+    done = subprocess.run(command, capture_output=True, check=True, env=env)
+    assert done.stdout.decode() == f"outrider {outrider.__version__}\n"

@@ -186,8 +186,85 @@ def test_an_interrupt_keeps_what_there_is(run: Any, monkeypatch: pytest.MonkeyPa
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_prompt_as_an_argument(run: Any, target_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, expected, _ = run(*SEEDED, "--json")
+    _, out, _ = run(*SEEDED[2:], "the quick brown fox", "--json")
+    assert json.loads(out)["token_ids"] == json.loads(expected)["token_ids"]
+    assert main(["run", str(target_file), "the quick brown fox", *SEEDED[2:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == json.loads(expected)["token_ids"]
+
+
+def test_stdin_is_read_where_no_prompt_is_given(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the quick brown fox\n")))
+    _, out, _ = run(*SEEDED[2:], "--json")
+    _, expected, _ = run(*SEEDED, "--json")
+    assert json.loads(out)["token_ids"] == json.loads(expected)["token_ids"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    status, _, err = run("-n", "3")
+    assert status == 2
+    assert "not UTF-8" in err
+
+
+def test_as_many_tokens_as_the_context_holds(run: Any) -> None:
+    for endless in ("-1", "-2"):
+        document = json.loads(run("-p", "the fox", "-n", endless, "--ignore-eos", "--json", "-c", "64")[1])
+        assert len(document["prompt_token_ids"]) + len(document["token_ids"]) in (64, 65)
+        assert document["finish_reason"] == "length"
+
+
+def test_the_prompt_is_shown_if_asked_for(run: Any) -> None:
+    _, plain, _ = run(*SEEDED)
+    assert run(*SEEDED, "--no-display-prompt")[1] == plain
+    assert run(*SEEDED, "--display-prompt")[1] == "the quick brown fox" + plain
+    assert json.loads(run(*SEEDED, "--display-prompt", "--json")[1])["text"] + "\n" == plain
+
+
+def test_escape_sequences(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(r"the\x20fox", "utf-8")
+    wanted = json.loads(run("-p", "the fox", "-n", "2", "--json")[1])["prompt_token_ids"]
+    for line in (("-p", r"the\x20fox"), ("-f", str(file)), (r"the\x20fox",)):
+        assert json.loads(run(*line, "-e", "-n", "2", "--json")[1])["prompt_token_ids"] == wanted
+        assert json.loads(run(*line, "-n", "2", "--json")[1])["prompt_token_ids"] != wanted
+        assert json.loads(run(*line, "--no-escape", "-n", "2", "--json")[1])["prompt_token_ids"] != wanted
+
+
+def test_another_chat_template_and_a_systems_message_from_a_file(run: Any, tmp_path: Path) -> None:
+    system = tmp_path / "system.txt"
+    system.write_text("Be brief.\n", "utf-8")
+    one = run("-p", "hello", "--chat", "-sys", "Be brief.", "-n", "2", "--json")[1]
+    other = run("-p", "hello", "-st", "-sysf", str(system), "-n", "2", "--json")[1]
+    assert json.loads(one)["prompt_token_ids"] == json.loads(other)["prompt_token_ids"]
+    template = "{{ messages[-1].content }}"
+    raw = json.loads(run("-p", "hello", "-n", "2", "--json")[1])["prompt_token_ids"]
+    text = run("-p", "hello", "--chat", "--chat-template", template, "-n", "2", "--json")[1]
+    assert json.loads(text)["prompt_token_ids"] == raw
+
+
+def test_special_tokens_are_shown_if_asked_for(run: Any) -> None:
+    flags = ("-p", "the", "-n", "3", "-l", "2+100", "--ignore-eos")
+    assert run(*flags)[1] == "\n"
+    assert run(*flags, "--special")[1] == "<|im_end|>" * 3 + "\n"
+
+
+def test_a_folder_called_as_a_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("hf", "pypi"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.gguf").symlink_to(target_file)
+        for given in (f"./{name}", name):
+            assert main(["run", "-m", given, "the fox", "-n", "2"]) == 0
+    capsys.readouterr()
+
+
 BAD = [
     (["-p", "x", "-n", "0"], ["-n", "0"]),
+    (["x", "y"], ["'y'"]),
+    (["-p", "x", "y"], ["'y'", "by a flag already"]),
+    (["-p", "x", "-sys", "a", "-sysf", "b", "--chat"], ["-sys and -sysf"]),
+    (["-p", "x", "--chat-template", "{{ a }}"], ["--chat-template", "--chat"]),
     (["-p", "x", "-n", "-5"], ["-n", "-5"]),
     (["-p", "x", "--draft", "0", "--spec", "ngram"], ["--draft", "0"]),
     (["-p", "x", "--draft", "-1", "--spec", "ngram"], ["--draft", "-1"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shlex
 import sys
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 
 from outrider.cli.main import main, parser
-from outrider.cli.serve import engine_config
+from outrider.cli.serve import engine_config, ready
 from outrider.errors import ConfigError
 from outrider.server.http.app import create_app
-from outrider.server.run import Server
+from outrider.server.run import Server, bind, reachable
 from outrider.server.settings import Settings
 
 Started = list[dict[str, Any]]
@@ -114,16 +115,16 @@ def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> No
         ("-m x --lora-modules a=b", ["--lora-modules", "merge"]),
         ("-m x --uds /tmp/s", ["--uds", "--host and --port"]),
         ("-m x --reasoning-parser deepseek_r1", ["--reasoning-parser"]),
-        ("-m x -ngl 99", ["-ngl", "CPU"]),
-        ("-m x --draft-min 2", ["--draft-min", "--draft N"]),
-        ("-m x -hf a/b", ["-hf", "hf:ORG/REPO"]),
+        ("-m x -hf a/b", ["-m and -hf", "not both"]),
+        ("-m x --mirostat 2", ["--mirostat 2", "not built"]),
+        ("-m x --enable-log-outputs", ["--enable-log-outputs", "not logged"]),
         ("-m x --temp hot", ["--temp", "not a number"]),
         ("-m x --override-generation-config []", ["--override-generation-config", "JSON object"]),
         ("-m x --override-generation-config '{'", ["--override-generation-config", "JSON object"]),
         ("-m x --speculative-max-model-len 5", ["--speculative-config"]),
         ("-m x --embeddings", ["--embeddings", "generates text only"]),
         ("-m x -nocb", ["-nocb", "-np 1"]),
-        ("-m x --mlock", ["--mlock"]),
+        ("-m x --tools all", ["--tools", "clients"]),
         ("-m x --max-model-length 5", ["unknown flag", "did you mean '--max-model-len'"]),
         ("-m x --api-kee a", ["did you mean '--api-key"]),
         ("-m x -c -2", ["-c"]),
@@ -184,6 +185,46 @@ def test_sampling_defaults(
     assert started[1]["pipeline"].sampling.values == {}
     assert serve(f"-m {target_file} --generation-config {tmp_path} --port 0") == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_flags_that_change_nothing(started: Started, target_file: Path) -> None:
+    line = (
+        f"{target_file} -ngl 99 --draft-min 2 --mlock --no-mmap --trust-remote-code --enable-log-requests "
+        "-b 512 -ub 128 --max-num-batched-tokens 512 --samplers top_k -n -1 -O3"
+    )
+    assert serve(line) == 0
+    (one,) = started
+    assert one["settings"] == Settings()
+    assert one["pipeline"].config.model == str(target_file)
+
+
+def test_no_page(started: Started, target_file: Path) -> None:
+    assert serve(f"{target_file} --no-webui") == 0
+    assert not (started[0]["settings"].static / "index.html").is_file()
+
+
+@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_is_said_when_it_is_ready(keys: bool, chat: bool) -> None:
+    text = ready("http://127.0.0.1:8000", "it's", chat=chat, page=True, keys=keys)
+    assert "page  http://127.0.0.1:8000/\n" in text
+    assert "API   http://127.0.0.1:8000/v1\n" in text
+    words = shlex.split(text.splitlines()[-1])
+    assert words[:2] == ["try", "curl"]
+    body = json.loads(words[-1])
+    assert body["model"] == "it's"
+    assert ("messages" in body) == chat == words[2].endswith("/chat/completions")
+    assert ("Authorization: Bearer $OUTRIDER_API_KEY" in words) == keys
+    assert "page" not in ready("http://[::1]:1", "m", chat=chat, page=False, keys=keys)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("127.0.0.1", "127.0.0.1:"), ("0.0.0.0", "127.0.0.1:"), ("::1", "[::1]:"), ("::", "[::1]:")],
+)
+def test_the_address_that_this_machine_reaches(host: str, shown: str) -> None:
+    with bind(host, 0) as place:
+        assert reachable(place) == f"{shown}{place.getsockname()[1]}"
 
 
 def test_a_bad_certificate_is_one_line(

@@ -65,10 +65,10 @@ def parse_reference(text: str) -> Reference:
         )
     if len(text) > 4096 or any(not c.isprintable() for c in text):
         raise ConfigError(f"model {one_line(text, 60)!r}: has control characters or is too long")
-    scheme, _, rest = text.partition(":")
-    if scheme == "pypi":
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme == "pypi":
         return _parse_pypi(text, rest)
-    if scheme == "hf":
+    if colon and scheme == "hf":
         return _parse_hub(text, rest)
     if _LOCAL.match(text) or _exists(Path(text)):
         return Reference("path", text)
