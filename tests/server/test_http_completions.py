@@ -349,3 +349,23 @@ def test_fields_that_change_nothing_are_accepted(server: Running) -> None:
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"] == text
+
+
+def test_a_special_token_that_is_hidden_stops_where_its_text_is_a_stop_string(server: Running) -> None:
+    tokenizer = server.pipeline.tokenizer
+    special = next(i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i))
+    text = tokenizer.decode([special], skip_special=False)
+    forced: dict[str, Any] = {"logit_bias": {str(special): 100}, "max_tokens": 5}
+    bare: dict[str, Any] = {"ignore_eos": True, "stop": [text]}
+    (choice,) = complete(server, **forced, **bare).choices
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("", "stop", text)
+    (choice,) = complete(server, **forced, **bare, min_tokens=3, include_stop_str_in_output=True).choices
+    assert (choice.text, choice.finish_reason) == (text, "stop")
+    *_, last = complete(server, **forced, **bare, stream=True)
+    assert (last.choices[0].finish_reason, last.choices[0].stop_reason) == ("stop", text)
+    params = SamplingParams(
+        logit_bias={special: 100.0}, max_tokens=5, ignore_eos=True, stop=text, temperature=0.0
+    )
+    (found,) = LLM.from_pipeline(server.pipeline).generate(PROMPT, params)
+    assert (found.outputs[0].finish_reason, found.outputs[0].stop_reason) == ("stop", text)
+    assert found.outputs[0].token_ids == [special]
