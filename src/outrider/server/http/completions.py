@@ -66,7 +66,8 @@ class CompletionAnswer(OpenAIAnswer):
     def __init__(self, service: Service, body: CompletionRequest, request: GenerationRequest) -> None:
         super().__init__(service, body, request)
         self._texts = TokenTexts(service.tokenizer, bool(body.return_tokens_as_token_ids))
-        self._offsets = [LogprobsWithOffsets(self._texts) for _ in self.samples]
+        skip = body.skip_special_tokens is not False
+        self._offsets = [LogprobsWithOffsets(self._texts, skip_special=skip) for _ in self.samples]
         self._echo_only = body.max_tokens == 0  # the one token that is generated is not sent
         self._prompts = prompts(body.prompt)
 
@@ -90,9 +91,8 @@ class CompletionAnswer(OpenAIAnswer):
         if first and self.body.echo:
             # The engine reports a prompt's log-probabilities with its first sample only.
             first_sample = self.samples[sample.index // (self.body.n or 1) * (self.body.n or 1)]
-            offsets.add_unscored(found, sample.request.prompt[0])
-            for entry in first_sample.prompt_logprobs or ():
-                offsets.add(found, entry)
+            scores = first_sample.prompt_logprobs or ()
+            offsets.add_prompt(found, sample.request.prompt, scores, self._echo(sample))
         for token in tokens if not self._echo_only else ():
             if token.logprobs is not None:
                 offsets.add(found, token.logprobs)
