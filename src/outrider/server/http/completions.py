@@ -70,6 +70,7 @@ class CompletionAnswer(OpenAIAnswer):
         self._offsets = [LogprobsWithOffsets(self._texts, skip_special=skip) for _ in self.samples]
         self._echo_only = body.max_tokens == 0  # the one token that is generated is not sent
         self._prompts = prompts(body.prompt)
+        self._told: set[int] = set()  # samples whose stream has had the prompt's ids
 
     def num_tokens(self, sample: Sample) -> int:
         return 0 if self._echo_only else sample.num_tokens
@@ -130,6 +131,8 @@ class CompletionAnswer(OpenAIAnswer):
         }
         if ids:
             found["token_ids"] = [] if self._echo_only else [token.token_id for token in tokens]
+            found["prompt_token_ids"] = None if sample.index in self._told else list(sample.request.prompt)
+            self._told.add(sample.index)
         return found
 
     def whole_choice(self, sample: Sample) -> dict[str, Any]:
@@ -139,6 +142,7 @@ class CompletionAnswer(OpenAIAnswer):
             "text": self._echo(sample) + text,
             "logprobs": self._logprobs(sample, sample.tokens, first=True),
             **self._reason(sample.end),
+            **dict.fromkeys(("prompt_logprobs", "token_ids", "prompt_token_ids")),
         }
         if self.body.prompt_logprobs is not None and sample.prompt_logprobs is not None:
             found["prompt_logprobs"] = self._texts.prompt(sample.prompt_logprobs)
