@@ -78,8 +78,8 @@ class LogprobsWithOffsets:
     def add_prompt(
         self, into: dict[str, list[Any]], ids: Sequence[int], entries: Sequence[TokenLogprobs], text: str
     ) -> None:
-        """Add the tokens of a prompt that is sent as `text`. A special token that the tokenizer added (BOS) is
-        not in it. The first token has no log-probability."""
+        """Add the tokens of a prompt that is sent as `text`, without a special token that the tokenizer added
+        (BOS). The first token has no log-probability."""
         tokenizer = self._texts.tokenizer
         shown = IncrementalDetokenizer(tokenizer, skip_special=False)
         offset = 0
