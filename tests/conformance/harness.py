@@ -94,6 +94,9 @@ class Letters:
         self._held = text[-1:] if token_id % 5 == 0 else ""
         return text[: len(text) - len(self._held)]
 
+    def hidden(self, token_id: int) -> str:
+        return ""
+
     def flush(self) -> str:
         return self._held
 

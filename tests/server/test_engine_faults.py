@@ -67,6 +67,9 @@ class BadDetokenizer:
             raise Fault("push")
         return "."
 
+    def hidden(self, token_id: int) -> str:
+        return ""
+
     def flush(self) -> str:
         if self._left < 0:
             raise Fault("flush")

@@ -126,7 +126,9 @@ def test_what_templates_are_given(templated: Running) -> None:
     brought = {**hi, "chat_template": "{{ messages[0].content }}!"}
     assert prompt_of(templated, brought) == "a!"
     last = {"messages": [{"role": "assistant", "content": "half a "}], "continue_final_message": True}
-    assert prompt_of(templated, last) == "[assistant|half a"
+    assert prompt_of(templated, last) == "[assistant|half a "
+    lines = {"messages": [{"role": "assistant", "content": "one\n"}], "continue_final_message": True}
+    assert prompt_of(templated, lines) == "[assistant|one\n"
     answer = templated.post("/v1/chat/completions", {**last, "echo": True, "max_tokens": 2, "seed": 1}).json()
     assert answer["choices"][0]["message"]["content"].startswith("half a ")
 

@@ -182,8 +182,9 @@ def test_logprobs(server: Running) -> None:
     streamed = [c.choices[0] for c in complete(server, logprobs=3, stream=True, **params)]
     assert [t for c in streamed for t in c.logprobs.tokens] == found.tokens
     assert [o for c in streamed for o in c.logprobs.text_offset] == found.text_offset
-    ids = complete(server, logprobs=0, return_tokens_as_token_ids=True, **params).choices[0].logprobs.tokens
-    assert ids == [f"token_id:{t}" for t in expected[0].outputs[0].token_ids]
+    by_id = complete(server, logprobs=0, return_tokens_as_token_ids=True, **params).choices[0].logprobs
+    assert by_id.tokens == [f"token_id:{t}" for t in expected[0].outputs[0].token_ids]
+    assert by_id.text_offset == found.text_offset
 
 
 def test_echo_scores_the_prompt(server: Running) -> None:
@@ -468,3 +469,41 @@ def test_fields_that_change_nothing_are_accepted(server: Running) -> None:
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"] == text
+
+
+def test_a_special_token_that_is_hidden_stops_where_its_text_is_a_stop_string(server: Running) -> None:
+    tokenizer = server.pipeline.tokenizer
+    special = next(i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i))
+    text = tokenizer.decode([special], skip_special=False)
+    forced: dict[str, Any] = {"logit_bias": {str(special): 100}, "max_tokens": 5}
+    bare: dict[str, Any] = {"ignore_eos": True, "stop": [text]}
+    (choice,) = complete(server, **forced, **bare).choices
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("", "stop", text)
+    (choice,) = complete(server, **forced, **bare, min_tokens=3, include_stop_str_in_output=True).choices
+    assert (choice.text, choice.finish_reason) == (text, "stop")
+    *_, last = complete(server, **forced, **bare, stream=True)
+    assert (last.choices[0].finish_reason, last.choices[0].stop_reason) == ("stop", text)
+    params = SamplingParams(
+        logit_bias={special: 100.0}, max_tokens=5, ignore_eos=True, stop=text, temperature=0.0
+    )
+    (found,) = LLM.from_pipeline(server.pipeline).generate(PROMPT, params)
+    assert (found.outputs[0].finish_reason, found.outputs[0].stop_reason) == ("stop", text)
+    assert found.outputs[0].token_ids == [special]
+
+
+def test_offsets_count_the_characters_that_are_sent(server: Running) -> None:
+    tokenizer = server.pipeline.tokenizer
+    special = next(i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i))
+    written = tokenizer.decode([special], skip_special=False)
+    params: dict[str, Any] = {"logit_bias": {str(special): 100}, "ignore_eos": True, "max_tokens": 2}
+    hidden = complete(server, logprobs=0, **params).choices[0]
+    assert (hidden.text, hidden.logprobs.text_offset) == ("", [0, 0])
+    shown = complete(server, logprobs=0, skip_special_tokens=False, **params).choices[0]
+    assert (shown.text, shown.logprobs.text_offset) == (written * 2, [0, len(written)])
+    echoed = complete(server, echo=True, logprobs=0, max_tokens=1, seed=1).choices[0].logprobs
+    ids = tokenizer.encode(PROMPT)
+    by_id = complete(
+        server, echo=True, logprobs=0, max_tokens=1, seed=1, return_tokens_as_token_ids=True
+    ).choices[0]
+    assert by_id.logprobs.text_offset == echoed.text_offset
+    assert echoed.text_offset[len(ids)] == len(PROMPT)

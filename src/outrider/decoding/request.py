@@ -44,6 +44,9 @@ class Detokenizer(Protocol):
     def push(self, token_id: int, /) -> str:
         """The text that this token completes; "" while a character is still incomplete."""
 
+    def hidden(self, token_id: int, /) -> str:
+        """The text of a token that is left out of the text, such as a special token; "" for others."""
+
     def flush(self) -> str:
         """What is left at the end."""
 

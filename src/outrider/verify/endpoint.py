@@ -200,7 +200,7 @@ def _body(error: IO[bytes]) -> bytes:
 
 
 def _tokens(logprobs: Any, text: str) -> tuple[str, ...] | None:
-    """The tokens in either form of log-probabilities. None when they are missing or their
+    """The text's tokens in either form of log-probabilities. None when they are missing or their
     concatenation is not the text: servers write the same tokens in different ways."""
     if not isinstance(logprobs, dict):
         return None
@@ -209,7 +209,11 @@ def _tokens(logprobs: Any, text: str) -> tuple[str, ...] | None:
         found = [entry.get("token") if isinstance(entry, dict) else None for entry in logprobs["content"]]
     if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
         return None
-    return tuple(found) if "".join(found) == text else None
+    # Some servers report the token that ended the text, which is not part of it.
+    for tokens in (found, found[:-1]):
+        if "".join(tokens) == text:
+            return tuple(tokens)
+    return None
 
 
 def _plain(reason: object) -> str:

@@ -170,6 +170,9 @@ def test_a_detokenizers_bug_ends_its_request() -> None:
         def push(self, token_id: int) -> str:
             raise UnicodeError("no such piece")
 
+        def hidden(self, token_id: int) -> str:
+            return ""
+
         def flush(self) -> str:
             return ""
 
@@ -209,6 +212,9 @@ def test_abort_ends_a_request_at_once_and_reports_with_the_next_step() -> None:
     class Held:
         def push(self, token_id: int) -> str:
             return "x"
+
+        def hidden(self, token_id: int) -> str:
+            return ""
 
         def flush(self) -> str:
             return "!"

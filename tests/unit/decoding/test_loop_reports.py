@@ -142,6 +142,9 @@ def test_text_that_was_held_back_comes_with_the_end() -> None:
         def push(self, token_id: int) -> str:
             return "x"
 
+        def hidden(self, token_id: int) -> str:
+            return ""
+
         def flush(self) -> str:
             return "!"
 

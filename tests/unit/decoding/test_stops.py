@@ -13,16 +13,21 @@ from outrider.errors import ConfigError, PromptError
 
 
 class Pieces:
-    """A detokenizer with a fixed piece for each id; `late` keeps that many characters until the flush."""
+    """A detokenizer with a fixed piece for each id; `late` keeps that many characters until the flush. Pieces
+    that begin with "<|" are special tokens, and hidden."""
 
     def __init__(self, pieces: list[str], late: int = 0) -> None:
         self._pieces, self._late, self._text = pieces, late, ""
 
     def push(self, token_id: int) -> str:
-        self._text += self._pieces[token_id]
+        self._text += "" if self.hidden(token_id) else self._pieces[token_id]
         size = max(0, len(self._text) - self._late)
         done, self._text = self._text[:size], self._text[size:]
         return done
+
+    def hidden(self, token_id: int) -> str:
+        piece = self._pieces[token_id]
+        return piece if piece.startswith("<|") else ""
 
     def flush(self) -> str:
         return self._text
@@ -105,6 +110,46 @@ def test_min_tokens_comes_before_any_stop() -> None:
     assert emit(["ab", "x"], [0, 1], stop=["abc", "b"], min_tokens=1) == (["", "abx", ""], None)
 
 
+def test_the_text_of_a_hidden_token_stops() -> None:
+    pieces = ["a", "<|x|>", "b<"]
+    stop = Finish("stop", "<|x|>")
+    assert emit(pieces, [0, 1, 0], stop="<|x|>") == (["a", ""], stop)
+    assert emit(pieces, [0, 1, 0], stop="<|x|>", max_tokens=2) == (["a", ""], stop)
+    kept = emit(pieces, [0, 1], stop="<|x|>", include_stop_str_in_output=True)
+    assert kept == (["a", "<|x|>"], stop)
+    assert emit(pieces, [1, 0, 1], stop="<|x|>", min_tokens=1) == (["", "a", ""], stop)
+    assert emit(pieces, [2, 0], stop="<|x|>") == (["b", "<a", ""], None)
+    assert emit(pieces, [0, 1, 0], stop="x") == (["a", ""], Finish("stop", "x")), "a part of it"
+    assert emit(pieces, [0, 1, 0], {1}, stop="<|x|>") == (["a", ""], Finish("stop", None)), "EOS comes first"
+    ignored = emit(pieces, [0, 1, 0], {1}, stop="<|x|>", ignore_eos=True)
+    assert ignored == (["a", ""], stop)
+
+
+def test_a_stop_may_span_a_hidden_token_and_text() -> None:
+    pieces = ["a", "<|x|>", "bc", "<|y|>", "d"]
+    assert emit(pieces, [0, 1, 2], stop="a<|x|>b") == (["", "", ""], Finish("stop", "a<|x|>b"))
+    assert emit(pieces, [4, 0, 1, 2], stop="<|x|>b") == (["d", "a", "", ""], Finish("stop", "<|x|>b"))
+    assert emit(pieces, [0, 1, 4, 0], stop="a<|x|>b") == (["", "", "ad", "", "a"], None)
+    assert emit(pieces, [1, 3, 4], stop="|><|y|>d") == (["", "", ""], Finish("stop", "|><|y|>d"))
+    kept = emit(pieces, [0, 1, 2], stop="a<|x|>b", include_stop_str_in_output=True)
+    assert kept == (["", "", "a<|x|>b"], Finish("stop", "a<|x|>b"))
+
+
+def test_a_stop_in_the_text_that_is_sent_counts_across_a_hidden_token() -> None:
+    pieces = ["za", "<|x|>", "bc"]
+    assert emit(pieces, [0, 1, 2], stop="ab") == (["z", "", ""], Finish("stop", "ab"))
+    assert emit(pieces, [0, 1, 0], stop="ab") == (["z", "", "az", "a"], None)
+    assert emit(pieces, [0, 1, 2], stop=["<|x", "ab"]) == (["z", "a"], Finish("stop", "<|x"))
+
+
+def test_many_hidden_tokens_are_not_kept() -> None:
+    params = SamplingParams(max_tokens=500, stop="<|x|>y")
+    emitter = Emitter(Request("r", (0,), params, frozenset(), Pieces(["<|x|>"])), 999)
+    for _ in range(400):
+        assert emitter.push(0) == ("", None)
+    assert len(emitter._held.written) <= 5
+
+
 def test_a_request_without_text() -> None:
     emitter = Emitter(Request("r", (0,), SamplingParams(max_tokens=2)), 9)
     assert emitter.remaining == 2
@@ -139,3 +184,18 @@ def test_streamed_text_is_the_whole_text_up_to_its_stop(
         assert finish.stop_reason in stops
         assert whole.startswith(text + str(finish.stop_reason))
         assert not any(stop in text for stop in stops)
+
+
+HIDDEN = st.sampled_from(["a", "b", "ab", "<|a|>", "<|b|>", "|>"])
+
+
+@given(st.lists(WORDS, min_size=1, max_size=3), st.lists(HIDDEN, min_size=1, max_size=8))
+def test_no_stop_is_missed_with_hidden_tokens(stops: list[str], pieces: list[str]) -> None:
+    texts, finish = emit(pieces, list(range(len(pieces))), stop=stops)
+    shown = "".join(piece for piece in pieces if not piece.startswith("<|"))
+    if finish is None:
+        assert "".join(texts) == shown
+        assert not any(stop in shown or stop in "".join(pieces) for stop in stops)
+    else:
+        assert shown.startswith("".join(texts))
+        assert not any(stop in "".join(texts) for stop in stops)

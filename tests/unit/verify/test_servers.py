@@ -103,6 +103,36 @@ def test_tokens_that_do_not_spell_the_text_are_not_compared(one: FakeServer) -> 
     assert Endpoint(one.url).complete("x", 3) == Answer("a b", None)
 
 
+def test_the_token_that_ended_a_text_is_not_part_of_it(one: FakeServer) -> None:
+    def act(handler: Handler) -> bool:
+        handler.reply({"choices": [{"text": "a b", "logprobs": {"tokens": ["a", " b", "</s>"]}}]})
+        return True
+
+    one.override = act
+    assert Endpoint(one.url).complete("x", 3) == Answer("a b", ("a", " b"))
+
+
+def test_empty_texts_are_no_agreement(verify: Any, one: FakeServer, other: FakeServer) -> None:
+    one.generate = other.generate = lambda prompt: "" if "fox" in prompt else plain(prompt)
+    status, out, _ = verify("--json")
+    (claim,) = json.loads(out)["claims"]
+    assert (status, claim["cases"]) == (0, 1)
+    assert claim["detail"].endswith(
+        "1 more got empty texts and are not counted; a model for chat wants --chat"
+    )
+    one.generate = other.generate = lambda prompt: ""
+    status, out, err = verify()
+    assert (status, out) == (2, "")
+    assert "wrote nothing at all" in err
+    assert "--chat" in err
+    assert "wants --chat" not in verify("--chat")[2]
+
+
+def test_an_empty_text_differs_from_another(verify: Any, other: FakeServer) -> None:
+    other.generate = lambda prompt: ""
+    assert verify()[0] == 1
+
+
 def test_log_probabilities_are_left_out_where_refused(
     verify: Any, one: FakeServer, other: FakeServer
 ) -> None:

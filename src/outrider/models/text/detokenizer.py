@@ -40,6 +40,12 @@ class IncrementalDetokenizer:
             data = data.removeprefix(b" ")
         return self._keep(self._decoder.decode(data))
 
+    def hidden(self, token_id: int) -> str:
+        """The text of a token that `push` leaves out; "" for others."""
+        if not self._skip_special or not self._tokenizer.is_special(token_id):
+            return ""
+        return self._tokenizer.decode([token_id], skip_special=False, continues=True)
+
     def flush(self) -> str:
         """End the text: return U+FFFD if its last character is incomplete, else ""."""
         return self._keep(self._decoder.decode(b"", final=True))

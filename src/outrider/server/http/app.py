@@ -21,7 +21,7 @@ from outrider.server.http.chat import chat_completions
 from outrider.server.http.completions import completions
 from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.dialects import registry
-from outrider.server.http.errors import ApiError, api_error, bad, invalid, json_response
+from outrider.server.http.errors import ApiError, api_error, bad, elsewhere, invalid, json_response
 from outrider.server.http.guard import OPEN, BodyLimit, Guard, HeadAsGet, Keys, path_of
 from outrider.server.http.metrics import CONTENT_TYPE
 from outrider.server.http.openapi import (
@@ -121,8 +121,9 @@ def _errors(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        known = [path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))]
         message = {
-            404: f"there is nothing at {request.url.path[:200]}",
+            404: f"there is nothing at {request.url.path[:200]}{elsewhere(request.url.path, known)}",
             405: f"{request.method} is not possible at {request.url.path[:200]}",
         }.get(error.status_code, str(error.detail))
         return answer(request, ApiError(error.status_code, message, headers=error.headers))
@@ -135,6 +136,8 @@ def _errors(app: FastAPI) -> None:
 
 
 def _generation(app: FastAPI, service: Service) -> None:
+    # Clients whose base address lacks /v1 find the same endpoints.
+    @app.post("/chat/completions", include_in_schema=False)
     @app.post(
         "/v1/chat/completions",
         tags=["generation"],
@@ -144,6 +147,7 @@ def _generation(app: FastAPI, service: Service) -> None:
     async def chat(request: Request, body: ChatRequest) -> Response:
         return await chat_completions(service, request, body)
 
+    @app.post("/completions", include_in_schema=False)
     @app.post(
         "/v1/completions",
         tags=["generation"],
@@ -215,10 +219,12 @@ def _models(app: FastAPI, service: Service) -> None:
             "max_model_len": service.engine.context,
         }
 
+    @app.get("/models", include_in_schema=False)
     @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))
     async def models() -> Response:
         return json_response({"object": "list", "data": [card(name) for name in service.model.names]})
 
+    @app.get("/models/{name:path}", include_in_schema=False)
     @app.get(
         "/v1/models/{name:path}", tags=["models"], summary="One of the names", responses=answers(ModelCard)
     )

@@ -135,10 +135,14 @@ class ChatAnswer(OpenAIAnswer):
 
     def opening_choice(self, sample: Sample) -> dict[str, Any] | None:
         delta = {"role": "assistant", "content": self._echo}
-        return {"index": sample.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self.empty_choice(sample), "delta": delta}
+
+    def opening_members(self, sample: Sample) -> dict[str, Any]:
+        return {"prompt_token_ids": list(sample.request.prompt)} if self.body.return_token_ids else {}
 
     def empty_choice(self, sample: Sample) -> dict[str, Any]:
-        return {"index": sample.index, "delta": {}, "logprobs": None, "finish_reason": None}
+        nothing = {"logprobs": None, "finish_reason": None, "stop_reason": None}
+        return {"index": sample.index, "delta": {}, **nothing}
 
     def choice(
         self, sample: Sample, tokens: Sequence[TokenEvent], end: FinishEvent | None
@@ -154,8 +158,7 @@ class ChatAnswer(OpenAIAnswer):
             "logprobs": self._logprobs(tokens) if tokens else None,
             "finish_reason": None if end is None else self._reason(sample),
         }
-        if end is not None:
-            found["stop_reason"] = end.stop_reason
+        found["stop_reason"] = None if end is None else end.stop_reason
         if ids:
             found["token_ids"] = [token.token_id for token in tokens]
         return found
@@ -165,7 +168,8 @@ class ChatAnswer(OpenAIAnswer):
         text = self._delta(sample, "".join(sample.text)).get("content", "")
         calls = self._calls(sample)
         content = None if calls and not text else f"{self._echo}{text}"
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        absent = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+        message: dict[str, Any] = {"role": "assistant", "content": content, **absent}
         if calls:
             message["tool_calls"] = calls
         found: dict[str, Any] = {
@@ -174,13 +178,14 @@ class ChatAnswer(OpenAIAnswer):
             "logprobs": self._logprobs(sample.tokens),
             "finish_reason": self._reason(sample),
             "stop_reason": sample.end.stop_reason,
+            "token_ids": None,
         }
         if self.body.return_token_ids:
             found["token_ids"] = [token.token_id for token in sample.tokens]
         return found
 
     def document(self) -> dict[str, Any]:
-        found = super().document()
+        found = {**super().document(), "prompt_logprobs": None, "prompt_token_ids": None}
         first = self.samples[0]
         if self.body.prompt_logprobs is not None and first.prompt_logprobs is not None:
             found["prompt_logprobs"] = self._texts.prompt(first.prompt_logprobs)

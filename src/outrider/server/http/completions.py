@@ -66,9 +66,11 @@ class CompletionAnswer(OpenAIAnswer):
     def __init__(self, service: Service, body: CompletionRequest, request: GenerationRequest) -> None:
         super().__init__(service, body, request)
         self._texts = TokenTexts(service.tokenizer, bool(body.return_tokens_as_token_ids))
-        self._offsets = [LogprobsWithOffsets(self._texts) for _ in self.samples]
+        skip = body.skip_special_tokens is not False
+        self._offsets = [LogprobsWithOffsets(self._texts, skip_special=skip) for _ in self.samples]
         self._echo_only = body.max_tokens == 0  # the one token that is generated is not sent
         self._prompts = prompts(body.prompt)
+        self._told: set[int] = set()  # samples whose stream has had the prompt's ids
 
     def num_tokens(self, sample: Sample) -> int:
         return 0 if self._echo_only else sample.num_tokens
@@ -90,9 +92,8 @@ class CompletionAnswer(OpenAIAnswer):
         if first and self.body.echo:
             # The engine reports a prompt's log-probabilities with its first sample only.
             first_sample = self.samples[sample.index // (self.body.n or 1) * (self.body.n or 1)]
-            offsets.add_unscored(found, sample.request.prompt[0])
-            for entry in first_sample.prompt_logprobs or ():
-                offsets.add(found, entry)
+            scores = first_sample.prompt_logprobs or ()
+            offsets.add_prompt(found, sample.request.prompt, scores, self._echo(sample))
         for token in tokens if not self._echo_only else ():
             if token.logprobs is not None:
                 offsets.add(found, token.logprobs)
@@ -130,6 +131,8 @@ class CompletionAnswer(OpenAIAnswer):
         }
         if ids:
             found["token_ids"] = [] if self._echo_only else [token.token_id for token in tokens]
+            found["prompt_token_ids"] = None if sample.index in self._told else list(sample.request.prompt)
+            self._told.add(sample.index)
         return found
 
     def whole_choice(self, sample: Sample) -> dict[str, Any]:
@@ -139,6 +142,7 @@ class CompletionAnswer(OpenAIAnswer):
             "text": self._echo(sample) + text,
             "logprobs": self._logprobs(sample, sample.tokens, first=True),
             **self._reason(sample.end),
+            **dict.fromkeys(("prompt_logprobs", "token_ids", "prompt_token_ids")),
         }
         if self.body.prompt_logprobs is not None and sample.prompt_logprobs is not None:
             found["prompt_logprobs"] = self._texts.prompt(sample.prompt_logprobs)

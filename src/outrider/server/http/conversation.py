@@ -64,7 +64,10 @@ def render(templates: ChatTemplates, conversation: Conversation) -> str:
     last = messages[-1]
     if not isinstance(last.get("content"), str):
         raise bad("continue_final_message needs a last message with text", "continue_final_message")
-    messages[-1] = {**last, "content": last["content"].rstrip() + _MARK}
+    messages[-1] = {
+        **last,
+        "content": last["content"] + _MARK,
+    }  # so that no template trims the end of the content
     text, mark, _ = template.render(messages, add_generation_prompt=False, **variables).rpartition(_MARK)
     if not mark:
         raise bad("the model's chat template leaves the last message out", "continue_final_message")

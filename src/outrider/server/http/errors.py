@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from outrider.errors import ConfigError, OutriderError, PromptError
+from outrider.errors import ConfigError, OutriderError, PromptError, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,17 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return bad("the body must be a JSON object")
     param = ".".join(place) or None
     return bad(f"{param}: {message}", param)
+
+
+def elsewhere(path: str, known: Sequence[str]) -> str:
+    """For a path at which there is nothing: where a known one is that it ends with, or that is near. "" for
+    none."""
+    cut = path[:200].rstrip("/")
+    for other in sorted(known, key=len, reverse=True):
+        ending = other.removeprefix("/v1")
+        if len(ending) > 1 and cut.endswith(ending):
+            return f" (did you mean {other!r}?)"
+    return nearest(cut, known)
 
 
 def _is_label(part: object) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.decoding.sampling.logprobs import TokenLogprobs
+from outrider.models.text.detokenizer import IncrementalDetokenizer
 from outrider.models.text.tokenizer import Tokenizer
 
 MIN_LOGPROB = -9999.0  # JSON has no -inf; OpenAI's value for very unlikely tokens
@@ -60,34 +61,52 @@ class TokenTexts:
 
 
 class LogprobsWithOffsets:
-    """`choices[].logprobs` of /v1/completions. One object for each sample: it keeps the text offset, in
-    characters, of the next token."""
+    """`choices[].logprobs` of /v1/completions. One object for each sample: it follows the text that is sent,
+    of which each token's `text_offset` counts the characters before it.
 
-    def __init__(self, texts: TokenTexts) -> None:
+    skip_special: special tokens are left out of the text.
+    """
+
+    def __init__(self, texts: TokenTexts, *, skip_special: bool = True) -> None:
         self._texts, self._offset = texts, 0
+        self._shown = IncrementalDetokenizer(texts.tokenizer, skip_special=skip_special, continues=True)
 
     def empty(self) -> dict[str, list[Any]]:
         """The object for no tokens, to be filled by the methods below."""
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
-    def add_unscored(self, into: dict[str, list[Any]], token: int) -> None:
-        """Add a token without a log-probability: the first one of a prompt."""
-        self._append(into, self._texts.text(token), None, None)
+    def add_prompt(
+        self, into: dict[str, list[Any]], ids: Sequence[int], entries: Sequence[TokenLogprobs], text: str
+    ) -> None:
+        """Add the tokens of a prompt that is sent as `text`, without a special token that the tokenizer added
+        (BOS). The first token has no log-probability."""
+        tokenizer = self._texts.tokenizer
+        shown = IncrementalDetokenizer(tokenizer, skip_special=False)
+        offset = 0
+        for token, entry in zip(ids, [None, *entries], strict=False):
+            self._append(into, token, entry, min(offset, len(text)))
+            written = tokenizer.decode([token], skip_special=False, continues=True)
+            if not tokenizer.is_special(token) or text.startswith(written, offset):
+                offset += len(shown.push(token))
+        self._offset = len(text)
 
     def add(self, into: dict[str, list[Any]], entry: TokenLogprobs) -> None:
-        """Add a token."""
-        own = self._texts.text(entry.token)
+        """Add a token of the output."""
+        self._append(into, entry.token, entry, self._offset)
+        self._offset += len(self._shown.push(entry.token))
+
+    def _append(
+        self, into: dict[str, list[Any]], token: int, entry: TokenLogprobs | None, offset: int
+    ) -> None:
+        own = self._texts.text(token)
+        into["tokens"].append(own)
+        into["token_logprobs"].append(None if entry is None else number(entry.logprob))
+        into["top_logprobs"].append(None if entry is None else self._top(own, entry))
+        into["text_offset"].append(offset)
+
+    def _top(self, own: str, entry: TokenLogprobs) -> dict[str, float]:
         top: dict[str, float] = {}
         for token, logprob in zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True):
             top.setdefault(self._texts.text(token), number(logprob))
         top.setdefault(own, number(entry.logprob))
-        self._append(into, own, number(entry.logprob), top)
-
-    def _append(
-        self, into: dict[str, list[Any]], text: str, logprob: float | None, top: dict[str, float] | None
-    ) -> None:
-        into["tokens"].append(text)
-        into["token_logprobs"].append(logprob)
-        into["top_logprobs"].append(top)
-        into["text_offset"].append(self._offset)
-        self._offset += len(text)
+        return top

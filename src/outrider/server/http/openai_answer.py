@@ -52,6 +52,10 @@ class OpenAIAnswer(Answer):
     def empty_choice(self, sample: Sample) -> dict[str, Any]:
         """The choice of a chunk without text, which is sent for its `outrider` object."""
 
+    def opening_members(self, sample: Sample) -> dict[str, Any]:
+        """Further members of the chunk with a sample's opening choice."""
+        return {}
+
     def num_tokens(self, sample: Sample) -> int:
         """Tokens of a sample that count as completion tokens."""
         return sample.num_tokens
@@ -65,13 +69,15 @@ class OpenAIAnswer(Answer):
             if self._explains:
                 choice["outrider"] = self._explained(sample, sample.tokens, sample.end)
             choices.append(choice)
-        return {**self._head(self.object_name), "choices": choices, "usage": self._usage()}
+        # Null as in vLLM's answers, where OpenAI's clients look for them.
+        absent = {"service_tier": None, "kv_transfer_params": None}
+        return {**self._head(self.object_name), **absent, "choices": choices, "usage": self._usage()}
 
     def chunks(self, sample: Sample, tokens: Sequence[TokenEvent]) -> Iterator[bytes]:
         if sample.index not in self._opened:
             self._opened.add(sample.index)
             if (opening := self.opening_choice(sample)) is not None:
-                yield self._chunk(opening, None)
+                yield self._chunk(opening, None, **self.opening_members(sample))
         choice = self.choice(sample, tokens, sample.end)
         explained = self._explained(sample, tokens, sample.end) if self._explains else None
         if choice is not None or explained is not None:
@@ -88,8 +94,8 @@ class OpenAIAnswer(Answer):
 
     # --- Parts -------------------------------------------------------------------------------------
 
-    def _chunk(self, choice: dict[str, Any], explained: dict[str, Any] | None) -> bytes:
-        chunk = {**self._head(self.chunk_object_name), "choices": [choice]}
+    def _chunk(self, choice: dict[str, Any], explained: dict[str, Any] | None, **members: Any) -> bytes:
+        chunk = {**self._head(self.chunk_object_name), "choices": [choice], **members}
         if self._usage_at_end:
             chunk["usage"] = self._usage() if self._usage_in_chunks else None
         if explained is not None:
