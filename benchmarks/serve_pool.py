@@ -173,12 +173,12 @@ def malformed() -> list[Refused]:
 
 _HI = {"role": "user", "content": "Hi."}
 _BAD_FIELDS: tuple[dict[str, Any], ...] = (
-    {"temperature": -1}, {"temperature": "hot"}, {"top_p": 0}, {"n": 0}, {"n": 10_000}, {"max_tokens": -1},
+    {"temperature": -1}, {"temperature": "hot"}, {"top_p": 0}, {"n": 0}, {"n": 10_000}, {"max_tokens": -2},
     {"max_tokens": 1.5}, {"nonsense": 1}, {"logit_bias": {"999999999": 1}}, {"logit_bias": {"a": 1}},
     {"stop": [5]}, {"seed": 2**70}, {"regex": "("}, {"grammar": "start: <"},
     {"json_schema": {"type": "horse"}},
     {"choice": []}, {"regex": "a", "choice": ["b"]}, {"speculative": {"method": "horse"}},
-    {"response_format": {"type": "horse"}}, {"store": True}, {"min_p": 2}, {"logprobs": 10_000},
+    {"response_format": {"type": "horse"}}, {"audio": {"voice": "x"}}, {"min_p": 2}, {"logprobs": 10_000},
 )  # fmt: skip
 
 

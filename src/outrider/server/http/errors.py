@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -100,9 +101,11 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def elsewhere(path: str, known: Sequence[str]) -> str:
-    """For a path at which there is nothing: where a known one is that it ends with, or that is near. "" for
-    none."""
+    """For a path at which there is nothing: where a known one is that differs by a letter or two, or that it
+    ends with, or that is near. "" for none."""
     cut = path[:200].rstrip("/")
+    if found := difflib.get_close_matches(cut, known, n=1, cutoff=0.95):
+        return f" (did you mean {found[0]!r}?)"
     for other in sorted(known, key=len, reverse=True):
         ending = other.removeprefix("/v1")
         if len(ending) > 1 and cut.endswith(ending):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -19,7 +20,7 @@ from outrider.server.http.dialects.ollama.fields import (
     OllamaShowRequest,
 )
 from outrider.server.http.dialects.ollama.translate import chat_request, generate_request, model_name
-from outrider.server.http.errors import ApiError, json_response
+from outrider.server.http.errors import ApiError, elsewhere, json_response
 from outrider.server.http.generation import respond
 from outrider.server.http.openapi import answers
 from outrider.server.http.service import Service
@@ -76,8 +77,9 @@ def _add(app: FastAPI, service: Service) -> None:
         "/api/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False
     )
     async def other(path: str = "") -> Response:
-        reason = _REFUSED.get(path.partition("/")[0], "there is nothing")
-        raise ApiError(404, f"/api/{path[:100]}: {reason}")
+        known = [route.path for route in app.routes if isinstance(route, APIRoute) and "{" not in route.path]
+        nothing = f"there is nothing{elsewhere(f'/api/{path}', known)}"
+        raise ApiError(404, f"/api/{path[:100]}: {_REFUSED.get(path.partition('/')[0], nothing)}")
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
