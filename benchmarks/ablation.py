@@ -171,8 +171,9 @@ def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
         "looking up and planning cost or save, what several requests at once need, and what a machine's "
         "changing speed calls for (the exploration budget, what the cost curve learns) are not shown. The "
         "prompts are short; prompt truncation pays on long ones.",
-        markdown_table(lines),
     ]
+    if len(lines) > 1:
+        found.append(markdown_table(lines))
     if len(several) > 1:
         found += ["## Several at once", markdown_table(several)]
     return "\n\n".join(found) + "\n"
