@@ -93,14 +93,8 @@ def measure(
             found.append(entry(workload, temperature))
             probes.append(machine.probe())
             found[-1]["drift"] = machine.drift(probes[-2], probes[-1])
-    drift = max(machine.drift(probes[0], probe) for probe in probes[1:])
     return {
-        "machine": {
-            **machine.describe(base.config.threads),
-            "probe": {
-                "before": probes[0], "after": probes[-1], "drift": drift, "steady": drift <= UNSTEADY,
-            },
-        },
+        "machine": {**machine.describe(base.config.threads), "probe": _steadiness(probes)},
         "models": {k: v for p in pipelines.values() for k, v in p.models.items() if v is not None},
         "workloads": found,
         "geomean": _means(found),
@@ -109,6 +103,12 @@ def measure(
             for t in dict.fromkeys(w["temperature"] for w in found)
         },
     }  # fmt: skip
+
+
+def _steadiness(probes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The first and the last probe, and the largest change of any against the first."""
+    drift = max(machine.drift(probes[0], probe) for probe in probes[1:])
+    return {"before": probes[0], "after": probes[-1], "drift": drift, "steady": drift <= UNSTEADY}
 
 
 def _means(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
