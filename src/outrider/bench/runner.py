@@ -105,7 +105,7 @@ def measure(
     }  # fmt: skip
 
 
-def _steadiness(probes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def _steadiness(probes: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The first and the last probe, and the largest change of any against the first."""
     drift = max(machine.drift(probes[0], probe) for probe in probes[1:])
     return {"before": probes[0], "after": probes[-1], "drift": drift, "steady": drift <= UNSTEADY}
