@@ -67,7 +67,8 @@ class _Rewriter:
     document as it was given, where nothing is closed."""
 
     def __init__(self, schema: Schema) -> None:
-        self._given, self.root = schema, copy.deepcopy(schema)
+        text = json.dumps(schema)  # (a copy in which no two places share an object, which Python's may)
+        self._given, self.root = json.loads(text), json.loads(text)
         self._done: dict[int, Schema] = {}  # rewritten parts by id; they are kept, so that no id is reused
         self._copied = self._arrays = 0
         self._rewrite(self.root)
