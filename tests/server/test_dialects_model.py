@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,9 +10,7 @@ import ollama
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.config.engine import parse_engine
-from outrider.pipeline import build
-from tests.server.http_support import MODEL, Running, running
+from tests.server.http_support import MODEL, Running
 
 pytestmark = pytest.mark.model
 
@@ -25,13 +21,6 @@ SCHEMA: Any = {
     "required": ["city"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def model(default_model: Path) -> Iterator[Running]:
-    pipeline = build(parse_engine(str(default_model), "auto", max_num_seqs=4, max_model_len=1024))
-    with running(pipeline) as made:
-        yield made
 
 
 def test_all_dialects_give_the_same_text(model: Running) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.config.engine import parse_engine
-from outrider.pipeline import build
-from tests.server.http_support import MODEL, Running, running
+from tests.server.http_support import MODEL, Running
 
 pytestmark = pytest.mark.model
 
@@ -32,13 +28,6 @@ WEATHER = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def model(default_model: Path) -> Iterator[Running]:
-    pipeline = build(parse_engine(str(default_model), "auto", max_num_seqs=4, max_model_len=1024))
-    with running(pipeline) as made:
-        yield made
 
 
 def chat(model: Running, **arguments: Any) -> Any:

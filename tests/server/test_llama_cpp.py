@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import openai
 import pytest
 
 from outrider.server.http.dialects.refused import REFUSED
-from tests.server.dialect_support import TEMPLATE, scripted
+from tests.server.dialect_support import scripted
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 FEW: dict[str, Any] = {"prompt": "the fox", "n_predict": 20, "seed": 4, "ignore_eos": True}
@@ -36,12 +35,6 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     assert set(found) == {"code", "message", "type"}
     assert found["code"] == status
     return found
-
-
-@pytest.fixture(scope="module")
-def templated(roomy_file: Path) -> Iterator[Running]:
-    with running(toy_pipeline(roomy_file), chat_template=TEMPLATE) as made:
-        yield made
 
 
 def test_the_text_is_that_of_the_other_paths(server: Running) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import anthropic
 import httpx
 import pytest
 
-from tests.server.dialect_support import TEMPLATE, THINKING, scripted
+from tests.server.dialect_support import TEMPLATE, scripted
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 HI: Any = [{"role": "user", "content": "the fox"}]
@@ -61,18 +60,6 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     assert set(document["error"]) == {"type", "message"}
     found: dict[str, Any] = document["error"]
     return found
-
-
-@pytest.fixture(scope="module")
-def templated(roomy_file: Path) -> Iterator[Running]:
-    with running(toy_pipeline(roomy_file), chat_template=TEMPLATE) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def thinking(roomy_file: Path) -> Iterator[Running]:
-    with running(toy_pipeline(roomy_file), chat_template=THINKING) as made:
-        yield made
 
 
 def test_the_text_is_that_of_the_other_paths(server: Running) -> None:

@@ -12,7 +12,7 @@ import httpx
 import ollama
 import pytest
 
-from tests.server.dialect_support import TEMPLATE, THINKING, scripted
+from tests.server.dialect_support import scripted
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 HI: Any = [{"role": "user", "content": "the fox"}]
@@ -57,18 +57,6 @@ def error_of(answer: httpx.Response, status: int) -> str:
     assert isinstance(message, str)
     assert "\n" not in message
     return message
-
-
-@pytest.fixture(scope="module")
-def templated(roomy_file: Path) -> Iterator[Running]:
-    with running(toy_pipeline(roomy_file), chat_template=TEMPLATE) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def thinking(roomy_file: Path) -> Iterator[Running]:
-    with running(toy_pipeline(roomy_file), chat_template=THINKING) as made:
-        yield made
 
 
 def test_the_text_is_that_of_the_other_paths(server: Running) -> None:

@@ -14,15 +14,9 @@ from outrider.server.http import chat
 from outrider.server.http.page import TYPES
 from outrider.server.settings import STATIC
 from tests.server.http_support import Running, running, toy_pipeline
-from tests.server.page_support import Page, browser, writer
+from tests.server.page_support import Page, writer
 
 HTML = "<img src=x onerror=boom()><script>boom()</script>&amp; "
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Page]:
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 
 from outrider.server.http import chat
 from tests.server.http_support import Running, running
-from tests.server.page_support import Page, browser, writer
+from tests.server.page_support import Page, writer
 
 ANSWER = """\
 ## Sums
@@ -47,12 +47,6 @@ HOSTILE = """\
 <details open ontoggle="window.boomed = 1"><form action="/v1/models">
 <input autofocus onfocus="window.boomed = 1">
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Page]:
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.server.http_support import Running, running, toy_pipeline
-from tests.server.page_support import Page, browser, writer
+from tests.server.page_support import Page, writer
 
 SIZES = {390: (390, 844), 1280: (1280, 800), 1440: (1440, 900)}
 NAMES = {
@@ -39,12 +39,6 @@ def f(x):
 |---|--:|
 | 1 | 2 |
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Page]:
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pydantic import BaseModel
 
 from outrider.server.http.dialects.responses.store import ResponseStore
 from outrider.server.http.errors import ApiError
-from tests.server.dialect_support import TEMPLATE, THINKING, scripted
+from tests.server.dialect_support import scripted
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 WEATHER: Any = {
@@ -47,18 +46,6 @@ def stream(server: Running, **arguments: Any) -> tuple[list[Any], Any]:
         found = list(events)
         last: Any = getattr(found[-1], "response")  # noqa: B009
         return found, events.get_final_response() if last.status == "completed" else last
-
-
-@pytest.fixture(scope="module")
-def templated(roomy_file: Path) -> Iterator[Running]:
-    with running(toy_pipeline(roomy_file), chat_template=TEMPLATE) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def thinking(roomy_file: Path) -> Iterator[Running]:
-    with running(toy_pipeline(roomy_file), chat_template=THINKING) as made:
-        yield made
 
 
 def test_the_text_is_that_of_the_other_paths(server: Running) -> None:
