@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from outrider import memory
@@ -92,8 +91,3 @@ class Renderer:
         """The prompt for `LLM.stream`. Raises PromptError or ConfigError as `ChatTemplate.render` does."""
         text = self._template.render(messages)
         return {"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, add_special=False)}
-
-
-def chat_config(config: EngineConfig) -> EngineConfig:
-    """The configuration of a chat: one sequence at a time."""
-    return replace(config, max_num_seqs=1)

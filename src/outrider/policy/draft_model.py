@@ -31,21 +31,20 @@ class DraftModelState:
 
     first, sibling, lookahead: its own part of the source's acceptance rates.
     confidence:  the target's, in this text.
-    unprocessed: tokens that the draft model would have had to process first in the last step.
     pass_seconds: decayed seconds of its draft passes after the first, and what they would have been with a
                  pass for each token.
     """
 
     __slots__ = (
         *("confidence", "first", "lookahead", "num_probes", "pass_seconds"),
-        *("prefill", "probes", "sibling", "unprocessed"),
+        *("prefill", "probes", "sibling"),
     )
 
     def __init__(self, tuning: Tuning) -> None:
         self.first, self.sibling, self.lookahead = RequestRates(), RequestRates(), RequestRates()
         self.confidence, self.prefill = TextConfidence(), PrefillState()
         self.probes = ProbeSchedule(tuning)
-        self.num_probes = self.unprocessed = 0
+        self.num_probes = 0
         self.pass_seconds = [0.0, 0.0]
 
 

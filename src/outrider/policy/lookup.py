@@ -13,17 +13,15 @@ from outrider.policy.tuning import DEFAULT, Tuning
 class LookupState:
     """One request.
 
-    found:    steps in which the drafter found something.
     offered:  what it proposed in this step, and how many nodes of it were considered; until they are learned
               from.
     """
 
-    __slots__ = ("found", "offered", "probes", "rates")
+    __slots__ = ("offered", "probes", "rates")
 
     def __init__(self, tuning: Tuning) -> None:
         self.rates = RequestRates()
         self.probes = ProbeSchedule(tuning)
-        self.found = 0
         self.offered: tuple[Lookup, int] | None = None
 
 

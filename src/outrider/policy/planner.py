@@ -164,15 +164,11 @@ class Planner:
     def _offered(self, query: DraftQuery) -> DraftPlan:
         """The ready proposals of one request, with calibrated probabilities."""
         state, plan = query.state, DraftPlan()
-        for name, model in state.models.items():
-            model.unprocessed = query.unprocessed(name) or 0
         for proposal in query.proposals:
             name, tree = proposal.source, proposal.tree
             if tree is None or not tree.tokens:
                 continue
-            lookup = state.lookups[name]
-            lookup.found += 1
-            weighted, paths = self.lookups[name].weigh(lookup, tree, query.budget)
+            weighted, paths = self.lookups[name].weigh(state.lookups[name], tree, query.budget)
             plan.ready.append(weighted)
             if len(plan.ready) == 1:
                 p, sources = weighted.probabilities, [(name,)] * len(paths)

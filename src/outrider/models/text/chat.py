@@ -17,6 +17,10 @@ from outrider.models.text.tokenizer import Tokenizer
 
 START_SECONDS = 60.0  # to start Python and import jinja2 on a heavily loaded machine
 MEMORY_BYTES = 1 << 30
+# Variables of a template that callers do not set as they like.
+RESERVED = {"messages", "tools", "add_generation_prompt", "documents", "chat_template"}
+
+_MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
 
 
 class ChatTemplate:
@@ -100,6 +104,14 @@ class ChatTemplate:
             f"the model's chat template failed: {_line(found['failed'])};"
             " give a plain prompt instead of messages"
         )
+
+    def render_unfinished(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str | None:
+        """The prompt up to the end of the last message, which the model continues. Its content is text, of
+        which no template trims the end. None when the template leaves the message out. Raises as `render`."""
+        last = messages[-1]
+        marked = [*messages[:-1], {**last, "content": last["content"] + _MARK}]
+        text, mark, _ = self.render(marked, add_generation_prompt=False, **variables).rpartition(_MARK)
+        return text if mark else None
 
     def close(self) -> None:
         """End the process. A later `render` starts a new one."""

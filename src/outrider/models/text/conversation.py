@@ -10,15 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.errors import ConfigError, PromptError
-from outrider.models.text.chat import ChatTemplate
+from outrider.models.text.chat import RESERVED, ChatTemplate
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.models.text.tool_words import describe_in_words
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 MAX_TEMPLATES = 4  # compiled templates that are kept, besides the model's own
-
-_MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
-_RESERVED = {"messages", "tools", "add_generation_prompt", "documents", "chat_template"}
 
 
 class Conversations:
@@ -86,9 +83,8 @@ class Conversations:
         last = made[-1] if made else {}
         if not isinstance(last.get("content"), str):
             raise PromptError("continue_final_message needs a last message with text")
-        made[-1] = {**last, "content": last["content"] + _MARK}
-        text, mark, _ = template.render(made, add_generation_prompt=False, **given).rpartition(_MARK)
-        if not mark:
+        text = template.render_unfinished(made, **given)
+        if text is None:
             raise PromptError("the chat template leaves the last message out, so it cannot be continued")
         return text
 
@@ -116,7 +112,7 @@ def _variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
     if variables is not None and not isinstance(variables, Mapping):
         raise ConfigError(f"chat_template_kwargs must be a mapping, not {type(variables).__name__}")
     for name in variables or ():
-        if not isinstance(name, str) or name in _RESERVED or not name.isidentifier():
+        if not isinstance(name, str) or name in RESERVED or not name.isidentifier():
             raise ConfigError(f"chat_template_kwargs has {name!r}, which is not its to set")
     return dict(variables or {})
 

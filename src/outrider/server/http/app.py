@@ -121,9 +121,8 @@ def _errors(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        known = [path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))]
         message = {
-            404: f"there is nothing at {request.url.path[:200]}{elsewhere(request.url.path, known)}",
+            404: f"there is nothing at {request.url.path[:200]}{elsewhere(request.url.path, app.routes)}",
             405: f"{request.method} is not possible at {request.url.path[:200]}",
         }.get(error.status_code, str(error.detail))
         return answer(request, ApiError(error.status_code, message, headers=error.headers))

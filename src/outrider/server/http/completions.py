@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from outrider.decoding.events import FinishEvent, TokenEvent
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.server.http import sampling_fields
 from outrider.server.http.disconnect import while_connected
 from outrider.server.http.errors import bad
@@ -31,9 +32,23 @@ async def completions(service: Service, http: HttpRequest, body: CompletionReque
 def parse(service: Service, arrival: Arrival, body: CompletionRequest) -> GenerationRequest:
     """The inner request. Raises ApiError and OutriderError."""
     params = sampling_fields.completion_params(body, service.sampling)
+    return generation(service, arrival, body, params)
+
+
+def generation(
+    service: Service,
+    arrival: Arrival,
+    body: CompletionRequest,
+    params: SamplingParams,
+    ids: Sequence[Sequence[int]] | None = None,
+) -> GenerationRequest:
+    """The inner request with these parameters. ids: of the prompts, in place of the request's `prompt`.
+    Raises ApiError and OutriderError."""
     drafting = sampling_fields.draft_fields(body, service.pipeline)
-    special = body.add_special_tokens is not False
-    ids = [p if isinstance(p, list) else service.encode(p, add_special=special) for p in prompts(body.prompt)]
+    if ids is None:
+        special = body.add_special_tokens is not False
+        given = prompts(body.prompt)
+        ids = [p if isinstance(p, list) else service.encode(p, add_special=special) for p in given]
     return service.generation_request(
         arrival,
         "cmpl",

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.models.text.chat import RESERVED
 from outrider.models.text.tool_words import describe_in_words
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import Message, Tool
 from outrider.server.http.tool_call_scanner import decoded
 
-_MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_RESERVED = {"messages", "tools", "add_generation_prompt", "documents", "chat_template"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +63,8 @@ def render(templates: ChatTemplates, conversation: Conversation) -> str:
     last = messages[-1]
     if not isinstance(last.get("content"), str):
         raise bad("continue_final_message needs a last message with text", "continue_final_message")
-    messages[-1] = {
-        **last,
-        "content": last["content"] + _MARK,
-    }  # so that no template trims the end of the content
-    text, mark, _ = template.render(messages, add_generation_prompt=False, **variables).rpartition(_MARK)
-    if not mark:
+    text = template.render_unfinished(messages, **variables)
+    if text is None:
         raise bad("the model's chat template leaves the last message out", "continue_final_message")
     return text
 
@@ -78,7 +73,7 @@ def _variables(conversation: Conversation, source: str) -> dict[str, Any]:
     """Variables for a template with this source. Raises ApiError for those that a request may not set."""
     variables = dict(conversation.variables or {})
     for name in variables:
-        if name in _RESERVED or not name.isidentifier():
+        if name in RESERVED or not name.isidentifier():
             raise bad(
                 f"chat_template_kwargs has {name[:80]!r}, which is not its to set", "chat_template_kwargs"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -100,10 +100,11 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return bad(f"{param}: {message}", param)
 
 
-def elsewhere(path: str, known: Sequence[str]) -> str:
+def elsewhere(path: str, routes: Iterable[object]) -> str:
     """For a path at which there is nothing: where a known one is that differs by a letter or two, or that it
     ends with, or that is near. "" for none."""
     cut = path[:200].rstrip("/")
+    known = [other for route in routes if "{" not in (other := getattr(route, "path", "{"))]
     if found := difflib.get_close_matches(cut, known, n=1, cutoff=0.95):
         return f" (did you mean {found[0]!r}?)"
     for other in sorted(known, key=len, reverse=True):

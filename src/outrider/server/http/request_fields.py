@@ -34,12 +34,13 @@ class Accepted:
 
 
 def _values(*values: object) -> Accepted:
-    """These JSON values. Numbers are equal by value, so that 1 is also 1.0, but not true."""
+    """These JSON values."""
     words = ", ".join(f"`{json.dumps(value)}`" for value in values)
-    return Accepted(words, lambda given: any(_same(given, value) for value in values))
+    return Accepted(words, lambda given: any(same(given, value) for value in values))
 
 
-def _same(one: object, other: object) -> bool:
+def same(one: object, other: object) -> bool:
+    """Whether two JSON values are equal: 1 is also 1.0, but not true."""
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 

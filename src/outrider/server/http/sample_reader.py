@@ -11,8 +11,8 @@ from outrider.models.text.tokenizer import Tokenizer
 from outrider.server.http import sampling_fields, tools
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.tool_forms import calls_are_marked
-from outrider.server.http.tool_parser import ToolCall, ToolParser
+from outrider.server.http.tool_forms import calls_are_marked, special_token
+from outrider.server.http.tool_parser import ToolCall, ToolParser, overlap
 
 THINK, THOUGHT = "<think>", "</think>"
 _TAIL = 16  # tokens of a prompt's end that may open the reasoning
@@ -25,8 +25,7 @@ def thinks(template: str | None) -> bool:
 
 def think_marks_are_special(tokenizer: Tokenizer) -> bool:
     """Whether the marks are special tokens, which are not part of a text by default."""
-    ids = tokenizer.encode(THINK, add_special=False)
-    return len(ids) == 1 and tokenizer.is_special(ids[0])
+    return special_token(tokenizer, THINK) is not None
 
 
 class ReasoningReader:
@@ -89,19 +88,13 @@ class ReasoningReader:
             self._state, self._held = "after", after
             decided = before.rstrip()
         else:
-            keep = _overlap(before, THOUGHT)
+            keep = overlap(before, THOUGHT)
             decided = before[: len(before) - keep].rstrip()
             self._held = before[len(decided) :]
         if not self._begun:
             decided = decided.lstrip()
         self._begun = self._begun or bool(decided)
         return decided
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest suffix of a text that is a prefix of the mark, and not all of it."""
-    sizes = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
 
 @dataclass(slots=True)

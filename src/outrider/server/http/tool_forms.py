@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.tool_words import CLOSE, OPEN
 
 Family: TypeAlias = Literal["hermes", "llama3_json", "mistral"]
 FAMILIES: tuple[Family, ...] = ("hermes", "llama3_json", "mistral")
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MISTRAL_OPEN = "[TOOL_CALLS]"
 PYTHON_TAG = "<|python_tag|>"
 _TAGS = ("tools", "function_call", "tool", "response", "json", "JSON", "xml")
@@ -117,9 +117,10 @@ def special_marks(tokenizer: Tokenizer, family: Family) -> dict[str, int]:
     """Those of a family's marks that are special tokens, which a text leaves out by default, with their
     ids."""
     marks = {"hermes": (OPEN, CLOSE), "llama3_json": (), "mistral": (MISTRAL_OPEN,)}[family]
-    found = {}
-    for mark in marks:
-        ids = tokenizer.encode(mark, add_special=False)
-        if len(ids) == 1 and tokenizer.is_special(ids[0]):
-            found[mark] = ids[0]
-    return found
+    return {mark: token for mark in marks if (token := special_token(tokenizer, mark)) is not None}
+
+
+def special_token(tokenizer: Tokenizer, text: str) -> int | None:
+    """The id of the special token with this text; None if there is none."""
+    ids = tokenizer.encode(text, add_special=False)
+    return ids[0] if len(ids) == 1 and tokenizer.is_special(ids[0]) else None

@@ -14,19 +14,18 @@ from typing import Any
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
 from outrider.json_schema import prepared
+from outrider.models.text.tool_words import CLOSE, OPEN
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.protocol import Tool
 from outrider.server.http.tool_forms import (
     AFTER_CALL,
     ARGUMENTS_KEY,
     BLANKS,
-    CLOSE,
     CONTINUED,
     ENFORCED_MARKS,
     ENFORCED_STARTS,
     MISTRAL_OPEN,
     NAME_KEY,
-    OPEN,
     Family,
 )
 from outrider.server.http.tools import ToolUse

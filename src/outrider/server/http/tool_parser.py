@@ -191,7 +191,7 @@ class ToolParser:
             self._begin(opening, self._held[len(text) : found.end()], self._held[found.end() :])
             self._add_text(out, text)
             return True
-        keep = max((_overlap(self._held, opening.mark) for opening in openings), default=0)
+        keep = max((overlap(self._held, opening.mark) for opening in openings), default=0)
         size = len(self._held[: len(self._held) - keep].rstrip() if openings else self._held)
         self._add_text(out, self._held[:size])  # blanks may precede a call
         self._held = self._held[size:]
@@ -340,7 +340,7 @@ class ToolParser:
     def _pass_on(self, mark: str, out: Parsed) -> bool:
         """Hand on what follows where a reported call is no JSON, up to its closing mark."""
         at = self._held.find(mark) if mark else -1
-        size = at if at >= 0 else len(self._held) - (0 if self._ended else _overlap(self._held, mark))
+        size = at if at >= 0 else len(self._held) - (0 if self._ended else overlap(self._held, mark))
         self._add_arguments(out, self._held[:size])
         self._held = self._held[size:]
         if at >= 0:
@@ -401,8 +401,8 @@ def _begins(mark: str, text: str) -> bool:
     return mark.startswith(text) and text != mark
 
 
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest suffix of a text that is a prefix of the mark."""
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest suffix of a text that is a prefix of the mark, and not all of it."""
     for size in range(min(len(text), len(mark) - 1), 0, -1):
         if mark.startswith(text[-size:]):
             return size

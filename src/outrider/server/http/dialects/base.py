@@ -8,10 +8,11 @@ from typing import Any, ClassVar, TypeAlias
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
 
 from outrider.errors import nearest
 from outrider.server.http.errors import ApiError
+from outrider.server.http.request_fields import same
+from outrider.server.http.request_translation import field_error
 from outrider.server.http.service import Service
 
 ANYTHING = object()  # in a list of neutral values: every value is
@@ -66,22 +67,9 @@ class Fields(BaseModel):
                 continue
             elif name not in cls.neutral:
                 hint = nearest(str(name), [*known, *cls.neutral])
-                raise complaint(str(name), f"unknown field {str(name)[:80]!r}{hint}")
-            elif value is not None and not _is_neutral(cls.neutral[name][0], value):
-                reason = cls.neutral[name][1]
-                raise complaint(name, f"{name} is refused: {reason}")
+                raise field_error(str(name), f"unknown field {str(name)[:80]!r}{hint}")
+            elif value is not None:
+                values, reason = cls.neutral[name]
+                if ANYTHING not in values and not any(same(value, neutral) for neutral in values):
+                    raise field_error(name, f"{name} is refused: {reason}")
         return kept
-
-
-def _is_neutral(values: tuple[object, ...], value: object) -> bool:
-    if ANYTHING in values:
-        return True
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    same = (v for v in values if type(v) is type(value) or (number and not isinstance(v, bool)))
-    return any(value == v for v in same)
-
-
-def complaint(field: str, message: str) -> PydanticCustomError:
-    """An error about one field of an object, in the form that `errors.invalid` knows. (The message is passed
-    in the context, because pydantic formats the template.)"""
-    return PydanticCustomError("field", "{message}", {"message": message, "field": field[:80]})

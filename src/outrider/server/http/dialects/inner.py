@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
-from outrider.server.http import chat, sampling_fields
-from outrider.server.http.completions import prompts
+from outrider.server.http import chat, completions, sampling_fields
 from outrider.server.http.disconnect import while_connected
 from outrider.server.http.errors import invalid
 from outrider.server.http.generation_request import Arrival, GenerationRequest
@@ -66,6 +65,14 @@ async def prepare(
     return dataclasses.replace(request, id=id_prefix + request.id.partition("-")[2])
 
 
+async def count_tokens(service: Service, body: ChatRequest) -> int:
+    """The tokens of the prompt that a conversation becomes. Raises ApiError and OutriderError."""
+    ids = await service.workers.run_in_worker(
+        lambda: service.encode(chat.prompt_text(service, body), add_special=False)
+    )
+    return len(ids)
+
+
 def _shown(service: Service, body: ChatRequest) -> ChatRequest:
     """The request with the marks of reasoning in its text, where they are special tokens."""
     if _thinks(service, body) and think_marks_are_special(service.tokenizer):
@@ -87,23 +94,7 @@ def _parse_text(
     rules = service.sampling
     most = rules.defaults.values.get("max_tokens") if body.max_tokens is None else body.max_tokens
     params = sampling_fields.sampling_params(body, rules, max_tokens=most, logprobs=body.logprobs)
-    special = body.add_special_tokens is not False
-    ids = (
-        encode()
-        if encode is not None
-        else [
-            p if isinstance(p, list) else service.encode(p, add_special=special) for p in prompts(body.prompt)
-        ]
-    )
-    return service.generation_request(
-        arrival,
-        "cmpl",
-        ids,
-        params,
-        stream=bool(body.stream),
-        cache_salt=body.cache_salt,
-        **sampling_fields.draft_fields(body, service.pipeline),
-    )
+    return completions.generation(service, arrival, body, params, None if encode is None else encode())
 
 
 def block_reader(service: Service, body: ChatRequest, request: GenerationRequest) -> BlockReader:

@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from outrider.server.http.errors import ApiError
 
-_EMBEDDINGS = "this server writes text; it computes no embeddings"
+NO_EMBEDDINGS = "this server writes text; it computes no embeddings"
 _RANKS = "this server writes text; it ranks and scores no documents"
 _TEXT = "this server reads and writes text only"
 _CHOSEN = "the model and its adapters are chosen when the server starts"
 REFUSED = {
-    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding", "/pooling"), _EMBEDDINGS),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding", "/pooling"), NO_EMBEDDINGS),
     **dict.fromkeys(
         ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking", "/v1/score", "/score"), _RANKS
     ),

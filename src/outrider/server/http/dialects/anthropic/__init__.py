@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from outrider.server.http.chat import prompt_text
 from outrider.server.http.dialects import inner
 from outrider.server.http.dialects.anthropic.answer import MessageAnswer, error_document
 from outrider.server.http.dialects.anthropic.fields import CountRequest, MessagesRequest
@@ -69,11 +68,7 @@ def _add(app: FastAPI, service: Service) -> None:
     )
     async def count_tokens(body: CountRequest) -> Response:
         service.model.check_name(body.model)
-        chat = chat_request(service, body)
-        ids = await service.workers.run_in_worker(
-            lambda: service.encode(prompt_text(service, chat), add_special=False)
-        )
-        return json_response({"input_tokens": len(ids)})
+        return json_response({"input_tokens": await inner.count_tokens(service, chat_request(service, body))})
 
 
 DIALECT = Dialect(

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from outrider.server.http.dialects.base import ANY, Fields, Neutral, complaint
+from outrider.server.http.dialects.base import ANY, Fields, Neutral
 from outrider.server.http.protocol import Speculative
+from outrider.server.http.request_translation import field_error
 
 _TEXT_ONLY = "this server reads text only"
 
@@ -19,7 +20,7 @@ def only_types(known: Collection[str], what: str, why: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, Mapping) else None
         if isinstance(kind, str) and kind not in known:
-            raise complaint("type", f"{what} of type {kind[:60]!r} is refused: {why}")
+            raise field_error("type", f"{what} of type {kind[:60]!r} is refused: {why}")
         return value
 
     return BeforeValidator(check)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -20,6 +19,7 @@ from outrider.server.http.dialects.ollama.fields import (
     OllamaShowRequest,
 )
 from outrider.server.http.dialects.ollama.translate import chat_request, generate_request, model_name
+from outrider.server.http.dialects.refused import NO_EMBEDDINGS
 from outrider.server.http.errors import ApiError, elsewhere, json_response
 from outrider.server.http.generation import respond
 from outrider.server.http.openapi import answers
@@ -28,8 +28,7 @@ from outrider.version import __version__
 
 _FIXED = "the model is chosen when the server starts"
 _REFUSED = {
-    "embed": "this server writes text; it computes no embeddings",
-    "embeddings": "this server writes text; it computes no embeddings",
+    **dict.fromkeys(("embed", "embeddings"), NO_EMBEDDINGS),
     **dict.fromkeys(("pull", "push", "create", "copy", "delete", "blobs"), _FIXED),
 }
 
@@ -77,8 +76,7 @@ def _add(app: FastAPI, service: Service) -> None:
         "/api/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False
     )
     async def other(path: str = "") -> Response:
-        known = [route.path for route in app.routes if isinstance(route, APIRoute) and "{" not in route.path]
-        nothing = f"there is nothing{elsewhere(f'/api/{path}', known)}"
+        nothing = f"there is nothing{elsewhere(f'/api/{path}', app.routes)}"
         raise ApiError(404, f"/api/{path[:100]}: {_REFUSED.get(path.partition('/')[0], nothing)}")
 
 

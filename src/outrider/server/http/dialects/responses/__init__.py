@@ -8,7 +8,6 @@ from fastapi import FastAPI, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from outrider.server.http.chat import prompt_text
 from outrider.server.http.dialects import inner
 from outrider.server.http.dialects.base import Dialect
 from outrider.server.http.dialects.responses.answer import ResponseAnswer
@@ -88,15 +87,13 @@ def _add_creation(app: FastAPI, service: Service, store: ResponseStore) -> None:
         summary="The number of tokens of a prompt",
         responses=answers(InputTokens),
     )
-    async def count(request: Request, body: PromptRequest) -> Response:
+    async def input_tokens(request: Request, body: PromptRequest) -> Response:
         service.model.check_name(body.model)
         space = namespace_of(request.state)
         history = store.history(space, body.previous_response_id)
         chat = chat_request(service, body, [*history, *input_items(store, space, body)])
-        ids = await service.workers.run_in_worker(
-            lambda: service.encode(prompt_text(service, chat), add_special=False)
-        )
-        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+        count = await inner.count_tokens(service, chat)
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
 def _add_stored(app: FastAPI, store: ResponseStore) -> None:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
-from outrider.server.http.dialects.base import ANY, Fields, Neutral, complaint
+from outrider.server.http.dialects.base import ANY, Fields, Neutral
 from outrider.server.http.protocol import Speculative
+from outrider.server.http.request_translation import field_error
 
 _STATUS: Mapping[str, Neutral] = {"status": ANY, "caller": ANY, "namespace": ANY, "phase": ANY}
 _INCLUDABLE = Literal[
@@ -45,7 +46,7 @@ class RefusalPart(_Sent):
 def _part_type(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if isinstance(kind, str) and kind not in ("input_text", "output_text", "text", "refusal"):
-        raise complaint("type", f"content of type {kind[:60]!r} is refused: this server reads text only")
+        raise field_error("type", f"content of type {kind[:60]!r} is refused: this server reads text only")
     return value
 
 
@@ -126,7 +127,7 @@ def _known_item(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if isinstance(kind, str) and kind not in _ITEMS:
         known = ", ".join(_ITEMS)
-        raise complaint("type", f"an item of type {kind[:60]!r} is refused: this server knows {known}")
+        raise field_error("type", f"an item of type {kind[:60]!r} is refused: this server knows {known}")
     return value
 
 
@@ -161,7 +162,7 @@ class FunctionTool(Fields):
 def _tool_type(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if isinstance(kind, str) and kind != "function":
-        raise complaint(
+        raise field_error(
             "type", f"a tool of type {kind[:60]!r} is refused: this server calls none itself; use function"
         )
     return value
