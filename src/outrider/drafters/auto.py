@@ -192,8 +192,8 @@ class _Step:
         return DraftQuery(job.state, job.budget, proposals, len(job.context.path))
 
     def _too_expensive(self, job: ProposeJob, source: str) -> Callable[[int], bool]:
-        planner, step = self.owner.planner, job.state.step
-        return lambda tokens: planner.prompt_too_expensive(source, tokens, step)
+        planner, state = self.owner.planner, job.state
+        return lambda tokens: planner.prompt_too_expensive(source, tokens, state)
 
     def draw(
         self, source: str, drawn: Sequence[tuple[ProposeJob, DraftQuery, DraftPlan]]

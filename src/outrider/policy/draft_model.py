@@ -33,11 +33,12 @@ class DraftModelState:
     confidence:  the target's, in this text.
     pass_seconds: decayed seconds of its draft passes after the first, and what they would have been with a
                  pass for each token.
+    truncated:   whether the draft model does not see the middle of the prompt.
     """
 
     __slots__ = (
         *("confidence", "first", "lookahead", "num_probes", "pass_seconds"),
-        *("prefill", "probes", "sibling"),
+        *("prefill", "probes", "sibling", "truncated"),
     )
 
     def __init__(self, tuning: Tuning) -> None:
@@ -46,6 +47,7 @@ class DraftModelState:
         self.probes = ProbeSchedule(tuning)
         self.num_probes = 0
         self.pass_seconds = [0.0, 0.0]
+        self.truncated = False
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +108,8 @@ class DraftModelSource:
         self.name, self.cost, self._tuning = name, cost, tuning
         self.target_confidence = TargetConfidence(tuning)
         self.first = AcceptanceRates(tuning.model_start, tuning.model_start_weight)  # of first choices
+        # Of first choices in requests whose prompt it does not see the middle of.
+        self.first_truncated = AcceptanceRates(tuning.model_start_truncated, tuning.model_start_weight)
         self.sibling = AcceptanceRates(tuning.sibling_start)  # of others, where those before are wrong
         self.lookahead = AcceptanceRates(tuning.lookahead_start)  # of lookups, as predictions of its tokens
         self.prefill = DraftPrefillPolicy(tuning)
@@ -117,6 +121,12 @@ class DraftModelSource:
     def begin(self) -> DraftModelState:
         self.first.begin_request()
         return DraftModelState(self._tuning)
+
+    def truncate(self, state: DraftModelState) -> None:
+        """The draft model will not see the middle of this request's prompt."""
+        if not state.truncated:
+            state.truncated = True
+            self.first_truncated.begin_request()
 
     def end(self, state: DraftModelState) -> None:
         self.prefill.end_request(state.prefill)
@@ -249,7 +259,10 @@ class DraftModelSource:
 
     def _rates(self, state: DraftModelState) -> ModelRates:
         prior_odds = self.target_confidence.prior_odds(state.confidence)
-        return ModelRates(self.first, state.first, self.sibling, state.sibling, prior_odds)
+        return ModelRates(self._first(state), state.first, self.sibling, state.sibling, prior_odds)
+
+    def _first(self, state: DraftModelState) -> AcceptanceRates:
+        return self.first_truncated if state.truncated else self.first
 
     # --- Lookahead ---------------------------------------------------------------------------------
 
@@ -337,7 +350,7 @@ class DraftModelSource:
             if node.model_rank and not node.sibling_rank and i not in within:
                 above = tree[node.parent].path_probability if node.parent >= 0 else 1.0
                 prior_odds = self.target_confidence.prior_odds(state.confidence)
-                self.first.observe_pruned(
+                self._first(state).observe_pruned(
                     state.first, node.model_rank, node.path_probability / above, prior_odds
                 )
                 return
@@ -353,7 +366,8 @@ class DraftModelSource:
             rank, confidence = node.sibling_rank, node.model_confidence
             if not rank:
                 prior_odds = self.target_confidence.prior_odds(state.confidence)
-                self.first.observe(state.first, node.model_rank, confidence, i in accepted, prior_odds)
+                first = self._first(state)
+                first.observe(state.first, node.model_rank, confidence, i in accepted, prior_odds)
                 self.target_confidence.observe_verified(state.confidence)
             elif right.get(node.parent, rank) >= rank:  # those before it are wrong
                 self.sibling.observe(state.sibling, rank, confidence, i in accepted)

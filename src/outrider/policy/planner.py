@@ -263,10 +263,16 @@ class Planner:
 
     # --- What the drafter asks as it carries the plan out --------------------------------------------
 
-    def prompt_too_expensive(self, source: str, tokens: int, step: StepContext) -> bool:
+    def prompt_too_expensive(self, source: str, tokens: int, state: RequestState) -> bool:
         """Whether a draft model would take so long over that many tokens of a prompt that in most texts the
-        drafts would not make up for more than the prompt's end is worth."""
-        return step.draw[source](tokens) > self.tuning.prefill_max_steps * step.plain
+        drafts would not make up for more than the prompt's end is worth: then it shall not see the middle,
+        and its drafts are expected to be the worse for it."""
+        step = state.step
+        assert step is not None
+        if step.draw[source](tokens) <= self.tuning.prefill_max_steps * step.plain:
+            return False
+        self.models[source].truncate(state.models[source])
+        return True
 
     # --- The trees ---------------------------------------------------------------------------------
 

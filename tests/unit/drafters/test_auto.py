@@ -265,7 +265,8 @@ def test_a_long_prompt_is_not_read_whole_where_that_takes_long() -> None:
         drafter = AutoDrafter(controller.planner, [], [model := DraftModelDrafter(draft())])
         prompt = [i % VOCAB for i in range(length)]
         context, state = begin(drafter, controller, prompt)
-        assert controller.planner.prompt_too_expensive(MODEL, length, controller.step) == (length == 230)
+        assert controller.planner.prompt_too_expensive(MODEL, length, state) == (length == 230)
+        assert state.models[MODEL].truncated == (length == 230)
         for _ in range(9):
             (found,) = drafter.propose([job(context, state)])
             if len(found):
