@@ -45,9 +45,9 @@ class Cursor:
             self.agreed = min(MAX_MATCH, self.agreed + 1)
 
     def resume(self, matches: Matches) -> None:
-        """Follow the prediction again, at the longest of these places, of equally long ones the nearest to
-        where the text left it."""
-        found = [(length, -abs(start - self.at), start) for start, length in matches.list()]
+        """Follow the prediction again, at the longest of these places; of equally long ones where the
+        agreement begins nearest to where the text left it."""
+        found = [(length, -abs(start - length - self.at), start) for start, length in matches.list()]
         if found:
             (self.agreed, _, self.at), self.follows = max(found), True
 
