@@ -83,8 +83,9 @@ def items(limit: int | None = None) -> list[Item]:
             ("docstring", f"Write a longer docstring for `{explained}`."),
             ("change", f"Change one thing: {change}."),
         ):
-            ask = f"{wish} Answer with the whole file and nothing else.\n\n```python\n{text}```"
-            found.append(Item(kind, Path(path).name, ask, text))
+            code = f"```python\n{text}```"  # as the models here answer
+            ask = f"{wish} Answer with the whole file and nothing else.\n\n{code}"
+            found.append(Item(kind, Path(path).name, ask, code))
     for name, (question, wish) in list(AGAIN.items())[:limit]:
         found.append(Item("again", name, f"{question} {wish}", None, question))
     return found

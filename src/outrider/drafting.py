@@ -31,7 +31,6 @@ from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
 from outrider.policy.planner import Planner
 from outrider.policy.report import Reporting
-from outrider.policy.tuning import DEFAULT
 
 Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
 """What a model's passes cost, with the logits of some vocabulary blocks (see `VocabSubsetModel`) or all."""
@@ -131,7 +130,7 @@ def make_drafting(
     prediction = PredictionDrafter(tree=verifier.trees)
     if isinstance(choice, AutoConfig):
         planner = Planner(cost())
-        planner.add_lookup(prediction.name, start=DEFAULT.prediction_start, optional=True)
+        planner.add_lookup(prediction.name, optional=True)
         if lookup is not None:
             planner.add_lookup(lookup.name)
         if model is not None and draft is not None:

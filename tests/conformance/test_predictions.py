@@ -30,7 +30,7 @@ EXACT = [(rule, params) for params in PARAMS for rule in VERIFIERS if rule == "c
 def auto() -> Drafter:
     """With costs that make drafting worth its while."""
     planner = Planner(CostModel({1: 1e-2, 16: 1.1e-2}))
-    planner.add_lookup("prediction", start=0.9, optional=True)
+    planner.add_lookup("prediction", optional=True)
     planner.add_lookup("suffix")
     return AutoDrafter(planner, [PredictionDrafter(), SuffixDrafter()], clock=tick())
 
@@ -114,7 +114,7 @@ def test_a_right_prediction_saves_passes_and_is_counted(maker: str) -> None:
                 assert accepted >= size // 2
                 assert accepted <= output.kinds.count("accepted")
             else:
-                assert rejected > 0
+                assert rejected > 0 or maker == "auto", "which soon drafts no more of it"
                 assert accepted < size // 2
 
 

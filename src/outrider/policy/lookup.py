@@ -28,16 +28,12 @@ class LookupState:
 class LookupSource:
     """One drafter, over all requests.
 
-    start:    acceptance probability before anything is known; None is that of a lookup.
     optional: it drafts for requests only that bring something to look up in; for others it is not spoken of.
     """
 
-    def __init__(
-        self, name: str, tuning: Tuning = DEFAULT, *, start: float | None = None, optional: bool = False
-    ) -> None:
+    def __init__(self, name: str, tuning: Tuning = DEFAULT, *, optional: bool = False) -> None:
         self.name, self.optional, self._tuning = name, optional, tuning
-        start = tuning.lookup_start if start is None else start
-        self.rates = AcceptanceRates(start, decay=tuning.lookup_decay)
+        self.rates = AcceptanceRates(tuning.lookup_start, decay=tuning.lookup_decay)
 
     def begin(self) -> LookupState:
         return LookupState(self._tuning)

@@ -61,9 +61,9 @@ class Planner:
 
     # --- Drafters ----------------------------------------------------------------------------------
 
-    def add_lookup(self, name: str, *, start: float | None = None, optional: bool = False) -> LookupSource:
+    def add_lookup(self, name: str, *, optional: bool = False) -> LookupSource:
         """A drafter of trees that are ready when they are proposed, see `LookupSource`."""
-        source = self.lookups[name] = LookupSource(name, self.tuning, start=start, optional=optional)
+        source = self.lookups[name] = LookupSource(name, self.tuning, optional=optional)
         return source
 
     def add_model(

@@ -60,8 +60,6 @@ class Tuning:
     # --- Lookups (lookup.py, lookup_backoff.py) ---
     lookup_start: float = 0.3
     """Acceptance probability of a lookup before anything is known."""
-    prediction_start: float = 0.9
-    """The same of what the user predicts: it is said to be the answer."""
     lookup_decay: float = 0.97
     """Of a request's evidence for lookups, for each token; one step gives evidence of several."""
     backoff_steps: int = 4
