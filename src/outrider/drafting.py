@@ -22,7 +22,9 @@ from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter, Draws
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.with_prediction import WithPrediction
 from outrider.engines.base import LanguageModel
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
@@ -56,7 +58,8 @@ class DraftModel:
 class Drafting:
     """One choice of drafter. `controller` is shared by all step loops, so that what it learns is kept.
 
-    parts: the drafters that `drafter` is made of; itself where it is one.
+    parts: the drafters that `drafter` is made of; itself where it is one. That of predictions is none of
+           them: it drafts for requests that bring one.
     """
 
     drafter: Drafter | None
@@ -123,20 +126,28 @@ def make_drafting(
             max_context=choice.max_model_len,
             draws=_draws(choice, verifier),
         )
+    parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)
+    prediction = PredictionDrafter(tree=verifier.trees)
     if isinstance(choice, AutoConfig):
         planner = Planner(cost())
+        planner.add_lookup(prediction.name, optional=True)
         if lookup is not None:
             planner.add_lookup(lookup.name)
         if model is not None and draft is not None:
             planner.add_model(model.name, draft.cost(), branching=verifier.trees)
         controller = AutoController(planner, max_nodes=choice.num_speculative_tokens)
         drafter = AutoDrafter(
-            planner, [] if lookup is None else [lookup], [] if model is None else [model], clock=clock
+            planner,
+            [prediction] if lookup is None else [prediction, lookup],
+            [] if model is None else [model],
+            clock=clock,
         )
     assert drafter is not None
+    parts = parts or (drafter,)
+    if isinstance(choice, NgramConfig | SuffixConfig):
+        drafter = WithPrediction(drafter, prediction)
     check_pair(verifier, drafter)
-    parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)
-    return Drafting(drafter, controller, verifier, parts or (drafter,))
+    return Drafting(drafter, controller, verifier, parts)
 
 
 def _draws(choice: DraftModelConfig | AutoConfig, verifier: Verifier) -> Draws:

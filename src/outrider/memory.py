@@ -23,7 +23,7 @@ KV_BYTES = 2  # a key or value is stored in fp16
 BLOCK = 16  # positions: the cache grows by blocks
 PASS_WIDTH = 256  # most tokens of one pass: a chunk of prefill
 PASS_ROWS = 32  # most rows of logits of one pass, unless given
-TEXT_BYTES = 512  # of lists, text and lookups, for each token of a text
+TEXT_BYTES = 512  # of lists, text and lookups, for each token of a text or a prediction
 SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
 PREFIX_SHARE, PREFIX_MOST = 4, 2 * 10**9  # prefix caches get 1/4 of the free bytes, at most so many
 LOOKUP_SHARE = 16  # recent outputs get at most 1/16
@@ -132,12 +132,14 @@ def size(n: int) -> str:
 # --- A server's share of it ------------------------------------------------------------------------
 
 
-def sequence_bytes(archs: Sequence[ModelSpec], positions: int) -> int:
+def sequence_bytes(archs: Sequence[ModelSpec], positions: int, predicted: int | None = None) -> int:
     """Bytes that a sequence of at most `positions` positions may come to hold: its caches in all of the
-    models (the target first), its text, what it is sampled with."""
+    models (the target first), its text, what it is sampled with, and a prediction of `predicted` tokens with
+    its index (None: of as many as the positions, the most that it may have)."""
     whole = -(-positions // BLOCK) * BLOCK
     caches = sum(kv_bytes(arch, whole) for arch in archs)
-    return caches + positions * TEXT_BYTES + 4 * SAMPLER_ROWS * archs[0].vocab_size
+    texts = positions + (positions if predicted is None else predicted)
+    return caches + texts * TEXT_BYTES + 4 * SAMPLER_ROWS * archs[0].vocab_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class RequestMaker:
         """
         params = params.clone()  # the caller may change theirs while the requests run
         form, words = params.structured, bad_word_ids(self._tokenizer, params.bad_words or ())
+        prediction = self._prediction(params)
         later = dataclasses.replace(params, prompt_logprobs=None)  # the prompt is reported once
         return [
             Request(
@@ -79,10 +80,26 @@ class RequestMaker:
                 seed=derive_seed(seed, index),
                 bad_words=words,
                 constraint=None if form is None else self._grammars.constraint(form),
+                prediction=prediction,
                 **fields,
             )
             for index in range(params.n)
         ]
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        """The token ids of `draft_text`, as many as the context holds: no more can be written. Raises
+        ConfigError for ids outside the vocabulary."""
+        given = params.draft_text or ()
+        if isinstance(given, str):
+            given = self._tokenizer.encode(given, add_special=False, parse_special=False)
+        ids = tuple(given)
+        if ids and max(ids) >= self._vocab_size:
+            last = self._vocab_size - 1
+            raise ConfigError(
+                f"draft_text has the token id {max(ids)}, and the vocabulary ends at {last}: give ids in "
+                f"0..{last}"
+            )
+        return ids[: self._max_context]
 
     def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer | None:
         if not params.detokenize:

@@ -125,6 +125,8 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
 def token_ids(name: str, values: Any) -> tuple[int, ...]:
     """Several ids of at least 0."""
     try:
+        if isinstance(values, bytes):  # whose elements are integers too
+            raise TypeError
         found = tuple(integer(name, value) for value in values)
     except TypeError:
         raise ConfigError(f"{name} must be a list of token ids, not {values!r}") from None

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from outrider import memory
 from outrider.config.engine import parse_engine
+from outrider.decoding.context import TokenContext
 from outrider.decoding.events import Event, TokenEvent
-from outrider.decoding.request import Request
+from outrider.decoding.request import ProposeJob, Request
+from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import FloatArray
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.engines.base import ForwardItem
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError, InsufficientMemoryError, PromptError
@@ -157,8 +161,11 @@ def test_a_full_queue_reports_when_to_try_again(target_file: Path) -> None:
 
 
 def limit_for(pipeline: Pipeline, asked: Request) -> int:
-    """The memory limit that leaves exactly the cache memory that a request can need."""
+    """The memory limit that leaves exactly the cache memory that a request can need, with a prediction as
+    long as its positions."""
     plenty = 10**10
+    room, most = pipeline.context - len(asked.prompt), asked.params.max_tokens
+    asked = replace(asked, prediction=(1,) * (len(asked.prompt) + (room if most is None else most)))
     engine = ServerEngine(pipeline, memory_limit=plenty, prefix_bytes=0)
     stats = engine.stats
     return plenty - stats.cache_limit - stats.lookup_limit + need(pipeline, asked, plenty)
@@ -169,10 +176,27 @@ def need(pipeline: Pipeline, asked: Request, limit: int) -> int:
     return Capacity(pipeline, limit, 0).need(asked)
 
 
+def test_a_prediction_counts_as_text(target_file: Path) -> None:
+    pipeline = toy_pipeline(target_file)
+    plain, predicted = (
+        request("a", max_tokens=20),
+        replace(request("a", max_tokens=20), prediction=(1,) * 50),
+    )
+    assert need(pipeline, predicted, 10**10) - need(pipeline, plain, 10**10) == 50 * memory.TEXT_BYTES
+    drafter = PredictionDrafter()
+    drafter.begin(replace(plain, prediction=tuple(range(20_000))))
+    drafter.lookup(ProposeJob("a", TokenContext(plain.prompt), 4, Sampler(plain.params, 30_000)), 4)
+    assert drafter.nbytes < 20_000 * memory.TEXT_BYTES, "of different tokens, which take most"
+
+
 def test_a_request_waits_for_memory(target_file: Path) -> None:
     pipeline, model = gated(target_file, "ngram")
     limit = limit_for(pipeline, request("a", max_tokens=None))
-    needs = {size: need(pipeline, request("a", max_tokens=size), limit) for size in (200, 20)}
+
+    def predicting(name: str, size: int) -> Request:
+        return replace(request(name, max_tokens=size), prediction=(1,) * size)
+
+    needs = {size: need(pipeline, predicting("a", size), limit) for size in (200, 20)}
     engine = ServerEngine(pipeline, memory_limit=limit, prefix_bytes=0)
     used: list[int] = []
     places: list[int] = []
@@ -180,7 +204,7 @@ def test_a_request_waits_for_memory(target_file: Path) -> None:
 
     async def client(engine: ServerEngine) -> None:
         for size, bytes_needed in needs.items():  # there are two places each time
-            asked = [request(name, max_tokens=size) for name in "abc"]
+            asked = [predicting(name, size) for name in "abc"]
             used.clear()
             model.close()
             streams = [engine.submit([sample]) for sample in asked]

@@ -170,7 +170,6 @@ def test_templates_that_fail_do_not_affect_other_requests(templated: Running) ->
          "add_generation_prompt", "contradict"),
         ({"functions": [{"name": "x"}]}, "functions", 'functions=[{"name": "x"}] is refused: use tools'),
         ({"function_call": {"name": "x"}}, "function_call", "use tool_choice"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "refused"),
         ({"modalities": ["text", "audio"]}, "modalities", "text only"),
         ({"response_format": {"type": "json_schema", "json_schema": {"shema": {}}}},
          "response_format.json_schema.shema", "did you mean 'schema'"),

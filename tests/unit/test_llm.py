@@ -335,3 +335,58 @@ def test_a_stream_can_be_cancelled(llm: LLM) -> None:
     assert 0 < len(sample.token_ids) < 40
     assert sample.metrics.num_tokens == len(sample.token_ids)
     assert sample.token_ids == _ids(llm, "the fox", GREEDY)[0][: len(sample.token_ids)]
+
+
+@pytest.mark.parametrize("config", ["ngram", "suffix", "auto", "none"])
+def test_a_draft_text_changes_the_speed_only(target_file: Path, config: str) -> None:
+    llm = LLM(target_file, speculative_config=config)
+    plain = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0]
+    for draft in (plain.token_ids, tuple(plain.token_ids[:20]), plain.text, "something else", [], ""):
+        params = GREEDY.clone()
+        params.draft_text = draft
+        found = llm.generate(PROMPTS[0], params)[0].outputs[0]
+        assert found.token_ids == plain.token_ids
+        accepted, rejected = (
+            found.metrics.accepted_prediction_tokens,
+            found.metrics.rejected_prediction_tokens,
+        )
+        assert accepted + rejected <= found.metrics.num_draft_tokens
+        if config in ("ngram", "suffix") and draft is plain.token_ids:
+            assert accepted >= 20
+            assert rejected == 0
+        if config == "none" or not draft:
+            assert accepted == rejected == 0
+
+
+def test_each_prompt_has_its_own_draft_text_and_chat_takes_one(target_file: Path) -> None:
+    llm = LLM(target_file, speculative_config="suffix")
+    plain = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, draft_text=ids) for ids in plain
+    ]
+    found = llm.generate(PROMPTS, params)
+    assert [output.outputs[0].token_ids for output in found] == plain
+    assert all(output.metrics.accepted_prediction_tokens >= 20 for output in found)
+    assert sum(o.metrics.accepted_prediction_tokens for o in found) == sum(
+        sample.metrics.prediction.num_accepted_tokens for o in found for sample in o.outputs
+    )
+    talk = [{"role": "user", "content": "hello"}]
+    answer = llm.chat(talk, GREEDY)[0].outputs[0]
+    again = llm.chat(
+        talk, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, draft_text=answer.token_ids)
+    )
+    assert again[0].outputs[0].token_ids == answer.token_ids
+    assert again[0].metrics.accepted_prediction_tokens >= 20
+
+
+def test_a_draft_text_that_is_none_is_refused(target_file: Path) -> None:
+    for bad in (5, [1, "x"], [-1], [1.5], {"type": "content"}, b"text"):
+        with pytest.raises(ConfigError, match="draft_text") as error:
+            SamplingParams(draft_text=bad)  # type: ignore[arg-type]
+        assert "\n" not in str(error.value)
+    with pytest.raises(
+        ConfigError, match=r"draft_text has the token id 5000, and the vocabulary ends at 319"
+    ):
+        LLM(target_file).generate("x", SamplingParams(draft_text=[1, 5000]))
+    with pytest.raises(ConfigError, match="use 'draft_text'"):
+        SamplingParams(prediction={"type": "content", "content": "x"})  # type: ignore[call-arg]

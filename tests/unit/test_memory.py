@@ -161,7 +161,9 @@ def test_the_smallest_limit_that_is_enough(short: bool) -> None:
 
 def test_a_sequence_is_counted_in_whole_blocks_of_every_model() -> None:
     by_hand = 4 * 4 * QWEN.vocab_size + 17 * 512 + 32 * 2 * 28 * 2 * 128 * 2 * 5 // 4
-    assert memory.sequence_bytes([QWEN, SMALL], 17) == by_hand
+    assert memory.sequence_bytes([QWEN, SMALL], 17, 0) == by_hand
+    assert memory.sequence_bytes([QWEN, SMALL], 17, 5) == by_hand + 5 * 512
+    assert memory.sequence_bytes([QWEN, SMALL], 17) == by_hand + 17 * 512, "one as long as the context"
 
 
 def test_usable_memory_counts_weights_that_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,22 @@ def test_a_truncated_prompt_leaves_room_for_the_output(
     assert maker.prompt([5, 6], params) == [5, 6][-left:]
 
 
+def test_a_prediction_is_text_or_ids_as_far_as_the_context_goes(maker: RequestMaker) -> None:
+    for given, ids in (
+        ("the fox", maker._tokenizer.encode("the fox", add_special=False)),
+        ([5, 6], [5, 6]),
+        (range(300), range(100)),
+        ("<|im_end|>", maker._tokenizer.encode("<|im_end|>", add_special=False, parse_special=False)),
+        (None, []),
+        ("", []),
+    ):
+        made = maker.samples("r", [1], SamplingParams(draft_text=given, n=2), 0)
+        assert [request.prediction for request in made] == [tuple(ids)] * 2
+    assert maker._tokenizer.encode("<|im_end|>", parse_special=True) != list(
+        maker.samples("r", [1], SamplingParams(draft_text="<|im_end|>"), 0)[0].prediction
+    ), "no text stands for a special token"
+
+
 def test_two_bos_tokens_are_warned_of_once(maker: RequestMaker, caplog: pytest.LogCaptureFixture) -> None:
     bos = maker._tokenizer.bos_id
     assert bos is not None

@@ -9,6 +9,7 @@ from typing import Any
 from outrider.decoding.types import StepRecord
 
 CONSTRAINT = "constraint"  # the name among drafters of tokens that structured output leaves no choice about
+PREDICTION = "prediction"  # of those that the request's prediction proposed
 
 
 def _ratio(a: float, b: float) -> float | None:
@@ -61,6 +62,7 @@ class RequestMetrics:
     num_tokens:  emitted tokens.
     sampling_seconds: the part of other_seconds that went into verifying and sampling.
     cached_tokens: prompt tokens that came from the prefix cache.
+    prediction:  drafts with tokens of the request's prediction, and these tokens; no seconds.
     speculation: why speculation was on or off, as a sentence.
     """
 
@@ -76,6 +78,7 @@ class RequestMetrics:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     by_drafter: dict[str, DraftCounts] = field(default_factory=dict)
     accepted_at: Counter[int] = field(default_factory=Counter)  # by depth, 1 = child of the anchor
+    prediction: DraftCounts = field(default_factory=DraftCounts)
     speculation: str = ""
 
     def record(self, step: StepRecord, now: float) -> None:
@@ -95,6 +98,8 @@ class RequestMetrics:
         if step.drafted > step.forced:
             counts = self.by_drafter.setdefault(step.source, DraftCounts())
             counts.add(step.drafted - step.forced, step.accepted - forced, step.draft_seconds)
+        if step.predicted[0]:
+            self.prediction.add(*step.predicted, 0.0)
         for depth in step.accepted_depths:  # (Counter.update takes longer for a few)
             self.accepted_at[depth] += 1
 
@@ -179,6 +184,18 @@ class RequestMetrics:
     @property
     def sampling_ms(self) -> float:
         return 1e3 * self.sampling_seconds
+
+    # Under OpenAI's names.
+
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Tokens of the output that were drafted from the request's prediction."""
+        return self.prediction.num_accepted_tokens
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """Tokens that were drafted from the request's prediction and are not in the output."""
+        return self.prediction.num_draft_tokens - self.prediction.num_accepted_tokens
 
     # The same under vLLM's names.
 

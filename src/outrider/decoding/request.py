@@ -65,6 +65,7 @@ class Request:
     drafters:    names of the drafters that may propose for this request; None for all of them.
     namespace:   requests of the same namespace share what is kept of them (recent outputs to look up in,
                  cached prefixes). None shares nothing.
+    prediction:  token ids that the output may be like. Drafts are looked up in it; nothing else is.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class Request:
     draft_limit: int | None = None
     drafters: frozenset[str] | None = None
     namespace: str | None = None
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:

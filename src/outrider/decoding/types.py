@@ -69,6 +69,12 @@ class Draft:
         """The name of the drafter that proposed a node."""
         return self.source if self.sources is None else self.sources[node]
 
+    def count_of(self, source: str, path: Sequence[int]) -> tuple[int, int]:
+        """(how many nodes a drafter proposed, how many of those on a path)."""
+        if self.sources is None:
+            return (len(self), len(path)) if self.source == source else (0, 0)
+        return self.sources.count(source), sum([self.sources[node] == source for node in path])
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -146,7 +152,8 @@ class StepRecord:
     other_seconds that verifying and sampling took. The first `forced` of the drafted tokens are those that
     the request's constraint left no choice about; `source` proposed the others. `width` counts the tokens of
     the whole pass: all sequences' drafts, anchors and prompt tokens. `certain` has the target's probability
-    of its likeliest token, for as many rows as the controller wanted.
+    of its likeliest token, for as many rows as the controller wanted. `predicted` counts the drafted tokens
+    that the request's prediction proposed, and those of them that were emitted.
     """
 
     source: str
@@ -161,3 +168,4 @@ class StepRecord:
     forced: int = 0
     width: int = 0
     certain: tuple[float, ...] = ()
+    predicted: tuple[int, int] = (0, 0)

@@ -38,8 +38,9 @@ class LookupDrafter(Drafter, Protocol):
     """A drafter whose trees are ready when it is asked. To take part under `auto`, it is also added to the
     planner (`Planner.add_lookup`)."""
 
-    def lookup(self, job: ProposeJob, budget: int) -> Lookup:
-        """What may follow, up to `budget` nodes; empty when there is no idea."""
+    def lookup(self, job: ProposeJob, budget: int) -> Lookup | None:
+        """What may follow, up to `budget` nodes; empty when there is no idea, None when there will never be
+        one for this request."""
 
 
 @runtime_checkable
@@ -180,8 +181,7 @@ class _Step:
         proposals: list[Proposal] = []
         copied = 0
         for name, lookup in self.owner.lookups.items():
-            if job.allows(name):
-                tree = lookup.lookup(job, job.budget)
+            if job.allows(name) and (tree := lookup.lookup(job, job.budget)) is not None:
                 copied = max(copied, tree.copied)
                 proposals.append(Proposal(name, tree))
         for name, model in self.owner.models.items():

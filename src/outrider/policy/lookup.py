@@ -26,10 +26,13 @@ class LookupState:
 
 
 class LookupSource:
-    """One drafter, over all requests."""
+    """One drafter, over all requests.
 
-    def __init__(self, name: str, tuning: Tuning = DEFAULT) -> None:
-        self.name, self._tuning = name, tuning
+    optional: it drafts for requests only that bring something to look up in; for others it is not spoken of.
+    """
+
+    def __init__(self, name: str, tuning: Tuning = DEFAULT, *, optional: bool = False) -> None:
+        self.name, self.optional, self._tuning = name, optional, tuning
         self.rates = AcceptanceRates(tuning.lookup_start, decay=tuning.lookup_decay)
 
     def begin(self) -> LookupState:

@@ -61,9 +61,9 @@ class Planner:
 
     # --- Drafters ----------------------------------------------------------------------------------
 
-    def add_lookup(self, name: str) -> LookupSource:
-        """A drafter of trees that are ready when they are proposed."""
-        source = self.lookups[name] = LookupSource(name, self.tuning)
+    def add_lookup(self, name: str, *, optional: bool = False) -> LookupSource:
+        """A drafter of trees that are ready when they are proposed, see `LookupSource`."""
+        source = self.lookups[name] = LookupSource(name, self.tuning, optional=optional)
         return source
 
     def add_model(
@@ -146,7 +146,10 @@ class Planner:
                 continue
             found: list[Off] = []
             offered = plan.offered
-            for name in self.lookups:
+            proposed = [proposal.source for proposal in query.proposals]
+            for name, source in self.lookups.items():
+                if source.optional and name not in proposed:
+                    continue
                 each = zip(offered.path_probabilities, offered.sources, strict=False)
                 chance = max([path for path, names in each if name in names], default=None)
                 found.append(Off(name, NOTHING) if chance is None else Off(name, UNLIKELY, chance, need))

@@ -161,7 +161,8 @@ class Tuning:
     vocab_subset_min: int = 24_576
     """… but at least so many: a small output matrix costs little."""
 
-    # --- Drafters: lookahead and lookups (lookahead.py, copy_tracker.py, suffix.py, output_pool.py) ---
+    # --- Drafters: lookahead and lookups (lookahead.py, copy_tracker.py, suffix.py, prediction.py,
+    # output_pool.py) ---
     lookahead_tokens: int = 7
     """Most tokens that are predicted at a time (6.0%)."""
     last_draft_confidence: float = 0.3
@@ -176,6 +177,9 @@ class Tuning:
     """Matches whose continuations make a lookup's tree."""
     lookahead_matches: int = 4
     """The same for a lookup while a draft model drafts."""
+    prediction_path_factor: float = 3.0
+    """A path of the prediction is at most this many times as long as its match: text that agrees with what is
+    said to be the answer is trusted further than a repetition (3.4% fewer steps than with 1)."""
     output_prompt_tail: int = 8
     """Prompt tokens kept before a finished output, so that its beginning can be matched too."""
 

@@ -60,6 +60,7 @@ _RENAMED: dict[str, str] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "response_format": "structured_outputs",
+    "prediction": "draft_text",
 }
 
 
@@ -112,6 +113,12 @@ class SamplingParams:
     skip_special_tokens: leave special tokens out of the text (applied by the detokenizer).
     spaces_between_special_tokens: no tokenizer here adds such spaces, so both values mean the same.
     truncate_prompt_tokens: keep only the prompt's last tokens; -1: all that leave room for max_tokens.
+    draft_text:          what the output may be like, as text or token ids: a file that is to be edited, say.
+                         Drafts are looked up in it, so that what the output repeats of it comes faster. The
+                         output does not depend on it (the acceptance rules `rejection` and `block` keep its
+                         distribution). As many of its tokens are used as the context holds. It is here as
+                         what one request may choose is in vLLM: `generate`, `chat`, `stream` and AsyncLLM
+                         take it alike, and a list of SamplingParams gives each prompt its own.
     output_kind:         what each output of AsyncLLM.generate holds, see RequestOutputKind.
 
     Raises ConfigError for an unknown keyword and for any value out of range, when the parameters are made and
@@ -149,6 +156,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    draft_text: str | Iterable[int] | None = None
     output_kind: RequestOutputKind | int = RequestOutputKind.CUMULATIVE  # the last field, see __setattr__
 
     @classmethod
@@ -228,6 +236,8 @@ class SamplingParams:
             self._set("logit_bias", logit_biases(self.logit_bias))
         if self.bad_words is not None:
             self._check("bad_words", strings)
+        if self.draft_text is not None and not isinstance(self.draft_text, str):
+            self._check("draft_text", token_ids)
         if self.logits_processors is not None:
             if not isinstance(self.logits_processors, Iterable):
                 raise ConfigError(f"logits_processors must be a list, not {self.logits_processors!r}")

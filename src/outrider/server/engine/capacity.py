@@ -100,11 +100,11 @@ class Capacity:
                 self.lookups.append(drafter.pool)
 
     def need(self, request: Request) -> int:
-        """Bytes of cache memory that a request can need: prompt and output, in every model. At most the
-        budget."""
+        """Bytes of cache memory that a request can need: prompt and output, in every model, and its
+        prediction. At most the budget."""
         room, most = self.context - len(request.prompt), request.params.max_tokens
         positions = len(request.prompt) + (room if most is None else min(room, most))
-        return memory.sequence_bytes(self._archs, positions)
+        return memory.sequence_bytes(self._archs, positions, len(request.prediction))
 
     def stats(self) -> dict[str, int]:
         """Fields of EngineStats."""

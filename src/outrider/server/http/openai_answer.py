@@ -16,6 +16,18 @@ from outrider.server.http.service import Service
 from outrider.server.http.sse import DONE, event
 
 
+def prediction_usage(samples: Sequence[Sample]) -> dict[str, int] | None:
+    """How many tokens of a prediction are in the output, and how many were drafted from it and are not, of
+    the samples that have ended; None without a prediction."""
+    if all(sample.request.params.draft_text is None for sample in samples):
+        return None
+    ended = [sample.end.metrics for sample in samples if sample.end is not None]
+    return {
+        "accepted_prediction_tokens": sum(metrics.accepted_prediction_tokens for metrics in ended),
+        "rejected_prediction_tokens": sum(metrics.rejected_prediction_tokens for metrics in ended),
+    }
+
+
 class OpenAIAnswer(Answer):
     """Subclasses write the elements of `choices`, one for each sample."""
 
@@ -123,6 +135,8 @@ class OpenAIAnswer(Answer):
         groups = ([by_id[sample.request_id] for sample in samples] for samples in self.request.prompts)
         cached = [min((end.metrics.cached_tokens for end in ends if end), default=0) for ends in groups]
         usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
+        if (predicted := prediction_usage(self.samples)) is not None:
+            usage["completion_tokens_details"] = predicted
         return usage
 
     def _explained(

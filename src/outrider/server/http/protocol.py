@@ -190,6 +190,9 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
     suffix: str | None = Field(None, description="Refused: nothing is written between two texts.")
     logprobs: int | None = Field(None, ge=-1)
+    draft_text: str | list[TokenId] | None = Field(
+        None, description="What the text may be like, or its token ids: drafted from."
+    )
 
 
 class FunctionDefinition(Strict):
@@ -281,6 +284,21 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
 
+class PredictedPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Strict):
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def whole(self) -> str:
+        """The text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(Sampling):
     path = "/v1/chat/completions"
 
@@ -291,6 +309,7 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = Field(None, description="What the answer may be like: drafted from.")
     reasoning_effort: str | None = Field(None, description="Handed to the chat template, if it reads it.")
     echo: bool | None = Field(None, description="The last message's content in front, when it is continued.")
     add_generation_prompt: bool | None = None

@@ -119,6 +119,8 @@ HONOURED: Mapping[str, tuple[Whose, str]] = {
     "return_token_ids": (_V, "token ids beside the text"),
     "return_tokens_as_token_ids": (_V, "`token_id:N` for texts in log-probabilities"),
     "cache_salt": (_VS, "share cached prefixes with the same salt only"),
+    "prediction": (_O, "what the answer may be like; drafts are looked up in it"),
+    "draft_text": ((OWN,), "the same for a completion: a text or token ids"),
     "speculative": ((OWN,), "false: plain decoding; or which drafter, and how far"),
     "outrider": ((OWN,), "how each token came about, and the metrics"),
 }
@@ -165,7 +167,6 @@ UNUSED: Unused = {
     "prompt_cache_options": (_O, _ANY, ""),
     "modalities": (_O, _values(["text"]), _TEXT_ONLY),
     "audio": (_O, _NONE, _TEXT_ONLY),
-    "prediction": (_O, _NONE, "use speculative: what the prompt holds is looked up anyway"),
     "web_search_options": (_O, _NONE, "this server searches nothing"),
     "moderation": (_O, _NONE, "this server moderates nothing"),
     "verbosity": (_O, _values("medium"), "say it in the prompt"),

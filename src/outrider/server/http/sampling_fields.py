@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.decoding.metrics import PREDICTION
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import nearest
@@ -64,6 +65,8 @@ def sampling_params(body: Sampling, rules: SamplingRules, **more: Any) -> Sampli
         given["logit_bias"] = biases(body.logit_bias, rules.tokenize)
     if (shape := output_format(body)) is not None:
         given["structured_outputs"] = shape
+    if (predicted := _predicted(body)) is not None:
+        given["draft_text"] = predicted
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: samples are not ranked; draw n and rank them", "best_of")
     _bounded("prompt_logprobs", body.prompt_logprobs, rules.max_logprobs)
@@ -107,6 +110,13 @@ def chat_params(body: ChatRequest, rules: SamplingRules, **more: Any) -> Samplin
     _bounded("top_logprobs", body.top_logprobs, rules.max_logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return sampling_params(body, rules, max_tokens=_limit(most), logprobs=logprobs, **more)
+
+
+def _predicted(body: Sampling) -> str | Sequence[int] | None:
+    """What the output may be like, as a request says; None if it does not."""
+    if isinstance(body, ChatRequest):
+        return None if body.prediction is None else body.prediction.whole
+    return body.draft_text if isinstance(body, CompletionRequest) else None
 
 
 def _limit(most: float | None) -> int | None:
@@ -198,8 +208,8 @@ def _bias(bias: object) -> float:
 
 
 def draft_fields(body: Sampling, pipeline: Pipeline) -> dict[str, Any]:
-    """Fields of Request for a body's `speculative`. Raises ApiError for a drafter that the server does not
-    have."""
+    """Fields of Request for a body's `speculative`. A prediction is drafted from whichever drafter is chosen.
+    Raises ApiError for a drafter that the server does not have."""
     wanted = body.speculative
     if wanted is None or wanted is True:
         return {}
@@ -214,5 +224,5 @@ def draft_fields(body: Sampling, pipeline: Pipeline) -> dict[str, Any]:
             raise bad(
                 f"speculative method {wanted.method[:80]!r} is not available{hint}: {there}", "speculative"
             )
-        found["drafters"] = frozenset((wanted.method,))
+        found["drafters"] = frozenset((wanted.method, PREDICTION))
     return found

@@ -78,8 +78,7 @@ class Service:
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """A prompt's token ids. Raises ApiError for a text that is too long however it is tokenized, without
         tokenizing it."""
-        most = self.engine.context * self._longest_piece
-        if len(text) > most:
+        if len(text) > (most := self._most_characters):
             raise bad(
                 f"the prompt has {len(text)} characters; a context of {self.engine.context} tokens "
                 f"cannot hold more than {most}",
@@ -89,10 +88,11 @@ class Service:
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     @functools.cached_property
-    def _longest_piece(self) -> int:
-        """Bytes of the longest token, which has at most that many characters."""
+    def _most_characters(self) -> int:
+        """A longer text does not fit the context: the longest token has at most as many as bytes."""
         ids = range(self.tokenizer.vocab_size)
-        return max(1, *(len(self.tokenizer.piece_bytes(i, skip_special=False)) for i in ids))
+        longest = max(1, *(len(self.tokenizer.piece_bytes(i, skip_special=False)) for i in ids))
+        return self.engine.context * longest
 
     def generation_request(
         self,
@@ -117,6 +117,8 @@ class Service:
         count, most = len(prompts) * params.n, self.settings.max_samples
         if count > most:
             raise bad(f"{count} samples are too many: a request may ask for {most} (--max-samples)", "n")
+        if isinstance(params.draft_text, str):  # what goes beyond the context is not even tokenized
+            params.draft_text = params.draft_text[: self._most_characters]
         name = f"{id_prefix}-{secrets.token_hex(16)}"
         space = _namespace(arrival.namespace, cache_salt)
         made, warnings = [], dict[str, None]()

@@ -14,6 +14,7 @@ from outrider.server.http.dialects.responses.translate import new_id
 from outrider.server.http.errors import ApiError
 from outrider.server.http.generation import Answer, Sample
 from outrider.server.http.generation_request import GenerationRequest
+from outrider.server.http.openai_answer import prediction_usage
 from outrider.server.http.protocol import ChatRequest
 from outrider.server.http.sample_reader import Block, BlockEvent
 from outrider.server.http.service import Service
@@ -137,7 +138,10 @@ class ResponseAnswer(Answer):
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": self._blocks.reasoning_tokens},
+            "output_tokens_details": {
+                "reasoning_tokens": self._blocks.reasoning_tokens,
+                **(prediction_usage(self.samples) or {}),
+            },
             "total_tokens": prompt + written,
         }
 
