@@ -48,7 +48,9 @@ def test_keys(target_file: Path) -> None:
                 {},
                 {"Authorization": "Basic one"},
                 {"Authorization": "Bearer"},
-                {"X-Api-Key": "one"},
+                {"X-Api-Key": "three"},
+                {"X-Api-Key": ""},
+                {"Authorization": "Bearer three", "X-Api-Key": "one"},
             ):
                 for path in (
                     "/v1/models",
@@ -69,6 +71,9 @@ def test_keys(target_file: Path) -> None:
             answer = http.get("/metrics", headers={"Authorization": "bearer one"})
             assert answer.status_code == 200
             assert error_of(http.get("/metrics", headers={b"Authorization": b"Bearer \xff"}), 401)
+            for path in ("/v1/models", f"/v1/models/{MODEL}", "/props", "/api/tags", "/metrics"):
+                for headers in ({"x-api-key": "two"}, {"X-Api-Key": "one", "Authorization": "Basic x"}):
+                    assert http.get(path, headers=headers).status_code == 200, path
 
 
 def test_the_holders_of_a_key_share_a_namespace(target_file: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -93,7 +94,6 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         hosts=settings.hosts(),
         is_open=frozenset(OPEN) | pages,
         error_form=registry.error_response,
-        key_header=registry.key_header,
     )
     if settings.allowed_origins:
         app.add_middleware(
@@ -208,6 +208,8 @@ def _conversation(body: TokenizeRequest) -> Conversation:
 
 def _models(app: FastAPI, service: Service) -> None:
     def card(name: str) -> dict[str, Any]:
+        """In the form of OpenAI and vLLM, with the members of Anthropic's besides."""
+        context = service.engine.context
         return {
             "id": name,
             "object": "model",
@@ -215,13 +217,21 @@ def _models(app: FastAPI, service: Service) -> None:
             "owned_by": "outrider",
             "root": service.pipeline.source.display_name,
             "parent": None,
-            "max_model_len": service.engine.context,
+            "max_model_len": context,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(service.model.created, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": context,
+            "max_tokens": context,
         }
 
     @app.get("/models", include_in_schema=False)
     @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))
     async def models() -> Response:
-        return json_response({"object": "list", "data": [card(name) for name in service.model.names]})
+        names = service.model.names
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # of Anthropic's
+        return json_response({"object": "list", "data": [card(name) for name in names], **pages})
 
     @app.get("/models/{name:path}", include_in_schema=False)
     @app.get(
