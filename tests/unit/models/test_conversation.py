@@ -9,6 +9,7 @@ import pytest
 
 from outrider.errors import ConfigError, PromptError
 from outrider.models.text.conversation import MAX_TEMPLATES, Conversations
+from tests.support.past_arguments import PAST_ARGUMENTS
 from tests.unit.models.tokenizers_for_tests import tokenizer
 
 TOKENIZER = tokenizer("bpe-qwen2")
@@ -60,19 +61,7 @@ def test_contents_as_parts(plain: Conversations) -> None:
     assert plain.render(parts) == "[user|a\nb][assistant|"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ('{"a": 1}', '{"a": 1}'),
-        ({"a": 1}, '{"a": 1}'),
-        ('"{\\"a\\": 1}"', '{"a": 1}'),
-        (None, "{}"),
-        ("null", "{}"),
-        ("", "{}"),
-        ("{}", "{}"),
-        ('{"a": 1,}', '"{\\"a\\": 1,}"'),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "shown"), PAST_ARGUMENTS)
 def test_arguments_of_past_calls(plain: Conversations, arguments: Any, shown: str) -> None:
     found = plain.render([*HI, _call(arguments)], chat_template=WITH_TOOLS, add_generation_prompt=False)
     assert found == f"[user|hi][assistant|None|add {shown}]"

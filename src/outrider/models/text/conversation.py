@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,6 +10,7 @@ from typing import Any
 from outrider.errors import ConfigError, PromptError
 from outrider.models.text.chat import RESERVED, ChatTemplate
 from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.tool_call_scanner import past_arguments
 from outrider.models.text.tool_words import describe_in_words
 
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -157,14 +156,9 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
-    """A past tool call with its arguments as an object, which templates write as JSON; what is not JSON stays
-    text, as a model may have written it."""
+    """A past tool call as templates expect it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise PromptError(f"message {number} has a tool call without function.name")
-    arguments = function.get("arguments")
-    for _ in range(2):  # some clients encode twice
-        if isinstance(arguments, str):
-            with contextlib.suppress(ValueError, RecursionError):
-                arguments = json.loads(arguments)
-    return {**call, "function": {**function, "arguments": {} if arguments in (None, "") else arguments}}
+    arguments = past_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
