@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from outrider.cli.parser import Parser, near
-from outrider.errors import ConfigError
+from outrider.cli.parser import Parser
+from outrider.errors import ConfigError, nearest
 
 MAX_BYTES = 1 << 20
 FLAG = "--config"
@@ -139,7 +139,7 @@ def _action(parser: Parser, key: str, name: str) -> argparse.Action:
     plain = key.strip("-").replace("_", "-")
     flags = [flag for flag in (key, f"--{plain}", f"-{plain}") if flag in parser.actions]
     if not flags or parser.actions[flags[0]].dest in ("config", "help"):
-        guess = near(f"--{plain}", parser.suggestions()).replace("'--", "'")
+        guess = nearest(f"--{plain}", parser.suggestions()).replace("'--", "'")
         _refuse(name, f"unknown key {key[:80]!r}{guess}")
     return parser.actions[flags[0]]
 
