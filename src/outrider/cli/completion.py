@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from collections.abc import Iterator, Mapping
 
@@ -26,15 +27,13 @@ def add_parser(subparsers: Subparsers) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=tuple(_SCRIPTS), help="which shell")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=functools.partial(run, subparsers))
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the script; returns 0."""
-    from outrider.cli.main import parser
-
-    print(script(args.shell, parser()), end="")
+def run(subparsers: Subparsers, args: argparse.Namespace) -> int:
+    """Print the script for these commands; returns 0."""
+    print(_SCRIPTS[args.shell](_commands(subparsers)), end="")
     return 0
 
 
@@ -45,9 +44,12 @@ def script(shell: str, top: Parser) -> str:
 
 def commands(top: Parser) -> Mapping[str, Parser]:
     """The commands' parsers, without aliases."""
-    action = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    names = [choice.dest for choice in action._choices_actions]
-    return {name: action.choices[name] for name in names}
+    return _commands(next(a for a in top._actions if isinstance(a, argparse._SubParsersAction)))
+
+
+def _commands(subparsers: Subparsers) -> Mapping[str, Parser]:
+    names = [choice.dest for choice in subparsers._choices_actions]
+    return {name: subparsers.choices[name] for name in names}
 
 
 def values(action: argparse.Action) -> list[str] | None:

@@ -6,6 +6,7 @@ No error shows a value of the file: it may be a key.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def add_config(parser: Parser) -> None:
         metavar="FILE",
         help="flags from a YAML file, one `name: value` a line; those given here come first",
     )
-    parser.config = True
+    parser.expand = functools.partial(inserted, parser)
 
 
 def inserted(parser: Parser, flags: Sequence[str], words: Sequence[str]) -> list[str]:

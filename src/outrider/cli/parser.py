@@ -25,7 +25,8 @@ class Parser(argparse.ArgumentParser):
     """argparse without abbreviations; it raises ConfigError where argparse would exit with status 2.
 
     siblings: the parsers of all commands by name, so that a flag of another command can be told.
-    config:   whether `--config FILE` is among the flags, see config_file.py.
+    expand:   called with the flags and the positional arguments of the command line; returns the flags to
+              read in place of these. For `--config FILE`.
     settle:   called with the parsed arguments, to bring other spellings of a setting together.
     """
 
@@ -33,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.siblings: Mapping[str, Parser] = {}
-        self.config = False
+        self.expand: Callable[[list[str], list[str]], list[str]] = lambda flags, _: flags
         self.settle: Callable[[argparse.Namespace], None] = lambda _: None
 
     def error(self, message: str) -> NoReturn:
@@ -76,10 +77,7 @@ class Parser(argparse.ArgumentParser):
         """The same command line in a form that argparse reads in one way only: flags with `=`, then `--` and
         the positional arguments."""
         flags, words = self._split(args)
-        if self.config:
-            from outrider.cli import config_file
-
-            flags = config_file.inserted(self, flags, words)
+        flags = self.expand(flags, words)
         return [*flags, "--", *words] if words else flags
 
     def _split(self, args: list[str]) -> tuple[list[str], list[str]]:
