@@ -30,7 +30,7 @@ class LookupSource:
 
     def __init__(self, name: str, tuning: Tuning = DEFAULT) -> None:
         self.name, self._tuning = name, tuning
-        self.rates = AcceptanceRates(tuning.lookup_start, decay=tuning.lookup_decay)
+        self.rates = AcceptanceRates(tuning.lookup_start, tuning.lookup_start_weight, tuning.lookup_decay)
 
     def begin(self) -> LookupState:
         return LookupState(self._tuning)
