@@ -93,6 +93,8 @@ def test_a_message_is_continued_where_it_ends(plain: Conversations, text: str) -
     messages = [*HI, {"role": "assistant", "content": text}]
     options: Any = {"continue_final_message": True, "add_generation_prompt": False}
     assert plain.render(messages, **options) == f"[user|hi][assistant|{text}"
+    parts = [*HI, {"role": "assistant", "content": [{"type": "text", "text": text}]}]
+    assert plain.render(parts, **options) == f"[user|hi][assistant|{text}"
     trims = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
     assert plain.render(messages, chat_template=trims, **options) == f"[hi][{text}"
 
@@ -108,7 +110,7 @@ def test_a_message_is_continued_where_it_ends(plain: Conversations, text: str) -
         ([{"role": "user", "content": 7}], {}, PromptError, "type int"),
         ([{"role": "user", "content": b"a"}], {}, PromptError, "type bytes"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, PromptError, "image_url"),
-        ([{"role": "tool", "content": [7]}], {}, PromptError, "not text"),
+        ([{"role": "tool", "content": [7]}], {}, PromptError, "type 'int'; only text"),
         ([*HI, {"role": "assistant", "tool_calls": "x"}], {}, PromptError, "not a list"),
         ([*HI, {"role": "assistant", "tool_calls": [{}]}], {}, PromptError, "without function.name"),
         (HI, {"content_format": "parts"}, ConfigError, "auto, string, openai, not 'parts'"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.errors import ConfigError, PromptError
-from outrider.models.text.chat import RESERVED, ChatTemplate
+from outrider.models.text.chat import RESERVED, ChatTemplate, content_text
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.models.text.tool_call_scanner import past_arguments
 from outrider.models.text.tool_words import describe_in_words
@@ -80,8 +80,9 @@ class Conversations:
                 "add add_generation_prompt=False"
             )
         last = made[-1] if made else {}
-        if not isinstance(last.get("content"), str):
+        if (content := content_text(last.get("content"), "the last message")) is None:
             raise PromptError("continue_final_message needs a last message with text")
+        made[-1] = {**last, "content": content}
         text = template.render_unfinished(made, **given)
         if text is None:
             raise PromptError("the chat template leaves the last message out, so it cannot be continued")

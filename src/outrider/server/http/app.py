@@ -22,7 +22,15 @@ from outrider.server.http.chat import chat_completions
 from outrider.server.http.completions import completions
 from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.dialects import registry
-from outrider.server.http.errors import ApiError, api_error, bad, elsewhere, invalid, json_response
+from outrider.server.http.errors import (
+    ApiError,
+    api_error,
+    bad,
+    elsewhere,
+    invalid,
+    json_response,
+    unreadable,
+)
 from outrider.server.http.guard import OPEN, BodyLimit, Guard, HeadAsGet, Keys, path_of
 from outrider.server.http.metrics import CONTENT_TYPE
 from outrider.server.http.openapi import (
@@ -124,7 +132,7 @@ def _errors(app: FastAPI) -> None:
         message = {
             404: f"there is nothing at {request.url.path[:200]}{elsewhere(request.url.path, app.routes)}",
             405: f"{request.method} is not possible at {request.url.path[:200]}",
-        }.get(error.status_code, str(error.detail))
+        }.get(error.status_code, unreadable(error.__cause__) or str(error.detail))
         return answer(request, ApiError(error.status_code, message, headers=error.headers))
 
     app.add_exception_handler(ApiError, error_response)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.models.text.chat import RESERVED
+from outrider.models.text.chat import RESERVED, content_text
 from outrider.models.text.tool_call_scanner import past_arguments
 from outrider.models.text.tool_words import describe_in_words
 from outrider.server.http.chat_templates import ChatTemplates
@@ -60,8 +60,9 @@ def render(templates: ChatTemplates, conversation: Conversation) -> str:
     if not continues:
         return template.render(messages, add_generation_prompt=opens is not False, **variables)
     last = messages[-1]
-    if not isinstance(last.get("content"), str):
+    if (content := content_text(last.get("content"), "the last message")) is None:
         raise bad("continue_final_message needs a last message with text", "continue_final_message")
+    messages[-1] = {**last, "content": content}
     text = template.render_unfinished(messages, **variables)
     if text is None:
         raise bad("the model's chat template leaves the last message out", "continue_final_message")
