@@ -15,9 +15,8 @@ from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.sampling.params import RequestOutputKind, SamplingParams
 from outrider.engine_args import EngineArgs, path
 from outrider.errors import ConfigError
-from outrider.generation import Generation, GenerationMaker
+from outrider.generation import Generation, GenerationMaker, chat_and_tokenizer
 from outrider.llm import check_neutral
-from outrider.models.text.conversation import Conversations
 from outrider.outputs import RequestOutput
 from outrider.pipeline import Pipeline, build
 from outrider.prompts import Prompt
@@ -72,13 +71,7 @@ class AsyncLLM:
         self._engine: ServerEngine | None = engine
         self._maker = GenerationMaker(pipeline, engine.context)
         self._defaults = pipeline.sampling
-        conversations = Conversations(
-            pipeline.source.chat_template, pipeline.tokenizer, pipeline.source.chat_templates
-        )
-        self._conversations = conversations
-        self._tokenizer = TransformersTokenizer(
-            pipeline.tokenizer, conversations, engine.context, pipeline.config.model
-        )
+        self._conversations, self._tokenizer = chat_and_tokenizer(pipeline, engine.context)
         self._running: dict[str, _Running] = {}
         self._end = weakref.finalize(self, engine.stop)  # also when nobody calls shutdown
         engine.start()

@@ -17,9 +17,10 @@ exception is a bug and keeps its traceback.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
+
+MAX_NAME = 80  # letters of a name that could be a mistyped one
 
 
 class OutriderError(Exception):
@@ -66,17 +67,68 @@ class DownloadError(ModelError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean X?)` for the known name that `name` is close to, or an empty string. Close is a
-    name with few letters changed, or the only one that has the words of `name` at its beginning or end."""
-    names = list(known)
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.7) or _with_words(name, names)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    """Return ` (did you mean X?)` for the known name that was meant by `name`, or an empty string.
+
+    It is the name with the fewest letters changed, if these are few; or else the only one that has the words
+    of `name` at its beginning or end, begins with `name`, or has its words in this order. A flag is not near
+    one with another number of dashes, nor near one of a single letter.
+    """
+    wanted = name.lower()
+    letters = len(wanted.lstrip("-"))
+    names = [
+        other for other in known if _dashes(other) == _dashes(name) and (other[:1] != "-" or len(other) > 2)
+    ]
+    if not letters or letters > MAX_NAME:
+        return ""
+    most = 1 + letters // 5 if letters > 2 else 0
+    distances = [(distance(wanted, other.lower(), most + 1), other) for other in names]
+    least, found = min(distances, default=(most + 1, ""))
+    if least > most:
+        found = _with_words(wanted, names)
+    return f" (did you mean {found!r}?)" if found else ""
 
 
-def _with_words(name: str, known: list[str]) -> list[str]:
-    """The known name that begins or ends with the words of `name`, if it is the only one."""
-    words = re.split(r"[-_.]", name[:80].lower())
-    parts = {other: re.split(r"[-_.]", other.lower()) for other in known}
+def _dashes(name: str) -> int:
+    """How many dashes a flag begins with, at most 2."""
+    return len(name[:2]) - len(name[:2].lstrip("-"))
+
+
+def _with_words(name: str, known: list[str]) -> str:
+    """The known name that has the words of `name`, if by one of the rules there is only one."""
+    words = _words(name)
+    parts = {other: _words(other) for other in known}
     size = len(words)
-    found = [other for other, own in parts.items() if words in (own[:size], own[-size:])]
-    return found if len(found) == 1 else []
+    for found in (
+        [other for other, own in parts.items() if words in (own[:size], own[-size:])],
+        [other for other in parts if len(name) > 2 and other.lower().startswith(name)],
+        [other for other, own in parts.items() if size > 1 and _in_order(words, own)],
+    ):
+        if found:
+            return found[0] if len(found) == 1 else ""
+    return ""
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[-_.]", name.lower())
+
+
+def _in_order(words: list[str], all_words: list[str]) -> bool:
+    rest = iter(all_words)
+    return all(word in rest for word in words)
+
+
+def distance(one: str, other: str, most: int) -> int:
+    """How many letters must be added, left out, replaced or swapped with the next one to make one text of
+    the other; counted up to `most`. (Optimal string alignment.)"""
+    if abs(len(one) - len(other)) >= most:
+        return most
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, start=1):
+        two_before, before, row = before, row, [i]
+        for j, b in enumerate(other, start=1):
+            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and (a, one[i - 2]) == (other[j - 2], b):
+                least = min(least, two_before[j - 2] + 1)
+            row.append(least)
+    return min(row[-1], most)

@@ -12,11 +12,24 @@ from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.request import Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
+from outrider.models.text.conversation import Conversations
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.outputs import Chunk, CompletionOutput, RequestOutput, logprobs_of
 from outrider.pipeline import BasePipeline
 from outrider.prompts import Prompt, read_prompt, salt_of
 from outrider.requests import RequestMaker
+from outrider.transformers_tokenizer import TransformersTokenizer
+
+
+def chat_and_tokenizer(pipeline: BasePipeline, context: int) -> tuple[Conversations, TransformersTokenizer]:
+    """What renders a model's conversations, to be closed by the caller, and the tokenizer that users get.
+
+    context: most tokens of prompt and output.
+    """
+    source = pipeline.source
+    conversations = Conversations(source.chat_template, pipeline.tokenizer, source.chat_templates)
+    name = pipeline.config.model
+    return conversations, TransformersTokenizer(pipeline.tokenizer, conversations, context, name)
 
 
 class GenerationMaker:

@@ -3,8 +3,8 @@
 - `format` is an annotation unless it is one that can be enforced; others are dropped.
 - A schema without `type` whose keywords are about one type only is of that type: `{"properties": …}` is an
   object, as its authors mean it, though JSON Schema would let a number through.
-- Objects that name their properties are closed, as in llama.cpp and xgrammar: models go on with invented
-  keys without end otherwise. `"additionalProperties": true` opens one.
+- Objects with `properties`, even without any in it, are closed, as in llama.cpp and xgrammar: models go on
+  with invented keys without end otherwise. `"additionalProperties": true` opens one.
 - `uniqueItems` is enforced over short enums, `propertyNames` where the names are an enum or have a pattern,
   `minProperties` where no name can come twice. Elsewhere they are refused.
 - `oneOf` becomes `anyOf` where no two of its schemas can match the same value.
@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -62,6 +63,20 @@ def prepared(schema: Any) -> Any:
         raise ConfigError("it is nested too deeply") from None
 
 
+@dataclass(slots=True)
+class _Told:
+    """What is told of an object's properties.
+
+    names:  those that are named.
+    all:    they are said to be all, by `properties` or `patternProperties`, if these name none even.
+    opened: it is said what others there may be.
+    """
+
+    names: dict[str, None] = field(default_factory=dict)
+    all: bool = False
+    opened: bool = False
+
+
 class _Rewriter:
     """Rewrites a copy of one document, `root`. What a pointer of a combination leads to is copied from the
     document as it was given, where nothing is closed."""
@@ -75,11 +90,11 @@ class _Rewriter:
         for part in _grows(self._done):  # pointers may lead outside the usual places of definitions
             self._rewrite(_at(self.root, part.get("$ref")))
 
-    def _rewrite(self, schema: Any, *, closed: bool = True, names: Iterable[str] = ()) -> None:
+    def _rewrite(self, schema: Any, *, closed: bool = True, beside: _Told | None = None) -> None:
         """Rewrite a schema in place.
 
         closed: close it if it is an object; not for a part of a schema that is closed as a whole.
-        names:  properties that an object has besides those that it names itself.
+        beside: what is told of the properties of an object besides what it tells itself.
         """
         if not isinstance(schema, dict) or id(schema) in self._done:
             return
@@ -96,59 +111,62 @@ class _Rewriter:
         self._list_unique_arrays(schema)
         for part in _parts(schema):
             self._rewrite(part)
-        self._combine(schema, closed, dict.fromkeys(names))
+        self._combine(schema, closed, copy.deepcopy(beside) or _Told())
         self._decide_one_of(schema)
 
     # --- Closing -----------------------------------------------------------------------------------
 
-    def _combine(self, schema: Schema, closed: bool, names: dict[str, None]) -> None:
+    def _combine(self, schema: Schema, closed: bool, told: _Told) -> None:
         """Rewrite the schemas with which this one is combined, and close what they describe together."""
         for key in _COMBINED:
             if isinstance(schema.get(key), list):
                 schema[key] = [{} if part is True else part for part in schema[key]]
         choices = [key for key in _CHOICES if isinstance(schema.get(key), list)]
-        own = "properties" in schema or "patternProperties" in schema
-        if "$ref" in schema and (own or names or not closed or choices or "allOf" in schema):
+        own = _tells(schema)
+        if "$ref" in schema and (own or told.names or told.all or not closed or choices or "allOf" in schema):
             self._copy_reference(schema)
         parts = schema["allOf"] if isinstance(schema.get("allOf"), list) else []
-        if len(parts) == 1 and not (own or names or choices):
+        if len(parts) == 1 and not (own or told.names or told.all or choices):
             self._rewrite(parts[0], closed=closed)
             return
-        opened = not closed or _is_opened(schema) or bool(choices and "patternProperties" in schema)
-        names.update(_own_names(schema) if own or names or parts else {})
+        told.opened |= not closed or _is_opened(schema) or bool(choices and "patternProperties" in schema)
+        told.all |= own
+        told.names.update(_own_names(schema) if told.all or told.names or parts else {})
         for part in parts:
-            opened = self._collect(part, names) or opened
+            self._collect(part, told)
         for part in parts:
             self._rewrite(part, closed=False)
         if len(choices) == 1:
             for part in schema[choices[0]]:
-                self._rewrite(part, closed=not opened, names=names)
+                self._rewrite(part, closed=not told.opened, beside=told)
             return
         for part in itertools.chain.from_iterable(schema[key] for key in choices):
-            opened = self._collect(part, names) or opened
+            self._collect(part, told)
             self._rewrite(part, closed=False)
-        if not opened and (own or names):
-            _close(schema, names)
+        if not told.opened and (told.all or told.names):
+            _close(schema, told.names)
 
-    def _collect(self, schema: Any, names: dict[str, None], chain: tuple[str, ...] = ()) -> bool:
-        """Add the properties that a schema, not yet rewritten, and those combined with it name. True when one
-        of them says itself what other properties there may be."""
+    def _collect(self, schema: Any, told: _Told, chain: tuple[str, ...] = ()) -> None:
+        """Add what a schema, not yet rewritten, and those combined with it tell."""
         if not isinstance(schema, dict):
-            return False
-        names.update(_own_names(schema))
-        opened = _is_opened(schema) or "patternProperties" in schema
+            return
+        told.names.update(_own_names(schema))
+        told.all |= _tells(schema)
+        told.opened |= _is_opened(schema) or "patternProperties" in schema
         for part in itertools.chain.from_iterable(_list(schema, key) for key in _COMBINED):
-            opened = self._collect(part, names, chain) or opened
+            self._collect(part, told, chain)
         pointer = schema.get("$ref")
         if isinstance(pointer, str) and pointer not in chain:
-            opened = self._collect(_at(self._given, pointer), names, (*chain, pointer)) or opened
-        return opened
+            self._collect(_at(self._given, pointer), told, (*chain, pointer))
 
     def _copy_reference(self, schema: Schema) -> None:
         """Replace `$ref` by a copy of an object's schema, which is not closed, under `allOf`."""
         target = _at(self._given, schema["$ref"])
-        names: dict[str, None] = {}
-        if not isinstance(target, dict) or not (self._collect(target, names) or names):
+        if not isinstance(target, dict):
+            return
+        told = _Told()
+        self._collect(target, told)
+        if not (told.opened or told.all or told.names):
             return
         self._count_copied(target)
         parts = [copy.deepcopy(target), *_list(schema, "allOf")]
@@ -251,6 +269,11 @@ def _replace(schema: Schema, changes: Mapping[str, tuple[str, Any]]) -> None:
 
 def _is_opened(schema: Schema) -> bool:
     return "additionalProperties" in schema or "unevaluatedProperties" in schema
+
+
+def _tells(schema: Schema) -> bool:
+    """Whether a schema says which properties there are."""
+    return "properties" in schema or "patternProperties" in schema
 
 
 def _own_names(schema: Schema) -> dict[str, None]:

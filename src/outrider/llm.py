@@ -18,9 +18,8 @@ from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.engine_args import path
 from outrider.errors import ConfigError, PromptError, nearest
-from outrider.generation import Generation, GenerationMaker
+from outrider.generation import Generation, GenerationMaker, chat_and_tokenizer
 from outrider.metrics import Metric, metrics_of
-from outrider.models.text.conversation import Conversations
 from outrider.outputs import Chunk, RequestOutput, merge
 from outrider.pipeline import BasePipeline, open_pipeline
 from outrider.prompts import Params, Prompt, params_list, prompt_list
@@ -69,12 +68,7 @@ class LLM:
     def _setup(self, pipeline: BasePipeline, shared: bool = True) -> None:
         self._open: BasePipeline | None = pipeline
         self._maker = GenerationMaker(pipeline, shared=shared)
-        self._conversations = Conversations(
-            pipeline.source.chat_template, pipeline.tokenizer, pipeline.source.chat_templates
-        )
-        self._tokenizer = TransformersTokenizer(
-            pipeline.tokenizer, self._conversations, pipeline.context, pipeline.config.model
-        )
+        self._conversations, self._tokenizer = chat_and_tokenizer(pipeline, pipeline.context)
         self._total = RequestMetrics()  # of all requests that have ended
 
     @property

@@ -129,6 +129,10 @@ def test_what_templates_are_given(templated: Running) -> None:
     assert prompt_of(templated, last) == "[assistant|half a "
     lines = {"messages": [{"role": "assistant", "content": "one\n"}], "continue_final_message": True}
     assert prompt_of(templated, lines) == "[assistant|one\n"
+    lines["messages"] = [{"role": "assistant", "content": [{"type": "text", "text": "one\n"}]}]
+    assert prompt_of(templated, lines) == "[assistant|one\n"
+    nothing = [{"role": "assistant", "content": None}, {"role": "user", "content": "a"}]
+    assert prompt_of(templated, {"messages": nothing}) == "[assistant|][user|a][assistant|"
     answer = templated.post("/v1/chat/completions", {**last, "echo": True, "max_tokens": 2, "seed": 1}).json()
     assert answer["choices"][0]["message"]["content"].startswith("half a ")
 

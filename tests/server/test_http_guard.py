@@ -48,7 +48,9 @@ def test_keys(target_file: Path) -> None:
                 {},
                 {"Authorization": "Basic one"},
                 {"Authorization": "Bearer"},
-                {"X-Api-Key": "one"},
+                {"X-Api-Key": "three"},
+                {"X-Api-Key": ""},
+                {"Authorization": "Bearer three", "X-Api-Key": "one"},
             ):
                 for path in (
                     "/v1/models",
@@ -69,6 +71,9 @@ def test_keys(target_file: Path) -> None:
             answer = http.get("/metrics", headers={"Authorization": "bearer one"})
             assert answer.status_code == 200
             assert error_of(http.get("/metrics", headers={b"Authorization": b"Bearer \xff"}), 401)
+            for path in ("/v1/models", f"/v1/models/{MODEL}", "/props", "/api/tags", "/metrics"):
+                for headers in ({"x-api-key": "two"}, {"X-Api-Key": "one", "Authorization": "Basic x"}):
+                    assert http.get(path, headers=headers).status_code == 200, path
 
 
 def test_the_holders_of_a_key_share_a_namespace(target_file: Path) -> None:
@@ -164,12 +169,13 @@ def test_compressed_bodies(server: Running) -> None:
         (b"[]", "must be a JSON object"),
         (b'"prompt"', "must be a JSON object"),
         (b"null", "must be a JSON object"),
-        (b"\xff\xfe", ""),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"prompt": "\xff"}', "not UTF-8"),
         (b'{"prompt": "a", "temperature": NaN}', "temperature"),
         (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
-        (b"[" * 100_000, ""),
-        (b'{"prompt": ' + b"[" * 5_000 + b"]" * 5_000 + b"}", ""),
-        (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", ""),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"prompt": ' + b"[" * 5_000 + b"]" * 5_000 + b"}", "nested too deeply"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "too many digits"),
         (b'{"prompt": "a", "logit_bias": {"1": ' + b'{"a":' * 500 + b"1" + b"}" * 501 + b"}", "logit_bias"),
         (b'{"prompt": "a", "\\ud800": 1}', "surrogate"),
         (b'{"prompt": "a", "model": "\\ud800"}', "surrogate"),

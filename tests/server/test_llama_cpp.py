@@ -243,8 +243,18 @@ def test_tokenizer_info(server: Running) -> None:
         found = http.get("/tokenizer_info").json()
     assert found["vocab_size"] == tokenizer.vocab_size
     assert found["model_max_length"] == 4096
-    assert found["eos_token"] == tokenizer.pieces.texts[tokenizer.eos_ids[0]]
+    assert found["eos_token"] == tokenizer.named_tokens["eos_token"]
     assert found["chat_template"] == server.pipeline.source.chat_template
+
+
+def test_the_eos_token_is_the_tokenizers_own(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first id that ends a text, which generation_config.json chooses."""
+    tokenizer = server.pipeline.tokenizer
+    assert tokenizer.eos_id is not None
+    monkeypatch.setattr(tokenizer, "eos_ids", (tokenizer.eos_id + 1, tokenizer.eos_id))
+    own = tokenizer.pieces.texts[tokenizer.eos_id]
+    with server.http() as http:
+        assert [http.get(path).json()["eos_token"] for path in ("/props", "/tokenizer_info")] == [own, own]
 
 
 @pytest.mark.parametrize("path", REFUSED)

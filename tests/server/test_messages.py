@@ -349,7 +349,11 @@ def test_errors_have_anthropics_form(roomy_file: Path) -> None:
             assert error_of(answer, 401)["type"] == "authentication_error"
             assert "x-api-key" in answer.json()["error"]["message"]
         key = {"x-api-key": "one"}
-        assert server.post("/v1/completions", {"prompt": "a"}, headers=key).status_code == 401
+        models = anthropic.Anthropic(base_url=server.url, api_key="one").models
+        assert [model.id for model in models.list(limit=1)] == [MODEL, "other"]
+        found = models.retrieve("other")
+        assert (found.type, found.display_name, found.max_input_tokens) == ("model", "other", 4096)
+        assert found.created_at.timestamp() == server.client(api_key="one").models.retrieve("other").created
         for path in ("/v1/messages/nothing", "/v1/messages/batches"):
             assert error_of(server.post(path, {}, headers=key), 404)["type"] == "not_found_error"
         big = {"messages": [{"role": "user", "content": "a" * 4000}], "max_tokens": 1}

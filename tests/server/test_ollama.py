@@ -348,7 +348,7 @@ def test_keys_are_obeyed(target_file: Path) -> None:
         with pytest.raises(ollama.ResponseError, match="API key"):
             client_of(server).list()
         assert client_of(server, Authorization="Bearer one").list().models
-        assert http.get("/api/tags", headers={"x-api-key": "one"}).status_code == 401
+        assert http.get("/api/tags", headers={"x-api-key": "one"}).status_code == 200
 
 
 def test_a_stream_that_fails(templated: Running) -> None:

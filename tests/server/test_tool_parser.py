@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.http.tool_call_scanner import CallScanner, decoded, repaired
+from outrider.models.text.tool_call_scanner import CallScanner, decoded, repaired
 from outrider.server.http.tool_forms import Family, family_of
 from outrider.server.http.tool_parser import HELD_CHARS, ToolParser
 

@@ -23,6 +23,7 @@ from outrider.server.http.tool_grammar import call_grammar, free_grammar
 from outrider.server.http.tools import tool_use
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 from tests.support.models import Dims, tiny_gguf, tiny_tokenizer
+from tests.support.past_arguments import PAST_ARGUMENTS
 
 WEATHER = {
     "type": "function",
@@ -341,20 +342,7 @@ def prompt_of(server: Running, messages: list[dict[str, Any]], **fields: Any) ->
     return server.pipeline.tokenizer.decode(answer.json()["tokens"], skip_special=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ('{"a": 1}', '{"a": 1}'),
-        ({"a": 1}, '{"a": 1}'),
-        ('"{\\"a\\": 1}"', '{"a": 1}'),
-        ("", "{}"),
-        (None, "{}"),
-        ("null", "{}"),
-        ('{"a": 1', json.dumps('{"a": 1')),
-        ("{a: 1}", json.dumps("{a: 1}")),
-        ("[" * 5000, json.dumps("[" * 5000)),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "shown"), PAST_ARGUMENTS)
 def test_any_arguments_of_a_past_call_are_taken(server: Running, arguments: Any, shown: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": arguments}}
     talk: list[dict[str, Any]] = [

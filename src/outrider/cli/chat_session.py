@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.colours import COLOURS, RESET, shown
-from outrider.cli.parser import near
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, nearest
 from outrider.outputs import Chunk
 
 FORMAT, VERSION = "outrider-chat", 1
@@ -175,9 +174,7 @@ class Session:
         name, _, argument = text.partition(" ")
         known = COMMANDS.get(_SHORT.get(name, name))
         if known is None:
-            guess = near("-" + name.replace("/", "-"), ["-" + c.replace("/", "-") for c in COMMANDS])
-            guess = guess.replace("'--", "'/")
-            return Outcome(text=f"there is no command {name}{guess}; /help lists them")
+            return Outcome(text=f"there is no command {name}{nearest(name, COMMANDS)}; /help lists them")
         try:
             return known.run(self, argument.strip())
         except ConfigError as error:

@@ -6,13 +6,14 @@ No error shows a value of the file: it may be a key.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from outrider.cli.parser import Parser, near
-from outrider.errors import ConfigError
+from outrider.cli.parser import Parser
+from outrider.errors import ConfigError, nearest
 
 MAX_BYTES = 1 << 20
 FLAG = "--config"
@@ -25,7 +26,7 @@ def add_config(parser: Parser) -> None:
         metavar="FILE",
         help="flags from a YAML file, one `name: value` a line; those given here come first",
     )
-    parser.config = True
+    parser.expand = functools.partial(inserted, parser)
 
 
 def inserted(parser: Parser, flags: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -139,7 +140,7 @@ def _action(parser: Parser, key: str, name: str) -> argparse.Action:
     plain = key.strip("-").replace("_", "-")
     flags = [flag for flag in (key, f"--{plain}", f"-{plain}") if flag in parser.actions]
     if not flags or parser.actions[flags[0]].dest in ("config", "help"):
-        guess = near(f"--{plain}", parser.suggestions()).replace("'--", "'")
+        guess = nearest(f"--{plain}", parser.suggestions()).replace("'--", "'")
         _refuse(name, f"unknown key {key[:80]!r}{guess}")
     return parser.actions[flags[0]]
 

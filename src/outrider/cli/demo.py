@@ -130,7 +130,8 @@ def _drafted(run: Run) -> str:
         for name, counts in drafters.items()
         if counts.num_accepted_tokens
     ]
-    return ", ".join(found) or "none: it would not pay"
+    tried = sum(counts.num_draft_tokens for counts in drafters.values())
+    return ", ".join(found) or (f"none of {tried} drafted" if tried else "none: nothing was drafted")
 
 
 def _show(model: str, draft: str | None, max_tokens: int) -> bool:

@@ -71,8 +71,8 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         *("--spec", "--spec-method"),
         dest="spec",
         metavar="METHOD",
-        help="auto (suffix lookup and the draft, as far as they pay; default), suffix, ngram, draft_model "
-        "(these draft in every step) or none",
+        help="how to draft: auto (suffix lookup and the draft, as far as they pay; default), suffix, ngram, "
+        "draft_model (these draft in every step) or none",
     )
     add_draft_length(group)
     group.add_argument(

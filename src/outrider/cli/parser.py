@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, nearest
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -25,7 +25,8 @@ class Parser(argparse.ArgumentParser):
     """argparse without abbreviations; it raises ConfigError where argparse would exit with status 2.
 
     siblings: the parsers of all commands by name, so that a flag of another command can be told.
-    config:   whether `--config FILE` is among the flags, see config_file.py.
+    expand:   called with the flags and the positional arguments of the command line; returns the flags to
+              read in place of these. For `--config FILE`.
     settle:   called with the parsed arguments, to bring other spellings of a setting together.
     """
 
@@ -33,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.siblings: Mapping[str, Parser] = {}
-        self.config = False
+        self.expand: Callable[[list[str], list[str]], list[str]] = lambda flags, _: flags
         self.settle: Callable[[argparse.Namespace], None] = lambda _: None
 
     def error(self, message: str) -> NoReturn:
@@ -76,10 +77,7 @@ class Parser(argparse.ArgumentParser):
         """The same command line in a form that argparse reads in one way only: flags with `=`, then `--` and
         the positional arguments."""
         flags, words = self._split(args)
-        if self.config:
-            from outrider.cli import config_file
-
-            flags = config_file.inserted(self, flags, words)
+        flags = self.expand(flags, words)
         return [*flags, "--", *words] if words else flags
 
     def _split(self, args: list[str]) -> tuple[list[str], list[str]]:
@@ -156,7 +154,7 @@ class Parser(argparse.ArgumentParser):
         others = [other for other, parser in self.siblings.items() if parser.has(name)]
         if others:
             self.error(f"unknown flag {name}: it is a flag of `outrider {others[0]}`")
-        self.error(f"unknown flag {name}{near(name, self.suggestions())}")
+        self.error(f"unknown flag {name}{nearest(name, self.suggestions())}")
 
     def has(self, flag: str) -> bool:
         """Whether the help shows this flag."""
@@ -198,35 +196,6 @@ def is_flag(word: str) -> bool:
     """Whether a word looks like a flag: with a `-` before it, but neither that alone nor a number, and
     without blanks."""
     return word[:1] == "-" and word != "-" and " " not in word and _NUMBER.fullmatch(word) is None
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """` (did you mean X?)` for the flag that differs from `name` in the fewest letters, if these are few;
-    else nothing. A flag of one or two letters is near no other."""
-    if len(name.lstrip("-")) < 3:
-        return ""
-    flags = [flag for flag in known if len(flag) > 2 and flag.startswith("--") == name.startswith("--")]
-    most = 1 + len(name.lstrip("-")) // 6
-    distances = [(distance(name, flag, most + 1), flag) for flag in flags]
-    least, flag = min(distances, default=(most + 1, ""))
-    return f" (did you mean {flag!r}?)" if least <= most else ""
-
-
-def distance(one: str, other: str, most: int) -> int:
-    """How many letters must be added, left out, replaced or swapped with the next one to make one text of
-    the other; counted up to `most`. (Optimal string alignment.)"""
-    if abs(len(one) - len(other)) >= most:
-        return most
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, start=1):
-        two_before, before, row = before, row, [i]
-        for j, b in enumerate(other, start=1):
-            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
-            if i > 1 and j > 1 and (a, one[i - 2]) == (other[j - 2], b):
-                least = min(least, two_before[j - 2] + 1)
-            row.append(least)
-    return min(row[-1], most)
 
 
 def number(text: str) -> float:

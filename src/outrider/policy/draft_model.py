@@ -107,11 +107,12 @@ class DraftModelSource:
     ) -> None:
         self.name, self.cost, self._tuning = name, cost, tuning
         self.target_confidence = TargetConfidence(tuning)
-        self.first = AcceptanceRates(tuning.model_start, tuning.model_start_weight)  # of first choices
-        # Of first choices in requests whose prompt it does not see the middle of.
-        self.first_truncated = AcceptanceRates(tuning.model_start_truncated, tuning.model_start_weight)
-        self.sibling = AcceptanceRates(tuning.sibling_start)  # of others, where those before are wrong
-        self.lookahead = AcceptanceRates(tuning.lookahead_start)  # of lookups, as predictions of its tokens
+        # Of first choices, of others where those before are wrong, and of lookups as predictions of them.
+        weight, decay = tuning.model_start_weight, tuning.model_decay
+        self.first = AcceptanceRates(tuning.model_start, weight, decay)
+        self.first_truncated = AcceptanceRates(tuning.model_start_truncated, weight, decay)  # see `truncate`
+        self.sibling = AcceptanceRates(tuning.sibling_start, tuning.sibling_start_weight, decay)
+        self.lookahead = AcceptanceRates(tuning.lookahead_start, tuning.lookahead_start_weight, decay)
         self.prefill = DraftPrefillPolicy(tuning)
         self._pass_seconds = [0.0, 0.0]  # as in DraftModelState, over all requests
         self._max_depth, self._confident, self._branching = max_depth, confident, branching

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ _WORDS = {
     NO_ROOM: "there was room for one token only in {steps}",
     NO_DRAFTER: "there is no drafter",
 }
+
+_CLAUSE = re.compile(r"(.+?) in (\d+)(?: \(.*\))?(.*)")  # words, steps, figures and further words
 
 
 @dataclass(slots=True)
@@ -195,6 +198,21 @@ def explain(account: Account) -> str:
     measured, predicted = account.measured, account.predicted
     gain = "" if measured is None else f"; ×{measured:.2f} measured, ×{predicted:.2f} predicted"
     return f"on in {drafted} of {steps} steps: {used}{gain}"
+
+
+def brief(text: str) -> str:
+    """The reasons of a text of `explain` that says "off", without numbers, as labels need: those of at least
+    half of the plain steps, or else the most frequent one. "" for "on"."""
+    head, _, tail = text.partition(": ")
+    if not head.startswith("off"):
+        return ""
+    found = [clause for said in tail.split("; ") if (clause := _CLAUSE.fullmatch(said))]
+    counts = {f"{m[1]}{m[3]}": int(m[2]) for m in found if "tokens accepted" not in m.string}
+    if not counts:
+        return tail.partition("; ")[0]
+    number = re.search(r"\d+", head)
+    enough = min(int(number[0]) if number else 0, 2 * max(counts.values()))
+    return "; ".join(words for words, count in counts.items() if 2 * count >= enough)
 
 
 def _why_off(account: Account) -> str:

@@ -60,6 +60,8 @@ class Tuning:
     # --- Lookups (lookup.py, lookup_backoff.py) ---
     lookup_start: float = 0.3
     """Acceptance probability of a lookup before anything is known."""
+    lookup_start_weight: float = 2.0
+    """Tokens that `lookup_start` counts for."""
     lookup_decay: float = 0.97
     """Of a request's evidence for lookups, for each token; one step gives evidence of several."""
     backoff_steps: int = 4
@@ -83,8 +85,8 @@ class Tuning:
     model_start: float = 0.8
     """Acceptance probability of a draft model's token before anything is known."""
     model_start_truncated: float = 0.5
-    """The same where it does not see the middle of the prompt. `replay.py --workloads passages -n 64 --temps 0`:
-    2.34 times plain, with `model_start` 2.27, and 2.00 when both kinds of prompts share what is learned …"""
+    """The same where it does not see the middle of the prompt: 2.34 times plain in `replay.py --workloads passages
+    -n 64 --temps 0`, with `model_start` 2.27, and 2.00 where both kinds of prompts share what is learned …"""
     model_start_weight: float = 8.0
     """… and tokens that either counts for."""
     model_new_tokens: float = 24.0
@@ -93,8 +95,14 @@ class Tuning:
     """With less evidence, it drafts for one request at a time."""
     sibling_start: float = 0.4
     """Acceptance probability of a second choice, the first being wrong, before anything is known."""
+    sibling_start_weight: float = 2.0
+    """Tokens that `sibling_start` counts for."""
     lookahead_start: float = 0.3
     """Probability that the draft model draws what a lookup expects, before anything is known."""
+    lookahead_start_weight: float = 2.0
+    """Tokens that `lookahead_start` counts for."""
+    model_decay: float = 0.95
+    """Of a request's evidence for first and second choices and for lookaheads, for each token."""
     pass_share_weight: float = 8.0
     """Draft passes that the mean of all requests counts for, in the passes that a drawn token takes."""
     pass_share_decay: float = 0.95

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from outrider.cli.main import main, parser
-from outrider.cli.parser import Parser, distance, is_flag, near
+from outrider.cli.parser import Parser, is_flag
 from outrider.errors import ConfigError
 
 
@@ -83,25 +83,6 @@ def test_a_flag_of_another_command_is_told() -> None:
         parsed("-m x -p y")
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("--temprature", "--temperature"),
-        ("--sede", "--seed"),
-        ("--no-cvn", None),
-        ("--mirage", None),
-        ("-z", None),
-        ("--zzz", None),
-        ("--quantum", None),
-        ("", None),
-        ("--" + "x" * 5000, None),
-    ],
-)
-def test_hints_are_near(name: str, hint: str | None) -> None:
-    known = ["--temperature", "--seed", "--mirostat", "-cnv", "--draft"]
-    assert near(name, known) == ("" if hint is None else f" (did you mean {hint!r}?)")
-
-
 def test_no_hint_at_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--mmprok", "--mirostatx"):
         assert main(["run", "m", flag, "x"]) == 2
@@ -113,15 +94,6 @@ def test_no_hint_at_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def parser_of(command: str) -> Parser:
     run: Parser = parser()._subparsers._group_actions[0].choices[command]  # type: ignore[union-attr,index]
     return run
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "letters"),
-    [("seed", "seed", 0), ("see", "seed", 1), ("sede", "seed", 1), ("abc", "", 3), ("kitten", "sitting", 3)],
-)
-def test_the_distance_of_texts(one: str, other: str, letters: int) -> None:
-    assert distance(one, other, 9) == distance(other, one, 9) == letters
-    assert distance(one, other, 2) == min(letters, 2)
 
 
 @pytest.mark.parametrize(

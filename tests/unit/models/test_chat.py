@@ -99,6 +99,10 @@ def test_no_template() -> None:
 def test_content_parts_are_joined(plain: ChatTemplate) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert plain.render([{"role": "user", "content": parts}]) == "[user|a\nb]"
+    others = [{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    assert plain.render([{"role": "user", "content": others}]) == "[user|a\nb]"
+    empty = [{"role": "assistant", "content": None}, {"role": "tool", "content": None}]
+    assert plain.render([*HI, *empty]) == "[user|hi][assistant|][tool|]"
     calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     assert plain.render([*HI, calls]) == "[user|hi][assistant|None]"
 
@@ -113,11 +117,13 @@ def test_content_parts_are_joined(plain: ChatTemplate) -> None:
         ([*HI, {"content": "x"}], "message 1 has no role"),
         ([{"role": 3, "content": "x"}], "no role"),
         ([{"role": "user"}], "message 0 .user. has no content"),
-        ([{"role": "assistant", "content": None}], "has no content"),
+        ([{"role": "system", "content": None}], "has no content"),
         ([{"role": "user", "content": 5}], "content of type int"),
         ([{"role": "user", "content": b"x"}], "content of type bytes"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "type 'image_url'; only text"),
-        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "only text"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "'text' without a text in 'text'"),
+        ([{"role": "user", "content": [{"type": "refusal", "text": "a"}]}], "without a text in 'refusal'"),
+        ([{"role": "user", "content": [{"type": [1]}]}], "only text"),
         ([{"role": "user", "content": ["x"]}], "type 'str'; only text"),
         ([{"role": "user", "content": "x", "name": {1, 2}}], "JSON"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.errors import ConfigError, PromptError
 from outrider.models.text.conversation import MAX_TEMPLATES, Conversations
+from tests.support.past_arguments import PAST_ARGUMENTS
 from tests.unit.models.tokenizers_for_tests import tokenizer
 
 TOKENIZER = tokenizer("bpe-qwen2")
@@ -60,19 +61,7 @@ def test_contents_as_parts(plain: Conversations) -> None:
     assert plain.render(parts) == "[user|a\nb][assistant|"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ('{"a": 1}', '{"a": 1}'),
-        ({"a": 1}, '{"a": 1}'),
-        ('"{\\"a\\": 1}"', '{"a": 1}'),
-        (None, "{}"),
-        ("null", "{}"),
-        ("", "{}"),
-        ("{}", "{}"),
-        ('{"a": 1,}', '"{\\"a\\": 1,}"'),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "shown"), PAST_ARGUMENTS)
 def test_arguments_of_past_calls(plain: Conversations, arguments: Any, shown: str) -> None:
     found = plain.render([*HI, _call(arguments)], chat_template=WITH_TOOLS, add_generation_prompt=False)
     assert found == f"[user|hi][assistant|None|add {shown}]"
@@ -104,6 +93,8 @@ def test_a_message_is_continued_where_it_ends(plain: Conversations, text: str) -
     messages = [*HI, {"role": "assistant", "content": text}]
     options: Any = {"continue_final_message": True, "add_generation_prompt": False}
     assert plain.render(messages, **options) == f"[user|hi][assistant|{text}"
+    parts = [*HI, {"role": "assistant", "content": [{"type": "text", "text": text}]}]
+    assert plain.render(parts, **options) == f"[user|hi][assistant|{text}"
     trims = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
     assert plain.render(messages, chat_template=trims, **options) == f"[hi][{text}"
 
@@ -119,7 +110,7 @@ def test_a_message_is_continued_where_it_ends(plain: Conversations, text: str) -
         ([{"role": "user", "content": 7}], {}, PromptError, "type int"),
         ([{"role": "user", "content": b"a"}], {}, PromptError, "type bytes"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, PromptError, "image_url"),
-        ([{"role": "tool", "content": [7]}], {}, PromptError, "not text"),
+        ([{"role": "tool", "content": [7]}], {}, PromptError, "type 'int'; only text"),
         ([*HI, {"role": "assistant", "tool_calls": "x"}], {}, PromptError, "not a list"),
         ([*HI, {"role": "assistant", "tool_calls": [{}]}], {}, PromptError, "without function.name"),
         (HI, {"content_format": "parts"}, ConfigError, "auto, string, openai, not 'parts'"),

@@ -10,7 +10,7 @@ import pytest
 from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.policy.cost_model import CostModel
-from outrider.policy.report import UNLIKELY, Account, Off, explain
+from outrider.policy.report import _WORDS, UNLIKELY, Account, Off, brief, explain
 from outrider.policy.tree import Lookup, ModelDraft
 from tests.support.controllers import Named, make_auto
 from tests.unit.policy.test_auto import TARGET, ask, chain, limits, make, record, step, taught
@@ -187,3 +187,37 @@ def test_percentages_that_look_equal_get_more_digits() -> None:
     account.add(PLAIN, 0.05, 1.0)
     account.add_off([Off("suffix", UNLIKELY, 0.0912, 0.0937)])
     assert "(9.1%, and it pays from 9.4%)" in explain(account)
+
+
+def off(*reasons: Off) -> Account:
+    """An account of a step without a draft for these reasons."""
+    account = Account()
+    account.add(PLAIN, 0.05, 1.0)
+    account.add_off(reasons)
+    return account
+
+
+@pytest.mark.parametrize("reason", _WORDS)
+def test_a_label_says_the_reason_without_numbers(reason: str) -> None:
+    words = brief(explain(off(Off("suffix", reason, 0.04, 0.09))))
+    assert words
+    assert not re.search(r"\d|[(){}%]", words)
+    assert all(other == reason or brief(explain(off(Off("suffix", other)))) != words for other in _WORDS)
+
+
+def test_a_label_has_the_reasons_of_most_steps() -> None:
+    account = off(Off("suffix", "nothing"), Off("draft_model", UNLIKELY, 0.04, 0.09))
+    for _ in range(9):
+        account.merge(off(Off("suffix", "nothing"), Off("draft_model", UNLIKELY, 0.04, 0.09)))
+    account.merge(off(Off("", "measuring")))
+    account.add(StepRecord("suffix", 4, 0, 1, 0.0, 0.05, 0.001), 0.05, 1.0)
+    assert brief(explain(account)) == "suffix found nothing; draft_model was too unlikely to be right"
+    assert brief("off: there is no drafter") == "there is no drafter"
+    assert brief("off: num_speculative_tokens is 0") == "num_speculative_tokens is 0"
+    assert brief("on in 3 of 4 steps: suffix in 3 (2 of 5 tokens accepted)") == ""
+    assert brief("off in 9 of 9 steps: no draft was asked for") == "no draft was asked for"
+
+
+def test_a_label_where_no_reason_has_half_of_the_steps() -> None:
+    reasons = "suffix found nothing in 4; a plain pass was timed in 3; suffix could not draft in 3"
+    assert brief(f"off in 10 of 10 steps: {reasons}") == "suffix found nothing"

@@ -20,6 +20,9 @@ MEMORY_BYTES = 1 << 30
 # Variables of a template that callers do not set as they like.
 RESERVED = {"messages", "tools", "add_generation_prompt", "documents", "chat_template"}
 
+_MAY_BE_EMPTY = ("assistant", "tool")  # roles whose content clients send as null
+# Where a content part has its text, by its type: in chats, in OpenAI's Responses API, and as refusals.
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MARK = "\ue000outrider\ue001"  # stands for the end of a message that is to be continued
 
 
@@ -209,9 +212,11 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(role, str) or not role:
             raise PromptError(f"message {n} has no role (system, user, assistant or tool)")
         content = message.get("content")
-        if content is None and not (role == "assistant" and message.get("tool_calls")):
+        if content is None and role not in _MAY_BE_EMPTY:
             raise PromptError(f"message {n} ({role}) has no content")
-        found.append({**message, "content": _text(content, n)})
+        if content is None and not message.get("tool_calls"):
+            content = ""
+        found.append({**message, "content": content_text(content, f"message {n}")})
     return found
 
 
@@ -221,19 +226,22 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     return message if text is None else {**message, "content": [{"type": "text", "text": text}]}
 
 
-def _text(content: object, n: int) -> str | None:
-    """The text of a content: a string, or OpenAI's list of {'type': 'text', 'text': …}."""
+def content_text(content: object, message: str) -> str | None:
+    """The text of a content: a string, or a list of parts such as {'type': 'text', 'text': …}; None for None.
+    Raises PromptError, which names the `message`, for other contents."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise PromptError(f"message {n} has content of type {type(content).__name__}; use a text")
+        raise PromptError(f"{message} has content of type {type(content).__name__}; use a text")
     texts = []
     for part in content:
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(text, str):
-            raise PromptError(f"message {n} has a content part of type {kind!r}; only text is supported")
-        texts.append(text)
+        name = _TEXT_PARTS.get(kind) if isinstance(part, Mapping) and isinstance(kind, str) else None
+        if name is None:
+            raise PromptError(f"{message} has a content part of type {kind!r:.80}; only text is supported")
+        if not isinstance(part.get(name), str):
+            raise PromptError(f"{message} has a content part of type {kind!r} without a text in {name!r}")
+        texts.append(part[name])
     return "\n".join(texts)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.errors import ConfigError, PromptError
-from outrider.models.text.chat import RESERVED, ChatTemplate
+from outrider.models.text.chat import RESERVED, ChatTemplate, content_text
 from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.tool_call_scanner import past_arguments
 from outrider.models.text.tool_words import describe_in_words
 
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -81,8 +80,9 @@ class Conversations:
                 "add add_generation_prompt=False"
             )
         last = made[-1] if made else {}
-        if not isinstance(last.get("content"), str):
+        if (content := content_text(last.get("content"), "the last message")) is None:
             raise PromptError("continue_final_message needs a last message with text")
+        made[-1] = {**last, "content": content}
         text = template.render_unfinished(made, **given)
         if text is None:
             raise PromptError("the chat template leaves the last message out, so it cannot be continued")
@@ -157,14 +157,9 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
-    """A past tool call with its arguments as an object, which templates write as JSON; what is not JSON stays
-    text, as a model may have written it."""
+    """A past tool call as templates expect it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise PromptError(f"message {number} has a tool call without function.name")
-    arguments = function.get("arguments")
-    for _ in range(2):  # some clients encode twice
-        if isinstance(arguments, str):
-            with contextlib.suppress(ValueError, RecursionError):
-                arguments = json.loads(arguments)
-    return {**call, "function": {**function, "arguments": {} if arguments in (None, "") else arguments}}
+    arguments = past_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}

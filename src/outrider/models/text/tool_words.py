@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.errors import PromptError
+from outrider.models.text.chat import content_text
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _PREFACE = """\
@@ -51,13 +51,8 @@ def describe_in_words(
     return [{"role": "system", "content": preface}, *found]
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-    if len(parts) < len(content) or not all(isinstance(part, str) for part in parts):
-        raise PromptError("a message has a content part that is not text; only text is supported")
-    return "\n".join(str(part) for part in parts)
+def _text(content: object) -> str:
+    return content_text(content, "a message") or ""
 
 
 def _written(function: Mapping[str, Any]) -> str:

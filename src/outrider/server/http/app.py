@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,7 +22,15 @@ from outrider.server.http.chat import chat_completions
 from outrider.server.http.completions import completions
 from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.dialects import registry
-from outrider.server.http.errors import ApiError, api_error, bad, elsewhere, invalid, json_response
+from outrider.server.http.errors import (
+    ApiError,
+    api_error,
+    bad,
+    elsewhere,
+    invalid,
+    json_response,
+    unreadable,
+)
 from outrider.server.http.guard import OPEN, BodyLimit, Guard, HeadAsGet, Keys, path_of
 from outrider.server.http.metrics import CONTENT_TYPE
 from outrider.server.http.openapi import (
@@ -93,7 +102,6 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         hosts=settings.hosts(),
         is_open=frozenset(OPEN) | pages,
         error_form=registry.error_response,
-        key_header=registry.key_header,
     )
     if settings.allowed_origins:
         app.add_middleware(
@@ -124,7 +132,7 @@ def _errors(app: FastAPI) -> None:
         message = {
             404: f"there is nothing at {request.url.path[:200]}{elsewhere(request.url.path, app.routes)}",
             405: f"{request.method} is not possible at {request.url.path[:200]}",
-        }.get(error.status_code, str(error.detail))
+        }.get(error.status_code, unreadable(error.__cause__) or str(error.detail))
         return answer(request, ApiError(error.status_code, message, headers=error.headers))
 
     app.add_exception_handler(ApiError, error_response)
@@ -208,6 +216,8 @@ def _conversation(body: TokenizeRequest) -> Conversation:
 
 def _models(app: FastAPI, service: Service) -> None:
     def card(name: str) -> dict[str, Any]:
+        """In the form of OpenAI and vLLM, with the members of Anthropic's besides."""
+        context = service.engine.context
         return {
             "id": name,
             "object": "model",
@@ -215,13 +225,21 @@ def _models(app: FastAPI, service: Service) -> None:
             "owned_by": "outrider",
             "root": service.pipeline.source.display_name,
             "parent": None,
-            "max_model_len": service.engine.context,
+            "max_model_len": context,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(service.model.created, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": context,
+            "max_tokens": context,
         }
 
     @app.get("/models", include_in_schema=False)
     @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))
     async def models() -> Response:
-        return json_response({"object": "list", "data": [card(name) for name in service.model.names]})
+        names = service.model.names
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # of Anthropic's
+        return json_response({"object": "list", "data": [card(name) for name in names], **pages})
 
     @app.get("/models/{name:path}", include_in_schema=False)
     @app.get(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.models.text.chat import RESERVED
+from outrider.models.text.chat import RESERVED, content_text
+from outrider.models.text.tool_call_scanner import past_arguments
 from outrider.models.text.tool_words import describe_in_words
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import Message, Tool
-from outrider.server.http.tool_call_scanner import decoded
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -61,8 +60,9 @@ def render(templates: ChatTemplates, conversation: Conversation) -> str:
     if not continues:
         return template.render(messages, add_generation_prompt=opens is not False, **variables)
     last = messages[-1]
-    if not isinstance(last.get("content"), str):
+    if (content := content_text(last.get("content"), "the last message")) is None:
         raise bad("continue_final_message needs a last message with text", "continue_final_message")
+    messages[-1] = {**last, "content": content}
     text = template.render_unfinished(messages, **variables)
     if text is None:
         raise bad("the model's chat template leaves the last message out", "continue_final_message")
@@ -105,15 +105,9 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A past tool call with its arguments as an object, which templates write as JSON. Arguments that are no
-    JSON, as a model may have written them, stay text."""
+    """A past tool call as templates expect it."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise bad("a message has a tool call without function.name", "messages")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(decoded(arguments))
-        except (ValueError, RecursionError):
-            arguments = function["arguments"]
+    arguments = past_arguments(function.get("arguments"))
     return {**call, "function": {**function, "arguments": arguments}}

@@ -100,6 +100,15 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return bad(f"{param}: {message}", param)
 
 
+def unreadable(cause: BaseException | None) -> str:
+    """What is wrong with a body that the JSON reader gave up on; "" for other causes."""
+    if isinstance(cause, UnicodeDecodeError):
+        return "the body is not JSON: its text is not UTF-8"
+    if isinstance(cause, RecursionError):
+        return "the body is nested too deeply"
+    return "the body holds a number with too many digits" if isinstance(cause, ValueError) else ""
+
+
 def elsewhere(path: str, routes: Iterable[object]) -> str:
     """For a path at which there is nothing: where a known one is that differs by a letter or two, or that it
     ends with, or that is near. "" for none."""

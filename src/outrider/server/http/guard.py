@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.http.errors import ApiError, bad
 
+KEY_HEADER = "x-api-key"  # of Anthropic's and some llama.cpp clients, besides Authorization
 ANONYMOUS = "anonymous"  # the namespace of clients without a key
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 JSON = "application/json"
@@ -72,10 +73,8 @@ class Guard:
     """Refuses requests without a valid key or with another host name. Writes the client's cache namespace
     into the request's state, see `namespace_of`.
 
-    hosts:      accepted values of the Host header without port; () accepts all.
-    is_open:    paths that need no key.
-    key_header: the header in which clients of a path may send their key, besides Authorization; None for
-                none.
+    hosts:   accepted values of the Host header without port; () accepts all.
+    is_open: paths that need no key.
     """
 
     def __init__(
@@ -86,10 +85,9 @@ class Guard:
         is_open: frozenset[str],
         *,
         error_form: ErrorForm,
-        key_header: Callable[[str], str | None],
     ) -> None:
         self._app, self._keys, self._hosts, self._open = app, keys, hosts, is_open
-        self._error_form, self._key_header = error_form, key_header
+        self._error_form = error_form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -122,16 +120,14 @@ class Guard:
         if not self._keys or path in self._open:
             return ANONYMOUS
         kind, _, key = headers.get("authorization", "").partition(" ")
-        name = self._key_header(path)
-        if kind.lower() != "bearer" and name is not None and name in headers:
-            kind, key = "bearer", headers[name]
+        if kind.lower() != "bearer" and KEY_HEADER in headers:
+            kind, key = "bearer", headers[KEY_HEADER]
         found = self._keys.namespace(key.strip().encode("latin-1")) if kind.lower() == "bearer" else None
         if found is None:
             why = "the API key is not one of this server's" if key else "an API key is needed"
-            also = "" if name is None else f" or `{name}: KEY`"
             raise ApiError(
                 401,
-                f"{why}: send it as `Authorization: Bearer KEY`{also}",
+                f"{why}: send it as `Authorization: Bearer KEY` or `{KEY_HEADER}: KEY`",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from outrider.decoding.events import Event, FinishEvent
+from outrider.policy.report import brief
 from outrider.server.engine.async_engine import EngineStats, ServerEngine
 
 PREFIX = "outrider:"
@@ -197,9 +198,6 @@ class _EngineCollector(Collector):
 
 
 def speculation_state(text: str) -> tuple[str, str]:
-    """("on" or "off", the reason). The reason is one of few texts without numbers, as a label must be; the
-    status document has the numbers."""
-    head, _, tail = text.partition(":")
-    state = "off" if head.startswith("off") else "on"
-    reason = tail.strip() if state == "off" else ""
-    return state, "drafting would not pay" if any(c.isdigit() for c in reason) else reason
+    """("on" or "off", the reason). The reason is one of few texts without counts, as a label must be; the
+    status document has the counts."""
+    return "off" if text.startswith("off") else "on", brief(text)

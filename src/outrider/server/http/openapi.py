@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, RootModel
 
+from outrider.server.http.guard import KEY_HEADER
+
 STATUSES = {
     400: "The request is at fault.",
     401: "An API key is needed.",
@@ -128,11 +130,20 @@ class ModelCard(BaseModel):
     root: str
     parent: None
     max_model_len: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
 
 
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Tokens(BaseModel):
@@ -186,8 +197,8 @@ def answers(model: type[BaseModel], media: str = "application/json") -> Response
 def describe(
     app: FastAPI, *, keys: bool, error_model: Callable[[str], type[BaseModel] | None] = lambda _: None
 ) -> dict[str, Any]:
-    """The OpenAPI document: FastAPI's, with STATUSES in place of its 422, and bearer keys if they are
-    needed. error_model: the schema of a path's errors; None for OpenAI's form."""
+    """The OpenAPI document: FastAPI's, with STATUSES in place of its 422, and how keys are sent if they
+    are needed. error_model: the schema of a path's errors; None for OpenAI's form."""
     if app.openapi_schema:
         return app.openapi_schema
     made = get_openapi(
@@ -212,7 +223,10 @@ def describe(
             for status, text in STATUSES.items():
                 responses[str(status)] = {"description": text, "content": content}
     if keys:
-        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        made["security"] = [{"key": []}]
+        made["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": KEY_HEADER},
+        }
+        made["security"] = [{"bearer": []}, {"header": []}]  # either
     app.openapi_schema = made
     return made

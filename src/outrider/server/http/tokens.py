@@ -26,8 +26,12 @@ def tokens_with_pieces(service: Service, ids: Sequence[int]) -> dict[str, Any]:
 def tokenizer_information(service: Service) -> dict[str, Any]:
     """vLLM's /tokenizer_info: the members of a tokenizer_config.json that are known."""
     tokenizer, data = service.tokenizer, service.pipeline.source.tokenizer
-    eos = next(iter(tokenizer.eos_ids), None)
-    named = {"bos": tokenizer.bos_id, "eos": eos, "unk": tokenizer.unk_id, "pad": tokenizer.pad_id}
+    named = {
+        "bos": tokenizer.bos_id,
+        "eos": tokenizer.eos_id,
+        "unk": tokenizer.unk_id,
+        "pad": tokenizer.pad_id,
+    }
     return {
         "tokenizer_class": _CLASSES[data.kind],
         "vocab_size": tokenizer.vocab_size,

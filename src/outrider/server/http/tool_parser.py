@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.http.tool_call_scanner import CallScanner, decoded
+from outrider.models.text.tool_call_scanner import CallScanner, decoded
 from outrider.server.http.tool_forms import (
     ANYWHERE,
     AT_START,

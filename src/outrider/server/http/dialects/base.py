@@ -28,14 +28,12 @@ class Dialect:
     error_document: the JSON document of an error.
     error_model:    the schema of these documents.
     add:            adds its routes.
-    key_header:     a header in which clients may send their key in place of `Authorization: Bearer KEY`.
     """
 
     paths: tuple[str, ...]
     error_document: Callable[[ApiError], dict[str, Any]]
     error_model: type[BaseModel]
     add: Callable[[FastAPI, Service], None]
-    key_header: str | None = None
 
     def owns(self, path: str) -> bool:
         return any(path == own or path.startswith(own + "/") for own in self.paths)

@@ -38,9 +38,3 @@ def error_model(path: str) -> type[BaseModel] | None:
     """The schema of a path's errors; None for OpenAI's form."""
     dialect = dialect_of(path)
     return None if dialect is None else dialect.error_model
-
-
-def key_header(path: str) -> str | None:
-    """The header in which clients of a path may send their key, besides Authorization."""
-    dialect = dialect_of(path)
-    return None if dialect is None else dialect.key_header

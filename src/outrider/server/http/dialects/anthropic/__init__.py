@@ -76,5 +76,4 @@ DIALECT = Dialect(
     error_document=error_document,
     error_model=AnthropicError,
     add=_add,
-    key_header="x-api-key",
 )

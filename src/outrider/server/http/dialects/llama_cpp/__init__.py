@@ -131,7 +131,7 @@ def _props(service: Service) -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "chat_template": service.templates.source or "",
         "bos_token": text(tokenizer.bos_id),
-        "eos_token": text(next(iter(tokenizer.eos_ids), None)),
+        "eos_token": text(tokenizer.eos_id),
         "build_info": f"outrider {__version__}",
         "is_sleeping": False,
     }

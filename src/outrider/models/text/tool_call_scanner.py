@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 _ARGUMENTS = ("arguments", "parameters")
 _BLANK = " \t\n\r"
@@ -278,3 +278,19 @@ def decoded(arguments: str | None) -> str:
         inner = str(json.loads(text))
         return "{}" if inner.strip() in ("", "null") else repaired(inner) or text
     return arguments or text
+
+
+def past_arguments(arguments: Any) -> Any:
+    """The arguments of a past call as an object, which templates write as JSON.
+
+    None, an empty text and an empty list (an empty object in PHP) are `{}`. Text that is no JSON or has half
+    of a surrogate pair stays text, as a model may have written it.
+    """
+    if isinstance(arguments, str):
+        try:
+            found = json.loads(decoded(arguments))
+            json.dumps(found, ensure_ascii=False).encode()
+            arguments = found
+        except (ValueError, RecursionError):
+            pass
+    return {} if arguments in (None, "", []) else arguments
