@@ -1,4 +1,4 @@
-"""Filling in between two texts: /v1/completions with `suffix`, llama.cpp's /infill, Ollama's /api/generate."""
+"""Filling in between two texts: /v1/completions and /api/generate with `suffix`, llama.cpp's /infill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from outrider.config.engine import parse_engine
 from outrider.models.text import fim
 from outrider.pipeline import build
-from outrider.server.http.dialects.llama_cpp.cutoff import Cutoff
 from tests.server.http_support import Running, SlowToy, running, toy_pipeline
 from tests.support.models import FIM_NAMES, Dims, fim_gguf, tiny_hf
 
@@ -140,7 +139,6 @@ def test_marks_in_the_texts_are_plain_text(filling: Running) -> None:
         ({"echo": True, "logprobs": 1}, "echo", "echo with logprobs is refused with suffix"),
         ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens", "is refused with suffix"),
         ({"suffix": 5}, "suffix", "string"),
-        ({"suffix": "\ud800"}, None, "not Unicode"),
         ({"suffix": "a" * 200_000}, "suffix", "the suffix has 200000 characters"),
         ({"suffix": "a b " * 2100}, "prompt", "maximum context length is 4096"),
         ({"prompt": []}, "prompt", "the prompt is empty"),
@@ -152,6 +150,13 @@ def test_what_cannot_be_meant(filling: Running, body: dict[str, Any], param: str
     error = answer.json()["error"]
     assert error["param"] == param
     assert message in error["message"]
+
+
+def test_a_suffix_that_is_not_unicode(filling: Running) -> None:
+    with filling.http(headers={"Content-Type": "application/json"}) as http:
+        answer = http.post("/v1/completions", content=json.dumps({**GAP, "suffix": "\ud800"}))
+    assert answer.status_code == 400
+    assert "not Unicode" in answer.json()["error"]["message"]
 
 
 # --- models without tokens for it
@@ -241,7 +246,7 @@ def test_what_editors_send(filling: Running) -> None:
         ({"input_suffix": 5}, "input_suffix"),
         ({"prompt": ["a"]}, "prompt"),
         ({"input_extra": [{"filename": "a"}]}, "input_extra.0.text"),
-        ({"input_extra": [{"text": "a", "name": "b"}]}, "did you mean"),
+        ({"input_extra": [{"text": "a", "name": "b"}]}, "unknown field 'name'"),
         ({"input_prefix": [999]}, "999"),
         ({"input_sufix": "a"}, "did you mean 'input_suffix'"),
         ({"mirostat": 2}, "mirostat is refused"),
@@ -285,41 +290,6 @@ def test_a_folder_whose_tokens_are_not_special(tmp_path: Path) -> None:
         assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", None)
         (choice,) = ask(served, "/v1/completions", {**GAP, **always, "suffix": None})["choices"]
         assert choice["finish_reason"] == "length"
-
-
-# --- the ends that llama.cpp's fields ask for
-
-
-@pytest.mark.parametrize(
-    ("indent", "text", "kept"),
-    [
-        (4, "a\n    b\n    c", None),
-        (4, "a\n    b\n  c", "a\n    b\n  "),
-        (4, "a\nb", "a\n"),
-        (4, "a\n\n    b", "a\n"),
-        (2, "a\n\t\tb", None),
-        (0, "a\nb\n\nc", None),
-        (4, "no line break", None),
-    ],
-)
-def test_a_line_with_a_smaller_indentation_ends_a_text(indent: int, text: str, kept: str | None) -> None:
-    whole = Cutoff(indent, None)(text)
-    assert (None if whole is None else text[:whole]) == kept
-    for size in (1, 2, 3):  # of the tokens
-        cutoff, found = Cutoff(indent, None), ""
-        for at in range(0, len(text), size):
-            piece = text[at : at + size]
-            if (end := cutoff(piece)) is not None:
-                found += piece[:end]
-                break
-            found += piece
-        assert found == (text if kept is None else kept)
-
-
-def test_a_line_break_after_the_time_ends_a_text() -> None:
-    times = iter([10.0, 10.4, 11.0, 11.1])
-    cutoff = Cutoff(0, 0.5, lambda: next(times))
-    assert [cutoff(text) for text in ("a\n", "b\n", "c", "d\ne")] == [None, None, None, 3]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -387,28 +357,46 @@ def test_what_ollama_cannot_mean(filling: Running, body: dict[str, Any]) -> None
 
 
 @pytest.mark.pair
-def test_a_model_for_code_writes_the_body_of_a_function(qwen_pair: tuple[Path, Path]) -> None:
+def test_a_model_for_code_fills_in_what_the_suffix_asks_for(qwen_pair: tuple[Path, Path]) -> None:
     """And writes the same with speculation on and off."""
     _, small = qwen_pair
-    gap = {
-        "prompt": "def add(a, b):\n    return ",
-        "suffix": "\n\n\ndef sub(a, b):\n    return a - b\n",
-        "max_tokens": 24,
-        "temperature": 0,
-    }
+    gaps = [
+        ("def add(a, b):\n    return ", "\n\n\nassert add(2, 3) == 5\n", "a + b"),
+        ("def double(x):\n    return ", "\n\n\nassert double(3) == 6\n", "x * 2"),
+        ("def ", "(a, b):\n    return a + b\n\n\nprint(add(1, 2))\n", "add"),
+    ]
     config = parse_engine(str(small), "suffix", max_num_seqs=2, max_model_len=1024)
     with running(build(config)) as served:
-        found = ask(served, "/v1/completions", gap)
-        assert found["choices"][0]["text"].strip() == "a + b"
-        assert found["choices"][0]["finish_reason"] == "stop"
-        for more in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
-            plain = ask(served, "/v1/completions", {**gap, **more, "speculative": False})
-            drafted = ask(served, "/v1/completions", {**gap, **more})
-            assert plain["choices"][0]["text"] == drafted["choices"][0]["text"]
-        sent = {"input_prefix": "def add(a, b):\n", "prompt": "    return ", "input_suffix": gap["suffix"]}
-        found = ask(served, "/infill", {**sent, "n_predict": 24, "temperature": 0})
-        assert found["content"].strip() == "a + b"
-        body = {"prompt": gap["prompt"], "suffix": gap["suffix"], "stream": False}
-        options = {"num_predict": 24, "temperature": 0}
-        found = ask(served, "/api/generate", {**body, "options": options})
-        assert found["response"].strip() == "a + b"
+        for prompt, suffix, middle in gaps:
+            gap = {"prompt": prompt, "suffix": suffix, "max_tokens": 24}
+            (choice,) = ask(served, "/v1/completions", {**gap, "temperature": 0})["choices"]
+            assert (choice["text"].strip(), choice["finish_reason"]) == (middle, "stop")
+            options = {"num_predict": 24, "temperature": 0}
+            body = {"prompt": prompt, "suffix": suffix, "options": options, "stream": False}
+            assert ask(served, "/api/generate", body)["response"].strip() == middle
+        sent = {"input_prefix": "def area(width, height):\n", "prompt": "    "}
+        sent["input_suffix"] = "\n    return result\n"
+        found = ask(served, "/infill", {**sent, "n_predict": 24, "temperature": 0, "stop": ["\n"]})
+        assert found["content"] == "result = width * height"
+
+
+@pytest.mark.pair
+def test_drafts_change_nothing_between_two_texts(qwen_pair: tuple[Path, Path]) -> None:
+    names = ("width", "height", "depth", "weight", "length")
+    lines = [f"    def get_{name}(self):\n        return self.{name}\n\n" for name in names]
+    gap = {"prompt": "class Box:\n" + "".join(lines[:4]), "suffix": "\n\nbox = Box()\n", "max_tokens": 40}
+    config = parse_engine(str(qwen_pair[1]), {"method": "suffix"}, max_num_seqs=2, max_model_len=1024)
+    with running(build(config)) as served:
+
+        def of(**more: Any) -> tuple[str, int]:
+            (choice,) = ask(served, "/v1/completions", {**gap, "outrider": True, **more})["choices"]
+            return choice["text"], choice["outrider"]["metrics"]["num_draft_tokens"]
+
+        drafted = 0
+        for more in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 4}):
+            text, drafts = of(**more)
+            assert of(**more, speculative=False) == (text, 0)
+            drafted += drafts
+        assert drafted, "nothing was compared"
+        other = of(temperature=1.0, seed=5)[0]
+        assert other != text, "another seed gives another text, and the comparison sees it"
