@@ -57,25 +57,34 @@ class RequestMaker:
         return self._tokenizer.bos_id is not None and list(ids[:2]) == [self._tokenizer.bos_id] * 2
 
     def samples(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int, **fields: Any
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        *,
+        ends: Iterable[int] = (),
+        **fields: Any,
     ) -> list[Request]:
         """The `params.n` requests for one prompt, named `REQUEST_ID-INDEX`.
 
         prompt: ids, truncated already.
         seed:   of the first sample; the others' are derived from it.
+        ends:   ids that end these texts, besides those that end any text of the model.
         fields: of Request, beyond those of the parameters.
         Raises ConfigError when structured output cannot be compiled, PromptError for an empty prompt.
         """
         params = params.clone()  # the caller may change theirs while the requests run
         form, words = params.structured, bad_word_ids(self._tokenizer, params.bad_words or ())
         prediction = self._prediction(params)
+        eos_ids = frozenset((*self._tokenizer.eos_ids, *ends))
         later = dataclasses.replace(params, prompt_logprobs=None)  # the prompt is reported once
         return [
             Request(
                 request_id=f"{request_id}-{index}",
                 prompt=tuple(prompt),
                 params=later if index else params,
-                eos_ids=frozenset(self._tokenizer.eos_ids),
+                eos_ids=eos_ids,
                 detokenizer=self._detokenizer(params),
                 seed=derive_seed(seed, index),
                 bad_words=words,

@@ -164,13 +164,27 @@ def test_what_curl_gets(line: str, address: str) -> None:
     assert json.loads(done.stdout)
 
 
+ASKING = [  # those of clients.md: tests/server/test_client_docs.py
+    p for p in _blocks("python") if _asks(str(p.values[0])) and not p.id.startswith("clients.md")
+]
+
+
 @pytest.mark.model
-@pytest.mark.parametrize(  # those of clients.md: tests/server/test_client_docs.py
-    "code", [p for p in _blocks("python") if _asks(str(p.values[0])) and not p.id.startswith("clients.md")]
-)
+@pytest.mark.parametrize("code", [p for p in ASKING if _only_default_model(str(p.values[0]))])
 def test_python_blocks_that_ask_a_server(code: str, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code.replace(SERVER, address), "document", "exec"), {"__name__": "__document__"})
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.pair
+@pytest.mark.parametrize("code", [p for p in ASKING if not _only_default_model(str(p.values[0]))])
+def test_python_blocks_that_ask_a_model_for_code(
+    code: str, qwen_pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = build(parse_engine(str(qwen_pair[1]), max_num_seqs=2, max_model_len=512))
+    with running(pipeline, served_names=("qwen-coder-0.5b",)) as server:
+        exec(compile(code.replace(SERVER, server.url), "document", "exec"), {"__name__": "__document__"})
+    assert capsys.readouterr().out.strip() == code.rpartition("# ")[2].strip()
 
 
 @pytest.mark.parametrize("code", _blocks("python"))

@@ -126,6 +126,8 @@ def test_llm(answering: Running, tmp_path: Path) -> None:
 def test_settings_are_of_the_form_that_the_programs_read() -> None:
     (metadata,) = blocks("aider", "json")
     assert json.loads(metadata)["openai/smollm2"]["max_input_tokens"] == 8192
+    (editor,) = blocks("llama.vscode and llama.vim", "json")
+    assert json.loads(editor) == {"llama-vscode.endpoint": ADDRESS}
     for title in ("llm", "litellm", "Continue"):
         for text in blocks(title, "yaml"):
             assert f"{ADDRESS}/v1" in text

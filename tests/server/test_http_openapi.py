@@ -37,7 +37,8 @@ OPERATIONS = [
     *("DELETE /v1/responses/{response_id}", "GET /v1/responses/{response_id}/input_items"),
     "POST /v1/responses/{response_id}/cancel",
     *("POST /api/chat", "POST /api/generate", "POST /api/show", "GET /api/tags", "GET /api/ps"),
-    *("GET /api/version", "POST /completion", "POST /apply-template", "GET /props", "GET /slots"),
+    *("GET /api/version", "POST /completion", "POST /infill", "POST /apply-template"),
+    *("GET /props", "GET /slots"),
 ]
 
 

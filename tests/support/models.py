@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -157,6 +157,24 @@ def tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+FIM_NAMES = (
+    *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+)
+
+
+def fim_gguf(path: Path, names: Sequence[str] = FIM_NAMES, **more: Any) -> Path:
+    """The tiny model as GGUF whose last pieces are tokens for filling in. more: arguments of `tiny_gguf`."""
+    metadata = _metadata("llama", Dims())
+    key, size = "tokenizer.ggml.", len(names)
+    made = {
+        key + "tokens": [*metadata[key + "tokens"][:-size], *names],
+        key + "token_type": [*metadata[key + "token_type"][:-size], *[3] * size],
+        key + "merges": metadata[key + "merges"][:-size],  # the last merges make the last pieces
+    }
+    return tiny_gguf(path, **{**more, "keys": {**made, **more.get("keys", {})}})
 
 
 def interleaved(values: Floats, heads: int) -> Floats:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from outrider import memory
@@ -15,17 +14,8 @@ from outrider.models.open import open_model
 from outrider.models.source import ModelSource
 from outrider.models.sources.download import human
 from outrider.models.sources.references import resolve
+from outrider.models.text.fim import fim_tokens
 from outrider.models.text.tokenizer import Tokenizer
-
-# Of the vocabularies that have them: the token before the text, before what follows, and for the middle.
-FIM_TOKENS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    ("<PRE>", "<SUF>", "<MID>"),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
-)
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -70,7 +60,7 @@ def document(source: ModelSource) -> dict[str, Any]:
         "context": spec.max_positions,
         "vocabulary": {"size": spec.vocab_size, "tokenizer": source.tokenizer.kind},
         "chat_template": bool(source.chat_template),
-        "fim": has_fim(tokenizer.pieces.texts),
+        "fim": fim_tokens(tokenizer) is not None,
         "memory": {
             "weights": needed.weights,
             "buffers": needed.buffers,
@@ -108,12 +98,6 @@ def weight_types(source: ModelSource) -> dict[str, int]:
     for tensor in source.tensors.values():
         sizes[tensor.type] += tensor.nbytes
     return dict(sizes.most_common())
-
-
-def has_fim(pieces: Iterable[str]) -> bool:
-    """Whether a vocabulary has the three tokens for filling in a gap."""
-    there = set(pieces)
-    return any(there.issuperset(tokens) for tokens in FIM_TOKENS)
 
 
 def _count(shape: tuple[int, ...]) -> int:

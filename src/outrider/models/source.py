@@ -67,10 +67,12 @@ class TokenizerData:
     pre:  GGUF's `tokenizer.ggml.pre` (llama-bpe, qwen2, smollm, gpt-2, default, …).
     tokens: the pieces; a byte that is not UTF-8 is written `\\xNN` (the format wants UTF-8).
     types: int32[n] of GGUF token types (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
-    eos_ids: every id that ends a turn (eos, eot, <|im_end|>, generation_config's list).
+    eos_ids: every id that ends a turn (eos, eot, <|im_end|>, generation_config's list); of a GGUF file also
+          those that mark padding, a repository and a file where gaps are filled in, as in llama.cpp.
     eos_id: the tokenizer's own eos, which add_eos adds; None: the first of eos_ids.
     named: what chat templates know as bos_token, eos_token and so on; None: the pieces of the ids above.
     added: what is added to a tokenizer.json, in this order; a later entry replaces an earlier one.
+    fim:   ids that the file gives the tokens for filling in, by role (`models/text/fim.py`).
     prepend_scheme: where a tokenizer.json puts a blank in front, instead of what it says itself: of each part
           between special tokens, of the text, or nowhere.
     """
@@ -92,6 +94,7 @@ class TokenizerData:
     add_space_prefix: bool = True
     named: Mapping[str, str] | None = None
     added: tuple[AddedPiece, ...] = ()
+    fim: Mapping[str, int] = field(default_factory=dict)
     prepend_scheme: Literal["always", "first", "never"] | None = None
 
     @property

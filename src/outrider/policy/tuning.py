@@ -86,7 +86,7 @@ class Tuning:
     """Acceptance probability of a draft model's token before anything is known."""
     model_start_truncated: float = 0.5
     """The same where it does not see the middle of the prompt: 2.34 times plain in
-    `replay.py --workloads passages -n 64 --temps 0`, with `model_start` 2.27; 2.00 where both kinds of prompts
+    `replay.py --workloads passages -n 64 --temps 0`, with `model_start` 2.27; 2.00 where both kinds of prompt
     share what is learned …"""
     model_start_weight: float = 8.0
     """… and tokens that either counts for."""

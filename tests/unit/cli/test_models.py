@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.info import has_fim
 from outrider.cli.main import main
 from outrider.models.open import open_model
 from outrider.models.sources.cached import cached_models, hub_cache
+from tests.support.models import fim_gguf, tiny_gguf
 
 COMMIT = "0" * 40
 
@@ -161,14 +161,12 @@ def test_info(target_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["parameters"] * 4 == source.weights_bytes, "all tensors are F32"
 
 
-@pytest.mark.parametrize(
-    ("pieces", "can"),
-    [
-        (["a", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], True),
-        (["<fim_middle>", "<fim_prefix>", "<fim_suffix>"], True),
-        (["<|fim_prefix|>", "<|fim_suffix|>"], False),
-        ([], False),
-    ],
-)
-def test_vocabularies_that_can_fill_in_the_middle(pieces: list[str], can: bool) -> None:
-    assert has_fim(pieces) == can
+def test_info_says_whether_a_model_fills_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fills_in = fim_gguf(tmp_path / "fim.gguf")
+    assert main(["info", str(fills_in)]) == 0
+    assert "fill in the middle  yes" in capsys.readouterr().out
+    assert main(["info", "--json", str(fills_in)]) == 0
+    assert json.loads(capsys.readouterr().out)["fim"] is True
+    two = tiny_gguf(tmp_path / "two.gguf", keys={"tokenizer.ggml.fim_pre_token_id": 5})
+    assert main(["info", str(two)]) == 0
+    assert "fill in the middle  no" in capsys.readouterr().out

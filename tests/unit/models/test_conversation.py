@@ -93,7 +93,7 @@ def test_a_message_is_continued_where_it_ends(plain: Conversations, text: str) -
     messages = [*HI, {"role": "assistant", "content": text}]
     options: Any = {"continue_final_message": True, "add_generation_prompt": False}
     assert plain.render(messages, **options) == f"[user|hi][assistant|{text}"
-    parts = [*HI, {"role": "assistant", "content": [{"type": "text", "text": text}]}]
+    parts: list[Any] = [*HI, {"role": "assistant", "content": [{"type": "text", "text": text}]}]
     assert plain.render(parts, **options) == f"[user|hi][assistant|{text}"
     trims = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
     assert plain.render(messages, chat_template=trims, **options) == f"[hi][{text}"

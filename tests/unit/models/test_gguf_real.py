@@ -42,7 +42,7 @@ def test_smollm2_in_full() -> None:
     assert digest("\n".join(tokenizer.merges).encode()) == MERGES
     assert digest(tokenizer.types.astype("<i4").tobytes()) == TYPES
     assert (arch.name, arch.n_layers, arch.n_heads, arch.n_kv_heads, arch.head_dim) == ("llama", 30, 9, 3, 64)
-    assert (tokenizer.pre, len(tokenizer.tokens), tokenizer.eos_ids) == ("smollm", 49152, (2, 0))
+    assert (tokenizer.pre, len(tokenizer.tokens), tokenizer.eos_ids) == ("smollm", 49152, (2, 0, 4))
 
 
 @pytest.mark.pair
@@ -60,7 +60,9 @@ def test_qwen_pair(name: str, layers: int, hidden: int, heads: int) -> None:
     assert (arch.n_kv_heads, arch.vocab_size, arch.max_positions) == (2, 151936, 32768)
     assert arch.ropes[0].inv_freq[1] == pytest.approx(1e6 ** (-2 / arch.ropes[0].dim))
     assert (tokenizer.kind, tokenizer.pre, len(tokenizer.tokens)) == ("bpe", "qwen2", 151936)
-    assert [tokenizer.tokens[i] for i in tokenizer.eos_ids] == ["<|im_end|>", "<|endoftext|>"]
+    assert [tokenizer.tokens[i] for i in tokenizer.eos_ids] == [
+        *("<|im_end|>", "<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),  # llama.cpp's list
+    ]
     assert tokenizer.merges[0] == "Ġ Ġ"
     assert model.chat_template is not None
     assert "<|im_start|>" in model.chat_template

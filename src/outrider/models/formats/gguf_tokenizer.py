@@ -11,12 +11,23 @@ from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.families import END_OF_TURN, LIMITS, shown
 from outrider.models.formats.gguf_metadata import Metadata
 from outrider.models.source import TokenizerData
+from outrider.models.text.fim import END_NAMES, NAMES, fim_roles
 
 _KEY = "tokenizer.ggml."
 _KINDS: dict[str, Literal["bpe", "spm"]] = {"gpt2": "bpe", "llama": "spm"}
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 # Some converters write -1, as an unsigned number, for a token that the model does not have.
 _UNSET = ((1 << 32) - 1, (1 << 64) - 1)
+
+# Keys of the tokens for filling in, by role; the second ones are older.
+_FIM_KEYS = {
+    "prefix": ("fim_pre", "prefix"),
+    "suffix": ("fim_suf", "suffix"),
+    "middle": ("fim_mid", "middle"),
+    "pad": ("fim_pad",),
+    "repository": ("fim_rep",),
+    "file": ("fim_sep",),
+}
 
 logger = logging.getLogger("outrider")
 
@@ -73,8 +84,11 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
     )
     unknown, padding = _special(metadata, n, "unknown", 0 if spm else None), _special(metadata, n, "padding")
     ends = [eos, _special(metadata, n, "eot"), _special(metadata, n, "eom")]
+    fim = _fim(metadata, n)
     named = np.flatnonzero((types == _CONTROL) | (types == _USER_DEFINED))
     ends += [int(i) for i in named if tokens[i] in END_OF_TURN]
+    roles = fim_roles(tokens, fim)
+    ends += [roles[role] for role in END_NAMES if role in roles]
     return TokenizerData(
         kind=kind,
         pre=pre,
@@ -88,6 +102,7 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
         eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         unk_id=unknown,
         pad_id=padding,
+        fim=fim,
         add_bos=metadata.flag(_KEY + "add_bos_token", spm or pre in _BOS_BY_DEFAULT),
         add_eos=metadata.flag(_KEY + "add_eos_token", False),
         add_space_prefix=metadata.flag(_KEY + "add_space_prefix", spm),
@@ -99,6 +114,23 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerData:
             **({} if padding is None else {"pad_token": tokens[padding]}),
         },
     )
+
+
+def _fim(metadata: Metadata, n: int) -> dict[str, int]:
+    """The ids of the tokens for filling in, by role, as far as the file gives possible ones."""
+    found: dict[str, int] = {}
+    for role, names in _FIM_KEYS.items():
+        for name in names:
+            if role not in found and (token := _special(metadata, n, name)) is not None:
+                found[role] = token
+    three = [found[role] for role in NAMES if role in found]
+    if len(set(three)) < len(three):
+        logger.warning(
+            "%s: gives two of the tokens for filling in the same id (%s): they are left out",
+            metadata.path, ", ".join(map(str, three)),
+        )  # fmt: skip
+        found = {role: token for role, token in found.items() if role not in NAMES}
+    return found
 
 
 def _special(metadata: Metadata, n: int, role: str, default: int | None = None) -> int | None:

@@ -25,6 +25,7 @@ class Tokenizer:
     """The tokenizer of one model. Instances may be shared between threads.
 
     eos_id:       its own eos; `eos_ids` has every id that ends a text.
+    fim_ids:      what the model's file says of the tokens for filling in, by role.
     named_tokens: the texts that chat templates know as bos_token, eos_token and so on.
 
     Ids outside the vocabulary and padding ids, which a model with padded embeddings can generate, decode to
@@ -42,6 +43,7 @@ class Tokenizer:
         self.pad_id = _inside(data.pad_id, size)
         self.eos_ids = tuple(i for i in data.eos_ids if 0 <= i < size)
         self.eos_id = _inside(data.own_eos_id, size)
+        self.fim_ids = {role: token for role, token in data.fim.items() if 0 <= token < size}
         self.add_bos = data.add_bos
         self.add_eos = data.add_eos
         self.named_tokens = self._named() if data.named is None else dict(data.named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.models.text import fim
 from outrider.server.http import sampling_fields
 from outrider.server.http.disconnect import while_connected
 from outrider.server.http.errors import bad
@@ -41,13 +42,17 @@ def generation(
     body: CompletionRequest,
     params: SamplingParams,
     ids: Sequence[Sequence[int]] | None = None,
+    *,
+    ends: Collection[int] = (),
 ) -> GenerationRequest:
     """The inner request with these parameters. ids: of the prompts, in place of the request's `prompt`.
-    Raises ApiError and OutriderError."""
+    ends: ids that end the texts, besides those that end any text. Raises ApiError and OutriderError."""
     drafting = sampling_fields.draft_fields(body, service.pipeline)
-    if ids is None:
+    if ids is None and body.suffix:
+        ids, ends = _filling_in(service, body, body.suffix)
+    elif ids is None:
         special = body.add_special_tokens is not False
-        given = prompts(body.prompt)
+        given = prompts(body)
         ids = [p if isinstance(p, list) else service.encode(p, add_special=special) for p in given]
     return service.generation_request(
         arrival,
@@ -56,14 +61,32 @@ def generation(
         params,
         stream=bool(body.stream),
         cache_salt=body.cache_salt,
+        ends=ends,
         **drafting,
     )
 
 
-def prompts(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """The prompts of a request, one by one. Raises ApiError when there is none, or an empty one."""
+def _filling_in(
+    service: Service, body: CompletionRequest, suffix: str
+) -> tuple[list[list[int]], frozenset[int]]:
+    """The prompts' ids for what is between each prompt and the suffix, and the ids that end it."""
+    tokens = service.fim_tokens("suffix")
+    service.check_length(suffix, "suffix")
+    found = []
+    for prompt in prompts(body):
+        if isinstance(prompt, str):
+            service.check_length(prompt)
+        special = body.add_special_tokens is not False
+        found.append(fim.fim_prompt(service.tokenizer, tokens, prompt, suffix, add_special=special))
+    return found, tokens.ends
+
+
+def prompts(body: CompletionRequest) -> list[str | list[int]]:
+    """The prompts of a request, one by one. Raises ApiError when there is none, or an empty one without a
+    suffix."""
+    given = body.prompt
     several: list[Any] = given if isinstance(given, list) and not _is_ids(given) else [given]
-    if not several or not all(several):
+    if not several or not (body.suffix or all(several)):
         raise bad("the prompt is empty: give some text or token ids", "prompt")
     return several
 
@@ -84,7 +107,7 @@ class CompletionAnswer(OpenAIAnswer):
         skip = body.skip_special_tokens is not False
         self._offsets = [LogprobsWithOffsets(self._texts, skip_special=skip) for _ in self.samples]
         self._echo_only = body.max_tokens == 0  # the one token that is generated is not sent
-        self._prompts = prompts(body.prompt)
+        self._prompts = prompts(body)
         self._told: set[int] = set()  # samples whose stream has had the prompt's ids
 
     def num_tokens(self, sample: Sample) -> int:
@@ -97,7 +120,8 @@ class CompletionAnswer(OpenAIAnswer):
         prompt = self._prompts[sample.index // (self.body.n or 1)]
         if isinstance(prompt, str) and self.body.truncate_prompt_tokens is None:
             return prompt
-        return self.service.tokenizer.decode(sample.request.prompt, skip_special=False)
+        ids = prompt if isinstance(prompt, list) and self.body.suffix else sample.request.prompt
+        return self.service.tokenizer.decode(ids, skip_special=False)
 
     def _logprobs(self, sample: Sample, tokens: Sequence[TokenEvent], first: bool) -> dict[str, Any] | None:
         if self.body.logprobs is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -31,6 +31,10 @@ class Sample:
     num_tokens:      generated so far.
     end:             None until the sample ends.
     prompt_logprobs: of the prompt's tokens but the first, when they are asked for.
+    cutoff:          where the dialect has a rule of its own for the end of a text: takes the text of each
+                     token, and returns how many of its characters belong to a text that ends there, or None
+                     for one that goes on.
+    cut:             the rule has ended it; what the engine still generates is left out.
     """
 
     index: int
@@ -40,15 +44,17 @@ class Sample:
     num_tokens: int = 0
     end: FinishEvent | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    cutoff: Callable[[str], int | None] | None = None
+    cut: bool = False
 
-    def add(self, event: Event) -> None:
-        """Take an event of this sample. Raises ApiError when it ended without a result."""
+    def add(self, event: Event) -> TokenEvent | None:
+        """Take an event of this sample. Returns a token with the text that it adds; None for the end, and
+        for tokens that come after it. Raises ApiError when it ended without a result."""
         if isinstance(event, TokenEvent):
-            self.num_tokens += 1
-            self.text.append(event.text)
-            if event.prompt_logprobs is not None:
-                self.prompt_logprobs = event.prompt_logprobs
-            return
+            return None if self.cut else self._token(event)
+        if self.cut and event.finish_reason != "error":
+            self.end = replace(event, finish_reason="length", stop_reason=None, text_tail="")
+            return None
         if event.finish_reason == "error":
             error = event.error or RuntimeError("a request ended with an error that nobody named")
             raise api_error(error) from error
@@ -56,6 +62,17 @@ class Sample:
             raise ApiError(503, "the server is stopping", code="server_stopping")
         self.text.append(event.text_tail)
         self.end = event
+        return None
+
+    def _token(self, event: TokenEvent) -> TokenEvent:
+        kept = None if self.cutoff is None else self.cutoff(event.text)
+        if kept is not None:
+            self.cut, event = True, replace(event, text=event.text[:kept])
+        self.num_tokens += 1
+        self.text.append(event.text)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+        return event
 
 
 class Answer(ABC):
@@ -112,9 +129,9 @@ async def _whole(service: Service, request: GenerationRequest, answer: Answer) -
             request.arrival.timer.batch(events)
             for event in events:
                 sample = samples[event.request_id]
-                sample.add(event)
-                if isinstance(event, TokenEvent):
-                    sample.tokens.append(event)
+                if (token := sample.add(event)) is not None:
+                    sample.tokens.append(token)
+            _cancel_cut(stream, answer)
     return json_response(answer.document())
 
 
@@ -130,15 +147,23 @@ async def _streamed(
                 request.arrival.timer.batch(events)
                 for request_id, own in _by_sample(events):
                     sample = samples[request_id]
-                    for event in own:
-                        sample.add(event)
-                    for part in answer.chunks(sample, [e for e in own if isinstance(e, TokenEvent)]):
+                    tokens = [token for event in own if (token := sample.add(event)) is not None]
+                    for part in answer.chunks(sample, tokens):
                         yield part
+                _cancel_cut(stream, answer)
         for part in answer.closing():
             yield part
     except Exception as error:
         for part in answer.failure(api_error(error)):
             yield part
+
+
+def _cancel_cut(stream: Stream, answer: Answer) -> None:
+    """Let the engine generate no more when every sample is at its end, one of them by a rule of the
+    dialect."""
+    samples = answer.samples
+    if any(sample.cut for sample in samples) and all(s.cut or s.end is not None for s in samples):
+        stream.cancel()
 
 
 def _by_sample(events: Sequence[Event]) -> Iterator[tuple[str, list[Event]]]:

@@ -188,7 +188,9 @@ class CompletionRequest(Sampling):
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     echo: bool | None = None
-    suffix: str | None = Field(None, description="Refused: nothing is written between two texts.")
+    suffix: str | None = Field(
+        None, description="The text behind the gap; refused where the model cannot fill in."
+    )
     logprobs: int | None = Field(None, ge=-1)
     draft_text: str | list[TokenId] | None = Field(
         None, description="What the text may be like, or its token ids: drafted from."

@@ -80,8 +80,18 @@ def sampling_params(body: Sampling, rules: SamplingRules, **more: Any) -> Sampli
 def completion_params(body: CompletionRequest, rules: SamplingRules) -> SamplingParams:
     """SamplingParams of /v1/completions. With `echo`, `max_tokens` may be 0: one token is generated, and is
     not sent. Raises ApiError and ConfigError."""
-    if body.suffix:
-        raise bad("suffix is refused: no model here fills in between two texts", "suffix")
+    if body.suffix and body.truncate_prompt_tokens is not None:
+        raise bad(
+            "truncate_prompt_tokens is refused with suffix: it cuts off the mark that the prompt begins with"
+            "; send less of prompt and suffix",
+            "truncate_prompt_tokens",
+        )
+    if body.suffix and body.echo and body.logprobs is not None:
+        raise bad(
+            "echo with logprobs is refused with suffix: the model reads the suffix before it writes, so that "
+            "the text has no tokens in one row; send prompt_logprobs for those of the prompt",
+            "echo",
+        )
     _bounded("logprobs", body.logprobs, rules.max_logprobs)
     most: int | None = body.max_tokens
     if most is None:

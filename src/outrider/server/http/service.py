@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,6 +16,7 @@ from outrider.decoding.request import Request, check_prompt
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError, PromptError
+from outrider.models.text import fim
 from outrider.pipeline import Pipeline
 from outrider.requests import DOUBLE_BOS, RequestMaker
 from outrider.server.engine.async_engine import Draining, QueueFull, ServerEngine, Stream
@@ -78,21 +79,46 @@ class Service:
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """A prompt's token ids. Raises ApiError for a text that is too long however it is tokenized, without
         tokenizing it."""
-        if len(text) > (most := self._most_characters):
-            raise bad(
-                f"the prompt has {len(text)} characters; a context of {self.engine.context} tokens "
-                f"cannot hold more than {most}",
-                "prompt",
-                "context_length_exceeded",
-            )
+        self.check_length(text)
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
+    def check_length(self, text: str, param: str = "prompt") -> None:
+        """Raise ApiError for a text that is too long however it is tokenized. param: its field."""
+        if len(text) > (most := self.most_characters):
+            raise bad(
+                f"the {param} has {len(text)} characters; a context of {self.engine.context} tokens "
+                f"cannot hold more than {most}",
+                param,
+                "context_length_exceeded",
+            )
+
+    def fim_tokens(self, param: str) -> fim.FimTokens:
+        """The model's tokens for filling in. Raises ApiError, naming the field that asks for it, for a model
+        that has none."""
+        try:
+            return fim.needed(self._fim_tokens)
+        except PromptError as error:
+            raise bad(f"{param} is refused: {error}", param) from None
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model has tokens for filling in between two texts."""
+        return self._fim_tokens is not None
+
     @functools.cached_property
-    def _most_characters(self) -> int:
-        """A longer text does not fit the context: the longest token has at most as many as bytes."""
+    def _fim_tokens(self) -> fim.FimTokens | None:
+        return fim.fim_tokens(self.tokenizer)
+
+    @functools.cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest token, which has at most that many characters."""
         ids = range(self.tokenizer.vocab_size)
-        longest = max(1, *(len(self.tokenizer.piece_bytes(i, skip_special=False)) for i in ids))
-        return self.engine.context * longest
+        return max(1, *(len(self.tokenizer.piece_bytes(i, skip_special=False)) for i in ids))
+
+    @property
+    def most_characters(self) -> int:
+        """A longer text does not fit the context."""
+        return self.engine.context * self.longest_piece
 
     def generation_request(
         self,
@@ -103,6 +129,7 @@ class Service:
         *,
         stream: bool,
         cache_salt: str | None,
+        ends: Collection[int] = (),
         **fields: Any,
     ) -> GenerationRequest:
         """The inner request; compiles a grammar where there is one, so call it in a worker thread.
@@ -111,6 +138,7 @@ class Service:
         prompts:    token ids, not truncated yet.
         params:     of every sample; each prompt has `params.n`.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        ends:       ids that end the texts, besides those that end any text of the model.
         fields:     of Request, beyond those of the parameters.
         Raises ApiError, ConfigError or PromptError for a request that cannot be served.
         """
@@ -118,7 +146,7 @@ class Service:
         if count > most:
             raise bad(f"{count} samples are too many: a request may ask for {most} (--max-samples)", "n")
         if isinstance(params.draft_text, str):  # what goes beyond the context is not even tokenized
-            params.draft_text = params.draft_text[: self._most_characters]
+            params.draft_text = params.draft_text[: self.most_characters]
         name = f"{id_prefix}-{secrets.token_hex(16)}"
         space = _namespace(arrival.namespace, cache_salt)
         made, warnings = [], dict[str, None]()
@@ -128,7 +156,9 @@ class Service:
             warnings.update(dict.fromkeys(self._warnings(prompt, params)))
             seed = self._seed(params)
             made.append(
-                self._maker.samples(f"{name}-{number}", prompt, params, seed, namespace=space, **fields)
+                self._maker.samples(
+                    f"{name}-{number}", prompt, params, seed, ends=ends, namespace=space, **fields
+                )
             )
         for warning in warnings:
             if warning != DOUBLE_BOS:  # that is logged once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,18 +47,21 @@ async def prepare(
     body: ChatRequest | CompletionRequest,
     id_prefix: str,
     encode: Callable[[], list[list[int]]] | None = None,
+    *,
+    ends: Collection[int] = (),
 ) -> GenerationRequest:
     """The engine's requests for an inner request.
 
     id_prefix: of the answer's id.
     encode:    gives the token ids of the prompts, in place of the request's `prompt`; called in a worker.
+    ends:      ids that end a text, besides those that end any text of the model.
     Raises ApiError and OutriderError.
     """
     arrival = service.arrival(http, body.model)
 
     def work() -> GenerationRequest:
         if isinstance(body, CompletionRequest):
-            return _parse_text(service, arrival, body, encode)
+            return _parse_text(service, arrival, body, encode, ends)
         return chat.parse(service, arrival, _shown(service, body))
 
     request = await while_connected(http, service.workers.run_in_worker(work))
@@ -89,12 +92,14 @@ def _parse_text(
     arrival: Arrival,
     body: CompletionRequest,
     encode: Callable[[], list[list[int]]] | None,
+    ends: Collection[int],
 ) -> GenerationRequest:
     """As for /v1/completions, but without `max_tokens` a text may fill the context."""
     rules = service.sampling
     most = rules.defaults.values.get("max_tokens") if body.max_tokens is None else body.max_tokens
     params = sampling_fields.sampling_params(body, rules, max_tokens=most, logprobs=body.logprobs)
-    return completions.generation(service, arrival, body, params, None if encode is None else encode())
+    ids = None if encode is None else encode()
+    return completions.generation(service, arrival, body, params, ids, ends=ends)
 
 
 def block_reader(service: Service, body: ChatRequest, request: GenerationRequest) -> BlockReader:

@@ -1,5 +1,5 @@
-"""llama.cpp's own API: /completion, /apply-template, /props and /slots. (/tokenize and /detokenize take the
-fields of llama.cpp and of vLLM.)"""
+"""llama.cpp's own API: /completion, /infill, /apply-template, /props and /slots. (/tokenize and /detokenize
+take the fields of llama.cpp and of vLLM.)"""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from outrider.server.http.chat import prompt_text
 from outrider.server.http.dialects import inner
 from outrider.server.http.dialects.base import Dialect
 from outrider.server.http.dialects.llama_cpp.answer import LlamaAnswer, error_document, generation_settings
-from outrider.server.http.dialects.llama_cpp.fields import LlamaCompletionRequest
-from outrider.server.http.dialects.llama_cpp.translate import encode, is_list, text_request
+from outrider.server.http.dialects.llama_cpp.fields import LlamaCompletionRequest, LlamaInfillRequest
+from outrider.server.http.dialects.llama_cpp.translate import (
+    encode,
+    encode_infill,
+    is_list,
+    text_request,
+)
 from outrider.server.http.errors import ApiError, json_response
 from outrider.server.http.generation import respond
 from outrider.server.http.openapi import answers
@@ -79,13 +84,22 @@ def _add(app: FastAPI, service: Service) -> None:
     async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
         made = text_request(service, body)
         prepared = await inner.prepare(service, request, made, "completion-", lambda: encode(service, body))
-        answer = LlamaAnswer(
-            service,
-            prepared,
-            silent=body.n_predict == 0,
-            tokens=bool(body.return_tokens),
-            is_list=is_list(body),
+        answer = LlamaAnswer(service, body, prepared, is_list=is_list(body))
+        return await respond(service, request, prepared, answer)
+
+    @app.post(
+        "/infill",
+        tags=["llama.cpp"],
+        summary="Fill in between two texts",
+        responses=answers(LlamaCompletions, "text/event-stream"),
+    )
+    async def infill(request: Request, body: LlamaInfillRequest) -> Response:
+        tokens = service.fim_tokens("/infill")
+        made = text_request(service, body)
+        prepared = await inner.prepare(
+            service, request, made, "infill-", lambda: encode_infill(service, body, tokens), ends=tokens.ends
         )
+        answer = LlamaAnswer(service, body, prepared, is_list=False)
         return await respond(service, request, prepared, answer)
 
     @app.post(
@@ -144,7 +158,7 @@ def _slot(service: Service, number: int, busy: bool) -> dict[str, Any]:
 
 
 DIALECT = Dialect(
-    paths=("/completion", "/apply-template", "/props", "/slots"),
+    paths=("/completion", "/infill", "/apply-template", "/props", "/slots"),
     error_document=error_document,
     error_model=LlamaError,
     add=_add,

@@ -8,6 +8,8 @@ from typing import Any
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.sampling.logprobs import TokenLogprobs
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.server.http.dialects.llama_cpp.fields import Generating
+from outrider.server.http.dialects.llama_cpp.translate import cutoff
 from outrider.server.http.errors import ApiError
 from outrider.server.http.generation import Answer, Sample
 from outrider.server.http.generation_request import GenerationRequest
@@ -54,16 +56,18 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
 class LlamaAnswer(Answer):
     """Documents of the samples.
 
-    silent:  the prompt alone is wanted; the one token that is generated is not sent.
-    tokens:  send token ids in a whole answer too.
-    is_list: a whole answer is a list.
+    is_list: a whole answer is a list, of one sample too.
     """
 
     def __init__(
-        self, service: Service, request: GenerationRequest, *, silent: bool, tokens: bool, is_list: bool
+        self, service: Service, body: Generating, request: GenerationRequest, *, is_list: bool
     ) -> None:
         super().__init__(request)
-        self._service, self._silent, self._tokens, self._is_list = service, silent, tokens, is_list
+        self._service, self._is_list = service, is_list or len(self.samples) > 1
+        self._silent = body.n_predict == 0  # the prompt alone is wanted; the one token is not sent
+        self._tokens = bool(body.return_tokens)  # in a whole answer too
+        for sample in self.samples:
+            sample.cutoff = cutoff(body)
         self._texts = TokenTexts(service.tokenizer)
         self._newline: set[int] = set()  # samples with a line break in their text
 

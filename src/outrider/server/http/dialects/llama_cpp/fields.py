@@ -15,7 +15,9 @@ _Bias: TypeAlias = Annotated[tuple[_Id | str, float | bool], Strict(False)]
 _MIN_P = "use min_p and temperature"
 
 
-class LlamaCompletionRequest(Fields):
+class Generating(Fields):
+    """The fields that both generating paths share."""
+
     neutral: ClassVar[Mapping[str, Neutral]] = {
         **dict.fromkeys(
             (
@@ -23,6 +25,7 @@ class LlamaCompletionRequest(Fields):
                 *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
                 *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "n_discard"),
                 *("speculative.n_max", "speculative.n_min", "speculative.p_min"),
+                "t_max_prompt_ms",  # llama.cpp does not use it either
             ),
             ANY,
         ),
@@ -33,18 +36,15 @@ class LlamaCompletionRequest(Fields):
         "top_n_sigma": ((-1, 0), _MIN_P),
         "min_keep": ((0, 1), _MIN_P),
         "dry_multiplier": ((0,), "use the penalties"),
-        "n_indent": ((0,), "use a grammar"),
-        "t_max_predict_ms": ((0, -1), "use n_predict"),
         "post_sampling_probs": ((False,), "probabilities are the model's own"),
         "return_progress": ((False,), "the stream begins with the first token"),
-        "n_cmpl": ((1,), "use n of /v1/completions"),
         "lora": (([],), "there are no adapters here"),
         "image_data": (([],), "this server reads text only"),
         "multimodal_data": (([],), "this server reads text only"),
     }
 
     model: str | None = Field(None, description="One of /v1/models; the first when left out.")
-    prompt: str | list[_Id | str] | list[list[_Id | str]]
+    n_cmpl: int | None = Field(None, ge=1, description="Samples of each prompt.")
     n_predict: int | None = Field(None, ge=-2, description="-1: to the end of the context, the default.")
     temperature: float | None = Field(None, ge=0)
     top_k: int | None = Field(None, ge=-1)
@@ -63,4 +63,28 @@ class LlamaCompletionRequest(Fields):
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
     stream: bool | None = None
+    n_indent: int | None = Field(
+        None, ge=0, description="A new line that is indented by fewer blanks ends the text."
+    )
+    t_max_predict_ms: float | None = Field(
+        None, description="After so long, a line break ends the text; 0 or less: no limit."
+    )
     speculative: bool | Speculative | None = Field(None, description="false: plain decoding.")
+
+
+class LlamaCompletionRequest(Generating):
+    prompt: str | list[_Id | str] | list[list[_Id | str]]
+
+
+class OtherFile(Fields):
+    neutral: ClassVar[Mapping[str, Neutral]] = {"time": ANY}  # editors send when they saw it
+
+    text: str
+    filename: str | None = None
+
+
+class LlamaInfillRequest(Generating):
+    input_prefix: str | list[_Id | str] = Field(description="The text before the gap.")
+    input_suffix: str | list[_Id | str] = Field(description="The text after the gap.")
+    input_extra: list[OtherFile] | None = Field(None, description="Other files, the most important last.")
+    prompt: str | None = Field(None, description="What is behind input_prefix: the line up to the gap.")

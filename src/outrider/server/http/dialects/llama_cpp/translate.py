@@ -1,12 +1,19 @@
-"""From a request of llama.cpp's /completion to the inner one."""
+"""From a request of llama.cpp's /completion or /infill to the inner one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from outrider.models.text.fim import FimTokens, bos_ids, plain_ids
+from outrider.models.text.infill import Room, infill_prompt
 from outrider.server.http.dialects import inner
-from outrider.server.http.dialects.llama_cpp.fields import LlamaCompletionRequest
+from outrider.server.http.dialects.llama_cpp.cutoff import Cutoff
+from outrider.server.http.dialects.llama_cpp.fields import (
+    Generating,
+    LlamaCompletionRequest,
+    LlamaInfillRequest,
+)
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import CompletionRequest
 from outrider.server.http.service import Service
@@ -15,14 +22,15 @@ _RANDOM = (-1, 2**32 - 1)  # seeds that stand for a random one
 _NEVER = -100.0  # the bias of `false`
 
 
-def text_request(service: Service, body: LlamaCompletionRequest) -> CompletionRequest:
-    """The inner request; its prompts are encoded by `encode`. Raises ApiError."""
+def text_request(service: Service, body: Generating) -> CompletionRequest:
+    """The inner request; its prompts are encoded by `encode` or `encode_infill`. Raises ApiError."""
     drafting = body.speculative
     most = body.n_predict
     return inner.text_request(
         {
             "model": body.model,
             "prompt": "in place of the ids that `encode` gives",
+            "n": body.n_cmpl,
             "max_tokens": None if most is None or most < 0 else max(1, most),
             "temperature": body.temperature,
             "top_k": body.top_k,
@@ -54,6 +62,48 @@ def encode(service: Service, body: LlamaCompletionRequest) -> list[list[int]]:
     return [_ids(service, [prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
 
 
+def encode_infill(service: Service, body: LlamaInfillRequest, tokens: FimTokens) -> list[list[int]]:
+    """The token ids of the prompt, of which as much is taken as has room. Raises ApiError."""
+    output = None if body.n_predict is None or body.n_predict < 0 else body.n_predict
+    room = Room.of(service.engine.context, output)
+    longest = service.longest_piece
+
+    def encode(text: str) -> list[int]:
+        return plain_ids(service.tokenizer, tokens, text)
+
+    # No text is tokenized beyond what the tokens that have room could cover.
+    def end(text: str, most: int) -> str:
+        return text[max(0, len(text) - most * longest) :]
+
+    def ids(given: str | Sequence[int | str], cut: Callable[[str], str]) -> list[int]:
+        parts = [given] if isinstance(given, str) else given
+        return [i for part in parts for i in ([part] if isinstance(part, int) else encode(cut(part)))]
+
+    line = body.prompt or ""
+    service.check_length(line)
+    prompt = infill_prompt(
+        tokens,
+        encode,
+        before=ids(body.input_prefix, lambda text: end(text, room.before)),
+        line=encode(line),
+        after=ids(body.input_suffix, lambda text: text[: room.after * longest]),
+        others=[
+            ("tmp" if other.filename is None else other.filename, end(other.text, room.others))
+            for other in body.input_extra or ()
+        ],
+        room=room,
+        bos=bos_ids(service.tokenizer),
+    )
+    return [prompt]
+
+
+def cutoff(body: Generating) -> Cutoff | None:
+    """The rules for the end of one sample's text; None for a request without any."""
+    limit = body.t_max_predict_ms
+    seconds = None if limit is None or limit <= 0 else limit / 1000
+    return Cutoff(body.n_indent or 0, seconds) if body.n_indent or seconds is not None else None
+
+
 def is_list(body: LlamaCompletionRequest) -> bool:
     """Whether the request has several prompts, or a list of one: the answer is then a list."""
     given = body.prompt
@@ -67,7 +117,7 @@ def _ids(service: Service, parts: Sequence[int | str]) -> list[int]:
     return found
 
 
-def _biases(service: Service, body: LlamaCompletionRequest) -> dict[str, float] | None:
+def _biases(service: Service, body: Generating) -> dict[str, float] | None:
     """Biases by token id. A text stands for each of its tokens, `false` for never."""
     given = body.logit_bias
     if given is None:

@@ -98,7 +98,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         "/api/generate", tags=["Ollama"], summary="Answer a prompt", responses=answers(OllamaGenerated, media)
     )
     async def generate(request: Request, body: OllamaGenerateRequest) -> Response:
-        if not body.prompt:
+        if not body.prompt and not body.suffix:
             return _loaded(service, body, {"response": ""})
         made = generate_request(service, body)
         prepared = await inner.prepare(service, request, made, "generate-")

@@ -116,7 +116,7 @@ class OllamaGenerateRequest(Generating):
     }
 
     prompt: str | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(None, description="The text behind the gap that is filled in.")
     system: str | None = None
     raw: bool | None = None
 

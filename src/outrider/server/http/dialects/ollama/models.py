@@ -78,7 +78,12 @@ def shown(service: Service) -> dict[str, Any]:
 def capabilities(service: Service) -> list[str]:
     """What the model can do. (A template that knows no tools has them described in words.)"""
     source = service.templates.source
-    return ["completion", *(["tools"] if source else []), *(["thinking"] if thinks(source) else [])]
+    return [
+        "completion",
+        *(["tools"] if source else []),
+        *(["insert"] if service.fills_in else []),
+        *(["thinking"] if thinks(source) else []),
+    ]
 
 
 def _since(service: Service) -> str:

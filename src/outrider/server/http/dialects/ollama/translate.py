@@ -41,10 +41,15 @@ def chat_request(service: Service, body: OllamaChatRequest) -> ChatRequest:
 
 
 def generate_request(service: Service, body: OllamaGenerateRequest) -> ChatRequest | CompletionRequest:
-    """The inner request of /api/generate, which has a prompt: a conversation, or a text as it is for `raw`.
-    Raises ApiError."""
+    """The inner request of /api/generate, which has a prompt or a suffix: a conversation, a text as it is for
+    `raw`, or for a suffix what stands between the two. Raises ApiError."""
     if body.suffix:
-        raise bad("suffix is refused: nothing is written between two texts here", "suffix")
+        for name in ("system", "think"):
+            if getattr(body, name):
+                raise bad(f"{name} is refused with suffix: no chat template is used for filling in", name)
+        return inner.text_request(
+            {**_shared(service, body), "prompt": body.prompt or "", "suffix": body.suffix}
+        )
     if body.raw:
         if body.system:
             raise bad("system is refused with raw: write it into the prompt", "system")
