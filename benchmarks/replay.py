@@ -1,7 +1,7 @@
 """Measures the controller on recorded texts, with a simulated clock: `auto` against fixed settings.
 
     python benchmarks/replay.py [--methods auto,'draft_model 3',…] [--workloads …] [--temps 0,0.7] [--limit N]
-        [--seeds N] [--behind N]
+        [--seeds N] [--behind N] [--cap N]
 
 The Qwen target generated the texts of the built-in workloads once; here its passes replay them. Draft model,
 drafters, controller and step loop are real, but a pass takes the time given in COSTS, measured on an idle
@@ -38,7 +38,13 @@ from outrider.bench.runner import prompt_of
 from outrider.bench.workloads import SEED_STRIDE, texts_per_prompt
 from outrider.cli.demo import present_pair
 from outrider.config.engine import EngineConfig
-from outrider.config.speculative import AutoConfig, SpeculativeConfig
+from outrider.config.speculative import (
+    AutoConfig,
+    DraftModelConfig,
+    NgramConfig,
+    SpeculativeConfig,
+    SuffixConfig,
+)
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.native import calibrate
@@ -346,11 +352,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cold", action="store_true", help="every text as the first of a process, with nothing learned"
     )
+    parser.add_argument(
+        "--cap",
+        type=at_least_one,
+        help="`num_speculative_tokens` of auto, against fixed settings with at most as many",
+    )
     parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
     parser.add_argument("--json", type=Path, default=RESULTS / "replay.json")
     args = parser.parse_args()
+    if args.cap is not None:
+        known = list(capped_settings("draft", args.cap))
+        if args.methods == parser.get_default("methods"):
+            args.methods = known
     check_names(parser, args, methods=known, workloads=workloads.EVERY)
     return args
+
+
+def capped_settings(draft: str, cap: int) -> dict[str, SpeculativeConfig]:
+    """`auto` and the fixed settings that draft at most `cap` tokens in a step, by name."""
+    found: dict[str, SpeculativeConfig] = {"auto": AutoConfig(draft, num_speculative_tokens=cap)}
+    found[f"suffix {cap}"] = SuffixConfig(cap)
+    found[f"ngram {cap}"] = NgramConfig(cap, prompt_lookup_max=4, prompt_lookup_min=2)
+    return found | {f"draft_model {k}": DraftModelConfig(draft, k) for k in range(1, min(cap, 5) + 1)}
 
 
 def main() -> int:
@@ -362,7 +385,11 @@ def main() -> int:
         return 1
     target, draft = map(str, pair)
     texts = texts_of(args.texts, target, args)
-    choices = {"auto": AutoConfig(draft), **fixed_settings(draft)}
+    choices = (
+        {"auto": AutoConfig(draft), **fixed_settings(draft)}
+        if args.cap is None
+        else capped_settings(draft, args.cap)
+    )
     asked = {name: choices[name] for name in args.methods}
     loaded: list[Timed] = []  # the draft model, which no text changes
 
@@ -385,7 +412,7 @@ def main() -> int:
             rows[f"{temperature:g}", workload] = {m: stats.geomean(v) for m, v in found.items()}
             each.append({"workload": workload, "temperature": temperature, "speedup": found})
             print(f"{workload}, T {temperature:g}", file=sys.stderr)
-    document = {"costs_ms": COSTS, **text_settings(args), "cells": each}
+    document = {"costs_ms": COSTS, **text_settings(args), "cap": args.cap, "cells": each}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     print(table(rows, args.methods))

@@ -69,9 +69,10 @@ class DownloadError(ModelError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean X?)` for the known name that was meant by `name`, or an empty string.
 
-    It is the name with the fewest letters changed, if these are few; or else the only one that has the words
-    of `name` at its beginning or end, begins with `name`, or has its words in this order. A flag is not near
-    one with another number of dashes, nor near one of a single letter.
+    It is the name with the fewest letters changed, if these are few, of several one that differs in marks
+    between words only or begins with `name`; or else the only one that has the words of `name` at its
+    beginning or end, begins with `name`, or has its words in this order. A flag is not near one with another
+    number of dashes, nor near one of a single letter.
     """
     wanted = name.lower()
     letters = len(wanted.lstrip("-"))
@@ -82,10 +83,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return ""
     most = 1 + letters // 5 if letters > 2 else 0
     distances = [(distance(wanted, other.lower(), most + 1), other) for other in names]
-    least, found = min(distances, default=(most + 1, ""))
+    least = min([far for far, _ in distances], default=most + 1)
+    nearby = [other for far, other in distances if far == least]
+    found = min(nearby, key=lambda other: (_unlike(wanted, other.lower()), other), default="")
     if least > most:
         found = _with_words(wanted, names)
     return f" (did you mean {found!r}?)" if found else ""
+
+
+def _unlike(name: str, other: str) -> int:
+    """Which of two names that differ in as many letters was rather meant: the lower."""
+    if "".join(_words(name)) == "".join(_words(other)):
+        return 0
+    return 1 if other.startswith(name) else 2
 
 
 def _dashes(name: str) -> int:

@@ -102,10 +102,12 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "truncate_prompt_tokens": [{"truncate_prompt_tokens": 3}],
     "output_kind": [{"output_kind": RequestOutputKind.DELTA}],
+    "draft_text": [{"draft_text": "of the"}, {"draft_text": [5, 9, 3, 3]}],
 }
 BASE: dict[str, Any] = {"temperature": 0.8, "max_tokens": 24, "seed": 11, "logprobs": 2}
-# What no output shows: samples beyond the first, a choice that does not exist here, and what AsyncLLM reads.
-UNSEEN = {"n", "spaces_between_special_tokens", "output_kind"}
+# What no output shows: samples beyond the first, a choice that does not exist here, what AsyncLLM reads, and
+# what is only drafted from.
+UNSEEN = {"n", "spaces_between_special_tokens", "output_kind", "draft_text"}
 ALL_CASES = [
     pytest.param(arguments, id=f"{name}-{i}") for name in CASES for i, arguments in enumerate(CASES[name])
 ]
