@@ -114,7 +114,8 @@ def chat_params(body: ChatRequest, rules: SamplingRules, **more: Any) -> Samplin
         raise bad("max_tokens and max_completion_tokens differ; give one", "max_tokens")
     most: float | None = limits.pop() if limits else rules.defaults.values.get("max_tokens")
     if most == 0:
-        raise bad("max_completion_tokens must be at least 1", "max_completion_tokens")
+        name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+        raise bad(f"{name} must be at least 1", name)
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
     _bounded("top_logprobs", body.top_logprobs, rules.max_logprobs)
