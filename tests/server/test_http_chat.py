@@ -250,6 +250,9 @@ def test_models(server: Running) -> None:
     with server.client() as client:
         assert [m.id for m in client.models.list().data] == [MODEL, "other"]
         assert client.models.retrieve("other").id == "other"
+        with server.http() as http:
+            for path in ("/models", "/models/", "/v1/models/"):
+                assert [model["id"] for model in http.get(path).json()["data"]] == [MODEL, "other"]
         with pytest.raises(openai.NotFoundError, match="not served here"):
             client.models.retrieve("gpt/5")
         with pytest.raises(openai.NotFoundError, match="'tiny', 'other'"):
