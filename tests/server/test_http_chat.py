@@ -157,6 +157,8 @@ def test_templates_that_fail_do_not_affect_other_requests(templated: Running) ->
         ({"messages": []}, "messages", "at least 1 item"),
         ({"messages": "hello"}, "messages", "valid list"),
         ({"messages": [{"role": "user"}]}, None, "has no content"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be"),
         ({"messages": [{"role": "boss", "content": "x"}]}, "messages.0.role", "'system'"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "required"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}]},
@@ -227,6 +229,8 @@ def test_reasoning_effort_turns_thoughts_off(templated: Running) -> None:
     body: dict[str, Any] = {"messages": [HI[1]], "chat_template": thinks}
     for effort, text in ((None, "the fox"), ("none", "the fox!"), ("low", "the fox")):
         assert prompt_of(templated, {**body, "reasoning_effort": effort}) == text
+    assert prompt_of(templated, {**body, "thinking": {"type": "disabled"}}) == "the fox!"
+    assert prompt_of(templated, {**body, "enable_thinking": False}) == "the fox!"
     kept = {**body, "reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
     assert prompt_of(templated, kept) == "the fox"
 
@@ -246,6 +250,9 @@ def test_models(server: Running) -> None:
     with server.client() as client:
         assert [m.id for m in client.models.list().data] == [MODEL, "other"]
         assert client.models.retrieve("other").id == "other"
+        with server.http() as http:
+            for path in ("/models", "/models/", "/v1/models/"):
+                assert [model["id"] for model in http.get(path).json()["data"]] == [MODEL, "other"]
         with pytest.raises(openai.NotFoundError, match="not served here"):
             client.models.retrieve("gpt/5")
         with pytest.raises(openai.NotFoundError, match="'tiny', 'other'"):

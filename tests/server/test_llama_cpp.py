@@ -56,6 +56,30 @@ def test_the_text_is_that_of_the_other_paths(server: Running) -> None:
     assert (mixed["content"], len(mixed["tokens"])) == (found["content"], 20)
 
 
+def test_samplers_that_are_left_out_are_off(server: Running) -> None:
+    narrow = {"temperature": 1.5, "top_p": 0.01, "min_p": 0.9, "top_k": 7}
+    few = ask(server, **narrow, samplers=["top_k", "temperature"])["content"]
+    assert few == ask(server, temperature=1.5, top_k=7, top_p=1.0, min_p=0.0)["content"]
+    assert few == ask(server, **narrow, samplers="kt")["content"] != ask(server, **narrow)["content"]
+    assert ask(server, **narrow, samplers=[])["content"] == ask(server, **narrow)["content"]
+
+
+def test_names_of_the_other_paths(server: Running) -> None:
+    body = {"prompt": "the fox", "seed": 4, "ignore_eos": True}
+    found = server.post("/completion", {**body, "max_tokens": 20}).json()
+    assert found["content"] == ask(server)["content"]
+    assert [one["index"] for one in ask(server, n=2)] == [one["index"] for one in ask(server, n_cmpl=2)]
+
+
+def test_no_drafts_at_all(server: Running) -> None:
+    repeats = {"prompt": "the fox the fox the fox the fox", "n_predict": 40}
+    drafted = ask(server, **repeats)
+    assert drafted["timings"]["draft_n"] > 0
+    plain = ask(server, **repeats, **{"speculative.n_max": 0})
+    assert plain["timings"].get("draft_n", 0) == 0
+    assert plain["content"] == drafted["content"]
+
+
 def test_several_prompts(server: Running) -> None:
     ids = server.pipeline.tokenizer.encode("b")
     one, two = ask(server, prompt="a"), ask(server, prompt="b")
@@ -170,6 +194,14 @@ def test_what_changes_nothing_is_accepted(server: Running) -> None:
         ({"mirostat": 2}, "mirostat is refused: use min_p"),
         ({"image_data": [{"data": "", "id": 1}]}, "image_data is refused"),
         ({"n_predic": 2}, "did you mean 'n_predict'"),
+        ({"max_tokens": 2}, "n_predict and max_tokens differ"),
+        ({"n": 2, "n_cmpl": 3}, "n_cmpl and n differ"),
+        ({"samplers": ["bogus"]}, '"bogus", which is none of'),
+        ({"samplers": [1]}, "samplers"),
+        ({"speculative.n_max": -1}, "speculative.n_max"),
+        ({"grammar_lazy": True}, "grammar_lazy is refused"),
+        ({"n_probs": 10**6}, "n_probs must be from 0 to 20"),
+        ({"prompt": [[1], "a"]}, "prompt.0: Input should be a valid integer"),
         ({"temperature": "hot"}, "temperature"),
         ({"logit_bias": [[1]]}, "logit_bias"),
         ({"grammar": 'root ::= "a'}, "grammar"),

@@ -331,6 +331,7 @@ def block(**members: Any) -> Any:
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is refused: this server calls no tools"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits no conversations"),
         ({"stop": ["x"]}, "unknown field 'stop'"),
+        ({"stop_sequences": ["a", ""]}, "stop_sequences.1: "),
         ({"temperature": "1"}, "temperature"),
     ],
 )  # fmt: skip

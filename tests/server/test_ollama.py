@@ -139,6 +139,16 @@ def test_without_a_limit_it_goes_on_to_the_end_of_the_context(target_file: Path)
     assert limits == [None, None, None, 3]
 
 
+def test_arguments_of_past_calls_may_be_text(templated: Running) -> None:
+    for arguments, shown in (('{"city": "Rome"}', '{"city": "Rome"}'), (None, "{}"), ("{", '"{"')):
+        call = {"function": {"name": "weather", "arguments": arguments}}
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+        with scripted(templated, "ok") as prompts:
+            body = {"messages": messages, "stream": False}
+            assert templated.post("/api/chat", body).status_code == 200
+        assert prompts == [f"[user|a][assistant|{{weather {shown}}}][assistant|"]
+
+
 def test_what_the_template_is_given(templated: Running) -> None:
     messages: Any = [
         {"role": "system", "content": "be"},
@@ -338,7 +348,11 @@ def test_what_there_is_not(server: Running) -> None:
     with pytest.raises(ollama.ResponseError, match="chosen when the server starts"):
         client_of(server).pull(MODEL)
     with server.http() as http:
-        assert "/api" in error_of(http.get("/api"), 404)
+        assert "did you mean" not in error_of(http.get("/api"), 404)
+        answer = http.get("/api/show")
+        assert error_of(answer, 405) == "GET is not possible at /api/show; use POST"
+        assert answer.headers["allow"] == "POST"
+        assert "use GET" in error_of(http.post("/api/tags", json={}), 405)
 
 
 def test_keys_are_obeyed(target_file: Path) -> None:

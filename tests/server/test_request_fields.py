@@ -154,7 +154,11 @@ def test_what_changes_nothing_is_accepted(model: Any, fields: dict[str, Any]) ->
         ({"lora": [{"id": 0, "scale": 1.0}]}, "merge them into the model"),
         ({"verbosity": "é" * 200}, "…"),
         ({"extra_body": {"top_k": 1}}, "beside the others"),
-        ({"enable_thinking": False}, "chat_template_kwargs"),
+        ({"enable_thinking": "no"}, 'true or false, not "no"'),
+        ({"thinking": {"type": "off"}}, 'enabled, adaptive, disabled, not {"type": "off"}'),
+        ({"thinking": True}, "one of the types"),
+        ({"thinking": {"type": [1]}}, "one of the types"),
+        ({"thinking": {"type": "enabled"}, "enable_thinking": False}, "differ; give one"),
         ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repetition_penalty looks at all tokens"),
         ({"repeat_last_n": -2}, "at least -1"),
         ({"repeat_last_n": True}, "whole number"),
@@ -181,6 +185,21 @@ def test_what_would_change_something_is_refused(fields: dict[str, Any], message:
 def test_no_hint_at_a_name_that_is_refused() -> None:
     assert not {"mirostat", "audio", "prompt_embeds"} & set(suggestions())
     assert "did you mean" not in refusal(ChatRequest, mirostatic=1)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_switch_of_thoughts(on: bool) -> None:
+    kind = {"type": "enabled", "budget_tokens": 9} if on else {"type": "disabled"}
+    for fields in ({"enable_thinking": on}, {"thinking": kind}, {"thinking": kind, "enable_thinking": on}):
+        for more in (None, {}, {"x": 1}, {"enable_thinking": on}):
+            found = accepts(ChatRequest, **fields, chat_template_kwargs=more)
+            assert found.chat_template_kwargs == {"enable_thinking": on, **(more or {})}
+        other = {"chat_template_kwargs": {"enable_thinking": not on}}
+        assert "another enable_thinking" in refusal(ChatRequest, **fields, **other)
+        if on:
+            assert "a field of /v1/chat/completions" in refusal(CompletionRequest, **fields)
+        else:
+            assert accepts(CompletionRequest, **fields) == accepts(CompletionRequest)
 
 
 def test_fields_of_the_other_path() -> None:

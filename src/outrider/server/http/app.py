@@ -234,7 +234,9 @@ def _models(app: FastAPI, service: Service) -> None:
             "max_tokens": context,
         }
 
+    @app.get("/models/", include_in_schema=False)
     @app.get("/models", include_in_schema=False)
+    @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models", tags=["models"], summary="The names of the model", responses=answers(ModelList))
     async def models() -> Response:
         names = service.model.names

@@ -113,7 +113,9 @@ def elsewhere(path: str, routes: Iterable[object]) -> str:
     """For a path at which there is nothing: where a known one is that differs by a letter or two, or that it
     ends with, or that is near. "" for none."""
     cut = path[:200].rstrip("/")
-    known = [other for route in routes if "{" not in (other := getattr(route, "path", "{"))]
+    routes = [route for route in routes if getattr(route, "include_in_schema", False)]  # not the page's files
+    paths: list[str] = [getattr(route, "path", "{") for route in routes]
+    known = [other for other in paths if "{" not in other and other != cut]
     if found := difflib.get_close_matches(cut, known, n=1, cutoff=0.95):
         return f" (did you mean {found[0]!r}?)"
     for other in sorted(known, key=len, reverse=True):
@@ -127,4 +129,5 @@ def _is_label(part: object) -> bool:
     """Whether a part of pydantic's location names a member of a union, not a field or an index."""
     if not isinstance(part, str):
         return False
-    return part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper()
+    kind = part.removeprefix("constrained-")
+    return kind in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper()

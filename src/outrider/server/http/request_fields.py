@@ -143,6 +143,9 @@ RENAMED: Mapping[str, tuple[Whose, str, str]] = {
                  "llama.cpp's usual order and in this server's"),
     "cache_prompt": (_L, "cache_salt", "false: a salt that nobody else has"),
     "speculative.n_max": (_L, "speculative", "most draft tokens of a step; 0: plain decoding"),
+    "enable_thinking": ((), "chat_template_kwargs", "the template's variable of that name"),
+    "thinking": ((), "chat_template_kwargs", "`enable_thinking`: false for the type `disabled`, true for "
+                 "`enabled` and `adaptive`; a budget is not enforced"),
 }  # fmt: skip
 
 _BEAMS = "there is no beam search; n samples are independent"
@@ -274,8 +277,6 @@ UNUSED: Unused = {
     "cache_control": ((), _ANY, ""),
     "extra_body": ((), _EMPTY, "its fields belong beside the others"),
     "options": ((), _EMPTY, "its fields belong beside the others"),
-    "enable_thinking": ((), _NONE, 'send chat_template_kwargs: {"enable_thinking": …}'),
-    "thinking": ((), _values({"type": "disabled"}), 'send chat_template_kwargs: {"enable_thinking": …}'),
 }  # fmt: skip
 
 # Of a tool and its function. Anthropic's clients mark what is to be cached; here every prefix is.

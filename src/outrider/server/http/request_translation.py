@@ -31,6 +31,7 @@ _SAMPLER_LETTERS = {
     **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p"},
     **{"p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature"},
 }
+_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 _OWN_ORDER = ("penalties", "temperature", "min_p", "top_k", "top_p")
 _PENALTIES = _SAMPLERS["penalties"][1]
 
@@ -57,6 +58,7 @@ def translated(data: Mapping[str, Any], own: frozenset[str]) -> dict[str, Any]:
         del found["grammar"]
     _n_probs(found, chat)
     _samplers(found)
+    _thinking(found, chat)
     for name in ("repeat_last_n", "penalty_last_n"):
         _window(found, name)
     if _taken(found, "cache_prompt", bool) is False:
@@ -107,6 +109,31 @@ def _n_probs(found: dict[str, Any], chat: bool) -> None:
     if chat:
         _put(found, "logprobs", True, "n_probs")
     _put(found, "top_logprobs" if chat else "logprobs", count, "n_probs")
+
+
+def _thinking(found: dict[str, Any], chat: bool) -> None:
+    """The switch of a model's reasoning, as gateways and Anthropic's clients write it."""
+    on = _taken(found, "enable_thinking", bool)
+    switch = found.pop("thinking", None)
+    if switch is not None:
+        kind = switch.get("type") if isinstance(switch, Mapping) else None
+        if not isinstance(kind, str) or kind not in _THINKING:
+            types = ", ".join(_THINKING)
+            raise field_error("thinking", f"thinking must have one of the types {types}, not {shown(switch)}")
+        if on is not None and on != _THINKING[kind]:
+            raise field_error("thinking", "thinking and enable_thinking differ; give one")
+        on = _THINKING[kind]
+    if on and not chat:
+        name = "enable_thinking" if switch is None else "thinking"
+        raise field_error(name, f"{name} is refused: it is a field of /v1/chat/completions")
+    variables = found.get("chat_template_kwargs") or {}
+    if on is None or not chat or not isinstance(variables, Mapping):
+        return
+    found["chat_template_kwargs"] = {"enable_thinking": on, **variables}
+    if found["chat_template_kwargs"]["enable_thinking"] != on:
+        raise field_error(
+            "chat_template_kwargs", "chat_template_kwargs has another enable_thinking; give one"
+        )
 
 
 def _window(found: dict[str, Any], name: str) -> None:

@@ -69,7 +69,7 @@ def sampling_params(body: Sampling, rules: SamplingRules, **more: Any) -> Sampli
         given["draft_text"] = predicted
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: samples are not ranked; draw n and rank them", "best_of")
-    _bounded("prompt_logprobs", body.prompt_logprobs, rules.max_logprobs)
+    bounded("prompt_logprobs", body.prompt_logprobs, rules.max_logprobs)
     if body.stream and body.prompt_logprobs is not None:
         raise bad("prompt_logprobs are not streamed: leave stream or prompt_logprobs out", "prompt_logprobs")
     if body.stream_options is not None and not body.stream and any(body.stream_options.model_dump().values()):
@@ -92,7 +92,7 @@ def completion_params(body: CompletionRequest, rules: SamplingRules) -> Sampling
             "the text has no tokens in one row; send prompt_logprobs for those of the prompt",
             "echo",
         )
-    _bounded("logprobs", body.logprobs, rules.max_logprobs)
+    bounded("logprobs", body.logprobs, rules.max_logprobs)
     most: int | None = body.max_tokens
     if most is None:
         most = rules.defaults.completion_tokens(COMPLETION_TOKENS)
@@ -114,10 +114,11 @@ def chat_params(body: ChatRequest, rules: SamplingRules, **more: Any) -> Samplin
         raise bad("max_tokens and max_completion_tokens differ; give one", "max_tokens")
     most: float | None = limits.pop() if limits else rules.defaults.values.get("max_tokens")
     if most == 0:
-        raise bad("max_completion_tokens must be at least 1", "max_completion_tokens")
+        name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+        raise bad(f"{name} must be at least 1", name)
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
-    _bounded("top_logprobs", body.top_logprobs, rules.max_logprobs)
+    bounded("top_logprobs", body.top_logprobs, rules.max_logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return sampling_params(body, rules, max_tokens=_limit(most), logprobs=logprobs, **more)
 
@@ -134,7 +135,8 @@ def _limit(most: float | None) -> int | None:
     return None if most is None or most < 0 else max(1, int(most))
 
 
-def _bounded(name: str, value: int | None, most: int) -> None:
+def bounded(name: str, value: int | None, most: int) -> None:
+    """Raise ApiError for more log-probabilities than `most`; -1 is no limit."""
     if value is not None and most >= 0 and not 0 <= value <= most:
         raise bad(f"{name} must be from 0 to {most}, not {value} (--max-logprobs)", name)
 

@@ -190,7 +190,7 @@ class CountRequest(Fields):
 
 class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=0, description="0: fill the prefix cache only.")
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, model_validator
 
 from outrider.server.http.dialects.base import ANY, Fields, Neutral
 from outrider.server.http.protocol import Speculative
+from outrider.server.http.request_translation import field_error
 
 _Id: TypeAlias = Annotated[int, Field(ge=0)]
 _Bias: TypeAlias = Annotated[tuple[_Id | str, float | bool], Strict(False)]
@@ -21,10 +22,10 @@ class Generating(Fields):
     neutral: ClassVar[Mapping[str, Neutral]] = {
         **dict.fromkeys(
             (
-                *("cache_prompt", "id_slot", "n_keep", "timings_per_token", "samplers", "response_fields"),
+                *("cache_prompt", "id_slot", "n_keep", "timings_per_token", "response_fields"),
                 *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
                 *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "n_discard"),
-                *("speculative.n_max", "speculative.n_min", "speculative.p_min"),
+                *("speculative.n_min", "speculative.p_min"),
                 "t_max_prompt_ms",  # llama.cpp does not use it either
             ),
             ANY,
@@ -38,6 +39,9 @@ class Generating(Fields):
         "dry_multiplier": ((0,), "use the penalties"),
         "post_sampling_probs": ((False,), "probabilities are the model's own"),
         "return_progress": ((False,), "the stream begins with the first token"),
+        "grammar_lazy": ((False,), "a grammar holds from the first token on"),
+        "grammar_triggers": (([],), "a grammar holds from the first token on"),
+        "preserved_tokens": (([],), "special tokens are left out of the text"),
         "lora": (([],), "there are no adapters here"),
         "image_data": (([],), "this server reads text only"),
         "multimodal_data": (([],), "this server reads text only"),
@@ -45,7 +49,10 @@ class Generating(Fields):
 
     model: str | None = Field(None, description="One of /v1/models; the first when left out.")
     n_cmpl: int | None = Field(None, ge=1, description="Samples of each prompt.")
+    n: int | None = Field(None, ge=1, description="The same.")
     n_predict: int | None = Field(None, ge=-2, description="-1: to the end of the context, the default.")
+    max_tokens: int | None = Field(None, ge=-2, description="The same.")
+    samplers: list[str] | str | None = Field(None, description="Filters that it leaves out are off.")
     temperature: float | None = Field(None, ge=0)
     top_k: int | None = Field(None, ge=-1)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -70,6 +77,16 @@ class Generating(Fields):
         None, description="After so long, a line break ends the text; 0 or less: no limit."
     )
     speculative: bool | Speculative | None = Field(None, description="false: plain decoding.")
+    n_draft: int | None = Field(None, alias="speculative.n_max", ge=0, description="0: plain decoding.")
+
+    @model_validator(mode="after")
+    def _one_of_two_names(self) -> Self:
+        for name, other in (("n_predict", "max_tokens"), ("n_cmpl", "n")):
+            values = {value for value in (getattr(self, name), getattr(self, other)) if value is not None}
+            if len(values) > 1:
+                raise field_error(other, f"{name} and {other} differ; give one")
+            setattr(self, name, next(iter(values), None))
+        return self
 
 
 class LlamaCompletionRequest(Generating):

@@ -16,6 +16,7 @@ from outrider.server.http.dialects.llama_cpp.fields import (
 )
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import CompletionRequest
+from outrider.server.http.sampling_fields import bounded
 from outrider.server.http.service import Service
 
 _RANDOM = (-1, 2**32 - 1)  # seeds that stand for a random one
@@ -25,6 +26,7 @@ _NEVER = -100.0  # the bias of `false`
 def text_request(service: Service, body: Generating) -> CompletionRequest:
     """The inner request; its prompts are encoded by `encode` or `encode_infill`. Raises ApiError."""
     drafting = body.speculative
+    bounded("n_probs", body.n_probs, service.sampling.max_logprobs)
     most = body.n_predict
     return inner.text_request(
         {
@@ -44,6 +46,8 @@ def text_request(service: Service, body: Generating) -> CompletionRequest:
             "ignore_eos": body.ignore_eos,
             "logit_bias": _biases(service, body),
             "logprobs": body.n_probs or None,
+            "samplers": body.samplers,
+            "speculative.n_max": body.n_draft,
             "grammar": body.grammar or None,
             "json_schema": body.json_schema or None,
             "stream": body.stream,

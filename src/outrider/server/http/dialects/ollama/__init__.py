@@ -75,9 +75,18 @@ def _add(app: FastAPI, service: Service) -> None:
     @app.api_route(
         "/api/{path:path}", methods=["GET", "POST", "DELETE", "PUT", "PATCH"], include_in_schema=False
     )
-    async def other(path: str = "") -> Response:
-        nothing = f"there is nothing{elsewhere(f'/api/{path}', app.routes)}"
-        raise ApiError(404, f"/api/{path[:100]}: {_REFUSED.get(path.partition('/')[0], nothing)}")
+    async def other(request: Request, path: str = "") -> Response:
+        full, shown = f"/api/{path}", f"/api/{path[:100]}"
+        methods: set[str] = set()
+        for route in app.routes:
+            methods |= getattr(route, "methods", set()) if getattr(route, "path", "") == full else set()
+        if methods:
+            allowed = ", ".join(sorted(methods))
+            raise ApiError(
+                405, f"{request.method} is not possible at {shown}; use {allowed}", headers={"Allow": allowed}
+            )
+        nothing = f"there is nothing{elsewhere(full, app.routes)}"
+        raise ApiError(404, f"{shown}: {_REFUSED.get(path.partition('/')[0], nothing)}")
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:

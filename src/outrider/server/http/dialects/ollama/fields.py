@@ -49,7 +49,7 @@ class CalledFunction(Fields):
     neutral: ClassVar[Mapping[str, Neutral]] = {"index": ANY, "description": ANY}
 
     name: str = Field(min_length=1)
-    arguments: dict[str, Any] | None = None
+    arguments: dict[str, Any] | str | None = Field(None, description="JSON as text, too, as in OpenAI's API.")
 
 
 class ToolCall(Fields):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from outrider.server.http.dialects import inner
@@ -125,7 +124,7 @@ def _message(message: Message) -> dict[str, Any]:
                 **({"id": call.id} if call.id else {}),
                 "function": {
                     "name": call.function.name,
-                    "arguments": json.dumps(call.function.arguments or {}, ensure_ascii=False),
+                    "arguments": call.function.arguments,
                 },
             }
             for call in message.tool_calls
