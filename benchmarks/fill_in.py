@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from outrider.models.text import fim
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.outputs import CompletionOutput
 from outrider.pipeline import build_all
-from prediction import AUTO, PLAIN, RESULTS, SOURCE, figures, mean, speed
+from prediction import AUTO, PLAIN, SOURCE, arguments, figures, mean, speed, write
 
 FILES = ("policy/exploration.py", "policy/lookup_backoff.py", "drafters/ngram.py", "policy/token_rate.py")
 
@@ -53,14 +52,7 @@ def gaps(limit: int | None = None) -> list[tuple[str, str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", type=int, default=2, help="of each method; the fastest counts")
-    parser.add_argument("-n", type=int, default=128, help="most tokens to fill in")
-    parser.add_argument("--limit", type=int, help="files")
-    parser.add_argument("--threads", "-t", type=int)
-    args = parser.parse_args()
+    args = arguments(__doc__, 128, "files")
     if (pair := present_pair()) is None:
         print("needs the Qwen pair: outrider pull qwen-coder-1.5b qwen-coder-0.5b", file=sys.stderr)
         return 1
@@ -73,13 +65,7 @@ def main() -> int:
     for name, before, after in gaps(args.limit):
         rows.append({"name": name, **measured({PLAIN: plain, AUTO: auto}, tokenizer, before, after, args)})
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
-    document = {
-        "models": {"target": Path(target).name, "draft": Path(draft).name},
-        "settings": {"runs": args.runs, "max_tokens": args.n, "threads": args.threads, "temperature": 0.0},
-        "rows": rows,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "fill_in.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    write("fill_in.json", target, draft, args, rows)
     print(table(rows))
     return 0 if all(row["identical"] for row in rows) else 1
 

@@ -91,15 +91,29 @@ def items(limit: int | None = None) -> list[Item]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def arguments(doc: str | None, tokens: int, limited: str) -> argparse.Namespace:
+    """The options. doc: of the script; tokens: of an answer, at most, by default; limited: by --limit."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2, help="of each method; the fastest counts")
-    parser.add_argument("-n", type=int, default=768, help="most tokens of each answer")
-    parser.add_argument("--limit", type=int, help="files and questions of each kind")
+    parser.add_argument("-n", type=int, default=tokens, help="most tokens of each answer")
+    parser.add_argument("--limit", type=int, help=limited)
     parser.add_argument("--threads", "-t", type=int)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def write(name: str, target: str, draft: str | None, args: argparse.Namespace, rows: list[Any]) -> None:
+    """Write the figures as JSON beside the other results."""
+    document = {
+        "models": {"target": Path(target).name, "draft": None if draft is None else Path(draft).name},
+        "settings": {"runs": args.runs, "max_tokens": args.n, "threads": args.threads, "temperature": 0.0},
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+
+
+def main() -> int:
+    args = arguments(__doc__, 768, "files and questions of each kind")
     pair = present_pair()
     target, draft = (MODEL, None) if pair is None else map(str, pair)
     config = EngineConfig(target, threads=args.threads)
@@ -111,13 +125,7 @@ def main() -> int:
     for item in items(args.limit):
         rows.append(measured(plain, auto, item, args))
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
-    document = {
-        "models": {"target": Path(target).name, "draft": None if draft is None else Path(draft).name},
-        "settings": {"runs": args.runs, "max_tokens": args.n, "threads": args.threads, "temperature": 0.0},
-        "rows": rows,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "prediction.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    write("prediction.json", target, draft, args, rows)
     print(table(rows))
     return 0 if all(row["identical"] for row in rows) else 1
 
