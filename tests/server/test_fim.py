@@ -218,7 +218,7 @@ def test_several_samples(filling: Running) -> None:
 
 def test_what_editors_send(filling: Running) -> None:
     """llama.vim and llama.vscode."""
-    sent = {
+    sent: dict[str, Any] = {
         **{
             "id_slot": 0,
             "input_prefix": "the fox\n",
@@ -232,11 +232,11 @@ def test_what_editors_send(filling: Running) -> None:
         "response_fields": ["content", "timings/prompt_n", "truncated", "tokens_cached"],
     }
     found = ask(filling, "/infill", sent)
-    assert found["tokens_predicted"] <= 8
-    assert {"prompt_n", "prompt_ms", "predicted_per_second"} <= set(found["timings"])
+    assert set(found) == set(sent["response_fields"])
+    assert found["timings/prompt_n"] > 0
     assert found["truncated"] is False
     fill = {**sent, "n_predict": 0, "samplers": [], "t_max_predict_ms": 1, "response_fields": [""]}
-    assert ask(filling, "/infill", fill)["content"] == ""
+    assert ask(filling, "/infill", fill) == {}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_what_infill_refuses(filling: Running, body: dict[str, Any], message: st
     answer = filling.post("/infill", {**INFILL, **body})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert set(error) == {"code", "message", "type"}
+    assert set(error) - {"n_prompt_tokens", "n_ctx"} == {"code", "message", "type"}
     assert message in error["message"]
 
 

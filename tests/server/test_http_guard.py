@@ -149,6 +149,30 @@ def test_pages_elsewhere_get_nothing_unless_allowed(server: Running, target_file
         assert http.options("/v1/completions", headers=preflight).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("https://localhost:8443", 200),
+        ("http://127.0.0.1:3000", 200),
+        ("http://[::1]:3000", 200),
+        ("http://localhost.page.example", 400),
+        ("http://notlocalhost", 400),
+        ("http://page.example", 400),
+        ("http://localhost:3000.page.example", 400),
+    ],
+)
+def test_localhost_stands_for_all_pages_of_this_machine(target_file: Path, origin: str, status: int) -> None:
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    with (
+        running(toy_pipeline(target_file), allowed_origins=("localhost",)) as server,
+        server.http() as http,
+    ):
+        answer = http.options("/v1/completions", headers=asked)
+        assert answer.status_code == status
+        assert answer.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
 def test_compressed_bodies(server: Running) -> None:
     with server.http() as http:
         packed, head = gzip.compress(json.dumps(BODY).encode()), {"content-type": "application/json"}

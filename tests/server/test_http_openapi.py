@@ -38,6 +38,7 @@ OPERATIONS = [
     "POST /v1/responses/{response_id}/cancel",
     *("POST /api/chat", "POST /api/generate", "POST /api/show", "GET /api/tags", "GET /api/ps"),
     *("GET /api/version", "POST /completion", "POST /infill", "POST /apply-template"),
+    "POST /v1/chat/completions/input_tokens",
     *("GET /props", "GET /slots"),
 ]
 

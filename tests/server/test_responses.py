@@ -65,6 +65,18 @@ def test_the_text_is_that_of_the_other_paths(server: Running) -> None:
     assert usage.output_tokens_details.reasoning_tokens == 0
 
 
+def test_bases_without_v1(server: Running) -> None:
+    with server.http() as http:
+        made = http.post("/responses", json={"input": "a", "max_output_tokens": 2}).json()
+        path = f"/responses/{made['id']}"
+        assert http.get(path).json() == made
+        assert http.get(path + "/input_items").json() == http.get(f"/v1{path}/input_items").json()
+        counted = http.post("/responses/input_tokens", json={"input": "a"}).json()
+        assert counted["input_tokens"] == made["usage"]["input_tokens"]
+        assert http.delete(path).json()["deleted"] is True
+        assert http.get(f"/v1{path}").status_code == 404
+
+
 @pytest.mark.parametrize("text", ["Well, yes.", f"Well.\n{CALL}", f"{CALL}\n{CALL}"])
 def test_a_stream_brings_the_same_response(templated: Running, text: str) -> None:
     with scripted(templated, text, text):

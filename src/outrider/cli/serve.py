@@ -81,7 +81,7 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="HOST", help=f"{_default}; 0.0.0.0 for every network")
     add("--port", type=integer, default=8000, metavar="N", help=f"{_default}; 0 takes a free one")
     add("-a", "--alias", "--served-model-name", dest="served", nargs="+", action="extend", default=[],
-        metavar="NAME", help="names of the model in the API (default: its own)")  # fmt: skip
+        metavar="NAME", help="names of the model in the API, commas between (default: its own)")  # fmt: skip
     add("--root-path", default="", metavar="PATH", help="prefix that a proxy takes off")
     add("--ssl-keyfile", "--ssl-key-file", metavar="FILE", help="private key, for https")
     add("--ssl-certfile", "--ssl-cert-file", metavar="FILE", help="certificate")
@@ -103,7 +103,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         "own for a loopback address without keys, else any)")  # fmt: skip
     for name, default in (("origins", "[]"), ("methods", '["*"]'), ("headers", '["*"]')):
         add(f"--allowed-{name}", type=_words, default=default, metavar="LIST",
-            help=f"of web pages (CORS), a JSON list; {_default}")  # fmt: skip
+            help=f"of web pages (CORS), a JSON list or commas; {_default}")  # fmt: skip
     add("--allow-credentials", action="store_true", help="of web pages (CORS)")
 
 
@@ -260,7 +260,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     else:
         keys = [*args.api_key, *_lines(args.api_key_file)]
     return {
-        "served_names": tuple(args.served),
+        "served_names": tuple(name for given in args.served for name in given.split(",") if name),
         "api_keys": tuple(keys),
         "host": args.host,
         "max_body_bytes": args.max_body_bytes,

@@ -33,6 +33,7 @@ class Settings:
     allowed_hosts:     accepted values of the Host header; () for all. None accepts only loopback names when
                        there are no keys and `host` is one of them: a defence against DNS rebinding.
     allowed_origins, allowed_methods, allowed_headers, allow_credentials: of CORS; without origins it is off.
+                       The origin "localhost" stands for all pages on this machine.
     root_path:         prefix under which a proxy publishes the server.
     static:            folder of the web page, served at / if it has an index.html.
 

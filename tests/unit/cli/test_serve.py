@@ -92,11 +92,11 @@ def test_speculation_in_every_spelling() -> None:
 
 
 def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> None:
-    line = f"-m {target_file} -c 100 -np 2 -t 1 --host 127.0.0.1 -a name -ngl 0 -cb --jinja -fa on --metrics"
+    line = f"-m {target_file} -c 100 -np 2 -t 1 --host 127.0.0.1 -a a,b -ngl 0 -cb --jinja -fa on --metrics"
     assert serve(line) == 0
     (one,) = started
     assert (one["pipeline"].context, one["pipeline"].config.max_num_seqs) == (100, 2)
-    assert one["settings"].served_names == ("name",)
+    assert one["settings"].served_names == ("a", "b")
 
 
 @pytest.mark.parametrize(

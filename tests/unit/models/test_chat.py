@@ -107,6 +107,19 @@ def test_content_parts_are_joined(plain: ChatTemplate) -> None:
     assert plain.render([*HI, calls]) == "[user|hi][assistant|None]"
 
 
+def test_a_template_that_needs_a_text_gets_an_empty_one() -> None:
+    """Of a message that has calls only. Where None will do it stays None, as in the test above."""
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    strict = (
+        "{% for m in messages %}{% if '</think>' in m.content %}!{% endif %}[{{ m.content }}]{% endfor %}"
+    )
+    assert render_once(strict, [*HI, calls]) == "[hi][]"
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        render_once("{{ 1 / 0 }}", [*HI, calls])
+    with pytest.raises(PromptError, match="refuses the messages: no calls"):
+        render_once("{{ raise_exception('no calls') }}", [*HI, calls])
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

@@ -93,12 +93,12 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
         }
-        try:
-            line = json.dumps({"variables": document}).encode() + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:
-            raise PromptError(f"the messages hold something that JSON cannot: {error}") from None
-        with self._lock:
-            found = self._ask(line)
+        found = self._rendered(document)
+        if "failed" in found and any(message["content"] is None for message in checked):
+            # Some templates take a call's message only with a text, be it an empty one.
+            filled = [{**m, "content": ""} if m["content"] is None else m for m in checked]
+            again = [_in_parts(m) for m in filled] if content_parts else filled
+            found = self._rendered({**document, "messages": again})
         if "text" in found:
             return str(found["text"])
         if "refused" in found:
@@ -120,6 +120,15 @@ class ChatTemplate:
         """End the process. A later `render` starts a new one."""
         with self._lock:
             self._end()
+
+    def _rendered(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The sandbox's answer for these variables. Raises PromptError for what JSON cannot hold."""
+        try:
+            line = json.dumps({"variables": document}).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PromptError(f"the messages hold something that JSON cannot: {error}") from None
+        with self._lock:
+            return self._ask(line)
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         if self._process is not None and not self._process.alive:

@@ -57,6 +57,10 @@ from outrider.version import __version__
 logger = logging.getLogger(__name__)
 
 
+# Origins of pages on this machine, whatever serves them.
+_OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
+
+
 def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | None = None) -> FastAPI:
     """The application for a pipeline and its engine, which the caller starts and stops.
 
@@ -107,6 +111,7 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
+            allow_origin_regex=_OWN_PAGES if "localhost" in settings.allowed_origins else None,
             allow_methods=settings.allowed_methods,
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,

@@ -29,6 +29,7 @@ class ApiError(Exception):
     param:   the field of the request that is at fault.
     code:    for programs, such as "context_length_exceeded".
     headers: of the answer.
+    figures: of the error, for dialects whose errors have members for them.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        figures: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
+        self.headers, self.figures = dict(headers or {}), dict(figures or {})
 
     def document(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -84,9 +86,11 @@ def json_response(document: object, status: int = 200, headers: Mapping[str, str
 
 def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The error for a body that pydantic refuses, in one line. Of several errors, as a union of types gives,
-    the one at the deepest location."""
+    one with words of ours, or else the one at the deepest location."""
     first: Mapping[str, Any] = max(
-        errors, key=lambda e: len(e["loc"]), default={"msg": "it is not valid", "loc": ()}
+        errors,
+        key=lambda e: (e.get("type") == "field", len(e["loc"])),
+        default={"msg": "it is not valid", "loc": ()},
     )
     place = [str(p) for p in first["loc"] if p not in ("body", "query", "path") and not _is_label(p)]
     message, kind, context = str(first["msg"]), first.get("type"), first.get("ctx") or {}
@@ -129,5 +133,5 @@ def _is_label(part: object) -> bool:
     """Whether a part of pydantic's location names a member of a union, not a field or an index."""
     if not isinstance(part, str):
         return False
-    kind = part.removeprefix("constrained-")
-    return kind in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper()
+    named = part in ("str", "int", "float", "bool") or part.startswith("constrained-")
+    return named or "[" in part or part[:1].isupper()

@@ -259,6 +259,9 @@ UNUSED: Unused = {
     "speculative.n_min": (_L, _ANY, ""),  # drafts never change the text
     "speculative.p_min": (_L, _ANY, ""),
     "speculative.type": (_L, _ANY, ""),
+    "speculative.ngram_size_n": (_L, _ANY, ""),
+    "speculative.ngram_size_m": (_L, _ANY, ""),
+    "speculative.ngram_min_hits": (_L, _ANY, ""),
     # SGLang's
     "rid": (_S, _ANY, ""),
     "extra_key": (_S, _ANY, ""),

@@ -85,11 +85,14 @@ class Service:
     def check_length(self, text: str, param: str = "prompt") -> None:
         """Raise ApiError for a text that is too long however it is tokenized. param: its field."""
         if len(text) > (most := self.most_characters):
-            raise bad(
-                f"the {param} has {len(text)} characters; a context of {self.engine.context} tokens "
+            context = self.engine.context
+            raise ApiError(
+                400,
+                f"the {param} has {len(text)} characters; a context of {context} tokens "
                 f"cannot hold more than {most}",
-                param,
-                "context_length_exceeded",
+                param=param,
+                code="context_length_exceeded",
+                figures={"n_ctx": context},
             )
 
     def fim_tokens(self, param: str) -> fim.FimTokens:
@@ -182,11 +185,14 @@ class Service:
     def _check(self, prompt: Sequence[int]) -> None:
         """Raise ApiError for a prompt that leaves no room for output, is empty, or has impossible ids."""
         if len(prompt) >= self.engine.context:
-            raise bad(
-                f"this model's maximum context length is {self.engine.context} tokens; "
+            context = self.engine.context
+            raise ApiError(
+                400,
+                f"this model's maximum context length is {context} tokens; "
                 f"the prompt has {len(prompt)} tokens",
-                "prompt",
-                "context_length_exceeded",
+                param="prompt",
+                code="context_length_exceeded",
+                figures={"n_prompt_tokens": len(prompt), "n_ctx": context},
             )
         try:
             check_prompt(prompt, self.vocab_size, self.engine.context)

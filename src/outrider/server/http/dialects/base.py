@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from outrider.errors import nearest
 from outrider.server.http.errors import ApiError
-from outrider.server.http.request_fields import same
+from outrider.server.http.request_fields import Accepted, same
 from outrider.server.http.request_translation import field_error
 from outrider.server.http.service import Service
 
 ANYTHING = object()  # in a list of neutral values: every value is
-Neutral: TypeAlias = tuple[tuple[object, ...], str]  # values that change nothing; why others are refused
+# Values that change nothing; why others are refused.
+Neutral: TypeAlias = tuple[tuple[object, ...] | Accepted, str]
 ANY: Neutral = ((ANYTHING,), "")
 
 
@@ -68,6 +69,12 @@ class Fields(BaseModel):
                 raise field_error(str(name), f"unknown field {str(name)[:80]!r}{hint}")
             elif value is not None:
                 values, reason = cls.neutral[name]
-                if ANYTHING not in values and not any(same(value, neutral) for neutral in values):
+                if not _is_neutral(value, values):
                     raise field_error(name, f"{name} is refused: {reason}")
         return kept
+
+
+def _is_neutral(value: object, values: tuple[object, ...] | Accepted) -> bool:
+    if isinstance(values, Accepted):
+        return values.test(value)
+    return ANYTHING in values or any(same(value, neutral) for neutral in values)

@@ -1,9 +1,9 @@
-"""llama.cpp's own API: /completion, /infill, /apply-template, /props and /slots. (/tokenize and /detokenize
-take the fields of llama.cpp and of vLLM.)"""
+"""llama.cpp's own API: /completion, /infill, /apply-template, /props, /slots, and the count of a
+conversation's tokens. (/tokenize and /detokenize take the fields of llama.cpp and of vLLM.)"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, RootModel
@@ -21,6 +21,7 @@ from outrider.server.http.dialects.llama_cpp.translate import (
     is_list,
     text_request,
 )
+from outrider.server.http.disconnect import while_connected
 from outrider.server.http.errors import ApiError, json_response
 from outrider.server.http.generation import respond
 from outrider.server.http.openapi import answers
@@ -33,6 +34,8 @@ class LlamaErrorDetail(BaseModel):
     code: int
     message: str
     type: str
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
 
 
 class LlamaError(BaseModel):
@@ -54,6 +57,11 @@ class LlamaCompletions(RootModel[LlamaCompletion | list[LlamaCompletion]]):
 
 class AppliedTemplate(BaseModel):
     prompt: str
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class Props(BaseModel):
@@ -95,7 +103,7 @@ def _add(app: FastAPI, service: Service) -> None:
     )
     async def infill(request: Request, body: LlamaInfillRequest) -> Response:
         tokens = service.fim_tokens("/infill")
-        made = text_request(service, body)
+        made = text_request(service, body, tokens.ends)
         prepared = await inner.prepare(
             service, request, made, "infill-", lambda: encode_infill(service, body, tokens), ends=tokens.ends
         )
@@ -112,6 +120,18 @@ def _add(app: FastAPI, service: Service) -> None:
         service.model.check_name(body.model)
         text = await service.workers.run_in_worker(lambda: prompt_text(service, body))
         return json_response({"prompt": text})
+
+    @app.post("/chat/completions/input_tokens", include_in_schema=False)
+    @app.post(
+        "/v1/chat/completions/input_tokens",
+        tags=["llama.cpp"],
+        summary="How many tokens a conversation becomes",
+        responses=answers(InputTokens),
+    )
+    async def input_tokens(request: Request, body: ChatRequest) -> Response:
+        service.model.check_name(body.model)
+        count = await while_connected(request, inner.count_tokens(service, body))
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     @app.get("/props", tags=["llama.cpp"], summary="The model and its defaults", responses=answers(Props))
     async def props() -> Response:
@@ -137,7 +157,7 @@ def _props(service: Service) -> dict[str, Any]:
     return {
         "default_generation_settings": {
             "n_ctx": service.engine.context,
-            "params": generation_settings(defaults),
+            "params": generation_settings(defaults, defaults.seed),
         },
         "total_slots": service.engine.stats.max_running,
         "model_alias": service.model.names[0],

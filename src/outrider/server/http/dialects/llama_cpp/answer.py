@@ -17,6 +17,7 @@ from outrider.server.http.logprobs import TokenTexts, number
 from outrider.server.http.service import Service
 from outrider.server.http.sse import event
 
+_ABSENT = object()
 _NO_SLOT = -1  # any request may run in any place
 _KINDS = {
     401: "authentication_error",
@@ -29,17 +30,20 @@ _KINDS = {
 def error_document(error: ApiError) -> dict[str, Any]:
     """An error in the form of this dialect."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"code": error.status, "message": error.message, "type": kind}}
+    if error.code == "context_length_exceeded":
+        kind = "exceed_context_size_error"
+    return {"error": {"code": error.status, "message": error.message, "type": kind, **error.figures}}
 
 
-def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """The parameters of a sample under llama.cpp's names."""
+def generation_settings(params: SamplingParams, seed: int | None) -> dict[str, Any]:
+    """The parameters of a sample under llama.cpp's names. seed: that it is drawn with; None if it is not
+    known yet."""
     most = -1 if params.max_tokens is None else params.max_tokens
     stop = params.stop
     return {
         "n_predict": most,
         "max_tokens": most,
-        "seed": -1 if params.seed is None else params.seed,
+        "seed": -1 if seed is None else seed,
         "temperature": params.temperature,
         "top_k": params.top_k,
         "top_p": params.top_p,
@@ -49,6 +53,7 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
         "frequency_penalty": params.frequency_penalty,
         "stop": [stop] if isinstance(stop, str) else list(stop or ()),
         "ignore_eos": params.ignore_eos,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in (params.logit_bias or {}).items()],
         "n_probs": params.logprobs or 0,
     }
 
@@ -66,6 +71,7 @@ class LlamaAnswer(Answer):
         self._service, self._is_list = service, is_list or len(self.samples) > 1
         self._silent = body.n_predict == 0  # the prompt alone is wanted; the one token is not sent
         self._tokens = bool(body.return_tokens)  # in a whole answer too
+        self._fields = body.response_fields or ()
         for sample in self.samples:
             sample.cutoff = cutoff(body)
         self._texts = TokenTexts(service.tokenizer)
@@ -79,7 +85,7 @@ class LlamaAnswer(Answer):
                 self._newline.add(sample.index)
             tokens = sample.tokens if self._tokens else ()
             document = self._ended(sample, "" if self._silent else text, tokens)
-            found.append({**document, **self._probabilities(sample.tokens)})
+            found.append(self._chosen({**document, **self._probabilities(sample.tokens)}))
         return found if self._is_list else found[0]
 
     def chunks(self, sample: Sample, tokens: Sequence[TokenEvent]) -> Iterator[bytes]:
@@ -103,7 +109,7 @@ class LlamaAnswer(Answer):
                 }
             )
         if end is not None:
-            yield event(self._ended(sample, "", ()))
+            yield event(self._chosen(self._ended(sample, "", ())))
 
     def closing(self) -> Iterator[bytes]:
         return iter(())
@@ -127,15 +133,35 @@ class LlamaAnswer(Answer):
             "model": self.request.arrival.model,
             "tokens_predicted": written,
             "tokens_evaluated": len(prompt),
-            "generation_settings": generation_settings(sample.request.params),
+            "generation_settings": generation_settings(sample.request.params, sample.request.seed),
             "prompt": self._service.tokenizer.decode(prompt, skip_special=False),
             "has_new_line": sample.index in self._newline and not self._silent,
-            "truncated": False,
+            "truncated": limit and self._fills_context(sample),
             "stop_type": "limit" if limit else "word" if word else "eos",
             "stopping_word": word,
             "tokens_cached": len(prompt) + written,
             "timings": _timings(end, len(prompt), written),
         }
+
+    def _fills_context(self, sample: Sample) -> bool:
+        """Whether a sample ended for want of room, before its own limit."""
+        most = sample.request.params.max_tokens
+        full = len(sample.request.prompt) + sample.num_tokens >= self._service.engine.context
+        return full and (most is None or sample.num_tokens < most)
+
+    def _chosen(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The members that the request asks for, those of objects within under their whole path; all of them
+        if it names none."""
+        if not self._fields:
+            return document
+        found: dict[str, Any] = {}
+        for path in self._fields:
+            value: Any = document
+            for name in path.split("/"):
+                value = value.get(name, _ABSENT) if isinstance(value, dict) else _ABSENT
+            if value is not _ABSENT:
+                found[path] = value
+        return found
 
     def _probabilities(self, tokens: Sequence[TokenEvent]) -> dict[str, Any]:
         if self._silent or not any(token.logprobs is not None for token in tokens):
@@ -162,17 +188,18 @@ def _timings(end: FinishEvent, prompt: int, written: int) -> dict[str, Any]:
     new = prompt - times.cached_tokens
     return {
         "cache_n": times.cached_tokens,
-        **_rates("prompt", new, read),
-        **_rates("predicted", written, wrote),
+        **_rates("prompt", new, new, read),
+        **_rates("predicted", written, max(0, written - 1), wrote),  # the first one is there at the start
         "draft_n": times.drafts.num_draft_tokens,
         "draft_n_accepted": times.drafts.num_accepted_tokens,
     }
 
 
-def _rates(name: str, count: int, milliseconds: float) -> dict[str, Any]:
+def _rates(name: str, count: int, timed: int, milliseconds: float) -> dict[str, Any]:
+    """timed: the tokens of which the time is."""
     return {
         f"{name}_n": count,
         f"{name}_ms": milliseconds,
-        f"{name}_per_token_ms": milliseconds / count if count else 0.0,
-        f"{name}_per_second": 1e3 * count / milliseconds if milliseconds > 0 else 0.0,
+        f"{name}_per_token_ms": milliseconds / timed if timed else 0.0,
+        f"{name}_per_second": 1e3 * timed / milliseconds if milliseconds > 0 else 0.0,
     }

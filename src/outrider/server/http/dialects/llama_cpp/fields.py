@@ -3,61 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field, Strict, model_validator
 
 from outrider.server.http.dialects.base import ANY, Fields, Neutral
 from outrider.server.http.protocol import Speculative
+from outrider.server.http.request_fields import LLAMA, UNUSED
 from outrider.server.http.request_translation import field_error
 
 _Id: TypeAlias = Annotated[int, Field(ge=0)]
 _Bias: TypeAlias = Annotated[tuple[_Id | str, float | bool], Strict(False)]
-_MIN_P = "use min_p and temperature"
 
 
 class Generating(Fields):
     """The fields that both generating paths share."""
 
+    # What means nothing at /v1/completions means nothing here.
     neutral: ClassVar[Mapping[str, Neutral]] = {
-        **dict.fromkeys(
-            (
-                *("cache_prompt", "id_slot", "n_keep", "timings_per_token", "response_fields"),
-                *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-                *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "n_discard"),
-                *("speculative.n_min", "speculative.p_min"),
-                "t_max_prompt_ms",  # llama.cpp does not use it either
-            ),
-            ANY,
-        ),
-        "typical_p": ((1,), _MIN_P),
-        "dynatemp_range": ((0,), _MIN_P),
-        "mirostat": ((0,), _MIN_P),
-        "xtc_probability": ((0,), _MIN_P),
-        "top_n_sigma": ((-1, 0), _MIN_P),
-        "min_keep": ((0, 1), _MIN_P),
-        "dry_multiplier": ((0,), "use the penalties"),
-        "post_sampling_probs": ((False,), "probabilities are the model's own"),
-        "return_progress": ((False,), "the stream begins with the first token"),
-        "grammar_lazy": ((False,), "a grammar holds from the first token on"),
-        "grammar_triggers": (([],), "a grammar holds from the first token on"),
-        "preserved_tokens": (([],), "special tokens are left out of the text"),
-        "lora": (([],), "there are no adapters here"),
-        "image_data": (([],), "this server reads text only"),
-        "multimodal_data": (([],), "this server reads text only"),
+        **{name: (accepted, why) for name, (whose, accepted, why) in UNUSED.items() if LLAMA in whose},
+        "t_max_prompt_ms": ANY,  # llama.cpp does not use it either
+        "stream_options": ANY,  # counts are in the last document anyway
     }
+    renamed: ClassVar[Mapping[str, str]] = {
+        "max_tokens": "n_predict",
+        "max_completion_tokens": "n_predict",
+        "n": "n_cmpl",
+        "logprobs": "n_probs",
+    }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_one_name(cls, data: Any) -> Any:
+        """llama.cpp takes OpenAI's names here too."""
+        if not isinstance(data, Mapping):
+            return data
+        found = {name: value for name, value in data.items() if name not in cls.renamed}
+        for name, own in cls.renamed.items():
+            if data.get(name) is None:
+                continue
+            if found.get(own, data[name]) not in (None, data[name]):
+                raise field_error(name, f"{own} and {name} differ; give one")
+            found[own] = data[name]
+        return found
 
     model: str | None = Field(None, description="One of /v1/models; the first when left out.")
     n_cmpl: int | None = Field(None, ge=1, description="Samples of each prompt.")
-    n: int | None = Field(None, ge=1, description="The same.")
     n_predict: int | None = Field(None, ge=-2, description="-1: to the end of the context, the default.")
-    max_tokens: int | None = Field(None, ge=-2, description="The same.")
-    samplers: list[str] | str | None = Field(None, description="Filters that it leaves out are off.")
     temperature: float | None = Field(None, ge=0)
     top_k: int | None = Field(None, ge=-1)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-1, le=2**63 - 1, description="-1 and 2^32 - 1: a random one.")
+    seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1 and 2^32 - 1: a random one.")
     repeat_penalty: float | None = Field(None, gt=0)
     repeat_last_n: int | None = Field(None, ge=-1, description="0: no penalty; else all tokens count.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -77,20 +74,29 @@ class Generating(Fields):
         None, description="After so long, a line break ends the text; 0 or less: no limit."
     )
     speculative: bool | Speculative | None = Field(None, description="false: plain decoding.")
-    n_draft: int | None = Field(None, alias="speculative.n_max", ge=0, description="0: plain decoding.")
+    speculative_n_max: int | None = Field(
+        None, ge=0, alias="speculative.n_max", description="Most draft tokens of a step; 0: plain decoding."
+    )
+    cache_prompt: bool | None = Field(None, description="false: share no cached prefix.")
+    response_fields: list[str] | None = Field(
+        None, description="The members that the answer has, with / for those of an object within."
+    )
 
-    @model_validator(mode="after")
-    def _one_of_two_names(self) -> Self:
-        for name, other in (("n_predict", "max_tokens"), ("n_cmpl", "n")):
-            values = {value for value in (getattr(self, name), getattr(self, other)) if value is not None}
-            if len(values) > 1:
-                raise field_error(other, f"{name} and {other} differ; give one")
-            setattr(self, name, next(iter(values), None))
-        return self
+
+class TextPrompt(Fields):
+    """A prompt as an object, in which other servers take media besides."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = {"multimodal_data": UNUSED["multimodal_data"][1:]}
+
+    prompt_string: str
+
+
+Prompt: TypeAlias = str | TextPrompt | list[_Id | str]
 
 
 class LlamaCompletionRequest(Generating):
-    prompt: str | list[_Id | str] | list[list[_Id | str]]
+    prompt: Prompt | list[Prompt]
+    samplers: str | list[str] | None = Field(None, description="Those that it leaves out are off.")
 
 
 class OtherFile(Fields):
@@ -101,6 +107,8 @@ class OtherFile(Fields):
 
 
 class LlamaInfillRequest(Generating):
+    neutral: ClassVar[Mapping[str, Neutral]] = {**Generating.neutral, "samplers": ANY}
+
     input_prefix: str | list[_Id | str] = Field(description="The text before the gap.")
     input_suffix: str | list[_Id | str] = Field(description="The text after the gap.")
     input_extra: list[OtherFile] | None = Field(None, description="Other files, the most important last.")

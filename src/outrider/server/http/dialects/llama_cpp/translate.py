@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from outrider.models.text.fim import FimTokens, bos_ids, plain_ids
@@ -13,6 +13,7 @@ from outrider.server.http.dialects.llama_cpp.fields import (
     Generating,
     LlamaCompletionRequest,
     LlamaInfillRequest,
+    TextPrompt,
 )
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import CompletionRequest
@@ -23,8 +24,9 @@ _RANDOM = (-1, 2**32 - 1)  # seeds that stand for a random one
 _NEVER = -100.0  # the bias of `false`
 
 
-def text_request(service: Service, body: Generating) -> CompletionRequest:
-    """The inner request; its prompts are encoded by `encode` or `encode_infill`. Raises ApiError."""
+def text_request(service: Service, body: Generating, ends: Collection[int] = ()) -> CompletionRequest:
+    """The inner request; its prompts are encoded by `encode` or `encode_infill`. ends: ids that end a text,
+    besides those that end any text of the model. Raises ApiError."""
     drafting = body.speculative
     bounded("n_probs", body.n_probs, service.sampling.max_logprobs)
     most = body.n_predict
@@ -44,26 +46,28 @@ def text_request(service: Service, body: Generating) -> CompletionRequest:
             "frequency_penalty": body.frequency_penalty,
             "stop": body.stop,
             "ignore_eos": body.ignore_eos,
-            "logit_bias": _biases(service, body),
+            "logit_bias": _biases(service, body, ends),
             "logprobs": body.n_probs or None,
-            "samplers": body.samplers,
-            "speculative.n_max": body.n_draft,
             "grammar": body.grammar or None,
             "json_schema": body.json_schema or None,
             "stream": body.stream,
             "speculative": drafting
             if isinstance(drafting, bool | None)
             else drafting.model_dump(exclude_none=True),
+            "speculative.n_max": body.speculative_n_max,
+            "cache_prompt": body.cache_prompt,
+            "samplers": body.samplers if isinstance(body, LlamaCompletionRequest) else None,
         }
     )
 
 
 def encode(service: Service, body: LlamaCompletionRequest) -> list[list[int]]:
     """The token ids of each prompt. A prompt may mix ids and texts. Raises ApiError."""
-    prompts: Sequence[Any] = body.prompt if is_list(body) else [body.prompt]
-    if not prompts or not all(prompts):
+    given = body.prompt
+    prompts = [_parts(prompt) for prompt in (given if is_list(body) else [given])]
+    if not prompts or not all(parts and parts != [""] for parts in prompts):
         raise bad("the prompt is empty: give some text or token ids", "prompt")
-    return [_ids(service, [prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
+    return [_ids(service, parts) for parts in prompts]
 
 
 def encode_infill(service: Service, body: LlamaInfillRequest, tokens: FimTokens) -> list[list[int]]:
@@ -111,7 +115,14 @@ def cutoff(body: Generating) -> Cutoff | None:
 def is_list(body: LlamaCompletionRequest) -> bool:
     """Whether the request has several prompts, or a list of one: the answer is then a list."""
     given = body.prompt
-    return not isinstance(given, str) and not any(isinstance(part, int) for part in given)
+    return isinstance(given, list) and not any(isinstance(part, int) for part in given)
+
+
+def _parts(prompt: Any) -> Sequence[int | str]:
+    """The texts and ids that a prompt is made of."""
+    if isinstance(prompt, TextPrompt):
+        return [prompt.prompt_string]
+    return [prompt] if isinstance(prompt, str) else prompt
 
 
 def _ids(service: Service, parts: Sequence[int | str]) -> list[int]:
@@ -121,15 +132,15 @@ def _ids(service: Service, parts: Sequence[int | str]) -> list[int]:
     return found
 
 
-def _biases(service: Service, body: Generating) -> dict[str, float] | None:
-    """Biases by token id. A text stands for each of its tokens, `false` for never."""
-    given = body.logit_bias
-    if given is None:
-        return None
-    found: dict[str, float] = {}
+def _biases(service: Service, body: Generating, ends: Collection[int]) -> dict[str, float] | None:
+    """Biases by token id. A text stands for each of its tokens, `false` for never. With `ignore_eos` the
+    tokens that end a text are not written, as in llama.cpp."""
+    given = body.logit_bias or {}
+    banned = (*service.tokenizer.eos_ids, *ends) if body.ignore_eos else ()
+    found: dict[str, float] = {str(token): _NEVER for token in banned}
     for key, value in given.items() if isinstance(given, dict) else given:
         bias = (0.0 if value else _NEVER) if isinstance(value, bool) else value
         text = isinstance(key, str) and not (key.isascii() and key.isdecimal())
         ids = service.encode(str(key), add_special=False) if text else [int(key)]
         found |= {str(token): bias for token in ids}
-    return found
+    return found or None

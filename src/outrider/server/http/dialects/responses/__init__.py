@@ -64,6 +64,7 @@ def _add(app: FastAPI, service: Service) -> None:
 
 
 def _add_creation(app: FastAPI, service: Service, store: ResponseStore) -> None:
+    @app.post("/responses", include_in_schema=False)
     @app.post(
         "/v1/responses",
         tags=["responses"],
@@ -81,6 +82,7 @@ def _add_creation(app: FastAPI, service: Service, store: ResponseStore) -> None:
         )
         return await respond(service, request, prepared, answer)
 
+    @app.post("/responses/input_tokens", include_in_schema=False)
     @app.post(
         "/v1/responses/input_tokens",
         tags=["responses"],
@@ -97,6 +99,7 @@ def _add_creation(app: FastAPI, service: Service, store: ResponseStore) -> None:
 
 
 def _add_stored(app: FastAPI, store: ResponseStore) -> None:
+    @app.get("/responses/{response_id}", include_in_schema=False)
     @app.get(
         "/v1/responses/{response_id}",
         tags=["responses"],
@@ -108,6 +111,7 @@ def _add_stored(app: FastAPI, store: ResponseStore) -> None:
             raise bad("stream is refused: the response has ended; leave stream out", "stream")
         return json_response(store.get(namespace_of(request.state), response_id).document)
 
+    @app.delete("/responses/{response_id}", include_in_schema=False)
     @app.delete(
         "/v1/responses/{response_id}",
         tags=["responses"],
@@ -118,6 +122,7 @@ def _add_stored(app: FastAPI, store: ResponseStore) -> None:
         store.delete(namespace_of(request.state), response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
+    @app.get("/responses/{response_id}/input_items", include_in_schema=False)
     @app.get(
         "/v1/responses/{response_id}/input_items",
         tags=["responses"],
