@@ -97,7 +97,9 @@ def test_with_ignore_eos_no_text_ends(server: Running) -> None:
 def test_openais_names_of_the_same(server: Running) -> None:
     found = ask(server, n_predict=None, max_tokens=3, n=2, logprobs=2, prompt="a")
     assert [len(entry["completion_probabilities"]) for entry in found] == [3, 3]
-    assert ask(server, n_predict=5, max_tokens=3)["tokens_predicted"] == 5  # llama.cpp's own name first
+    assert ask(server, n_predict=5, max_tokens=5)["tokens_predicted"] == 5
+    both = {**FEW, "n_predict": 5, "max_tokens": 3}
+    assert "max_tokens differ" in error_of(server.post("/completion", both), 400)["message"]
     wrong = {**FEW, "n_predict": None, "max_tokens": "many"}
     assert "n_predict" in error_of(server.post("/completion", wrong), 400)["message"]
 
