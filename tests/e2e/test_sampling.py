@@ -101,11 +101,18 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"spaces_between_special_tokens": False, "skip_special_tokens": False, "logit_bias": {1: 9.0}}
     ],
     "truncate_prompt_tokens": [{"truncate_prompt_tokens": 3}],
+    "truncation_side": [{"truncation_side": "right", "truncate_prompt_tokens": 3}],
+    "logprob_token_ids": [
+        {"logprob_token_ids": [70, 5], "logprobs": None},
+        {"logprob_token_ids": [*range(128)], "logprobs": 128, "temperature": 0.0},
+    ],
+    "draft_text": [{"draft_text": "the quick brown fox"}, {"draft_text": [70, 71], "temperature": 0.0}],
     "output_kind": [{"output_kind": RequestOutputKind.DELTA}],
 }
 BASE: dict[str, Any] = {"temperature": 0.8, "max_tokens": 24, "seed": 11, "logprobs": 2}
-# What no output shows: samples beyond the first, a choice that does not exist here, and what AsyncLLM reads.
-UNSEEN = {"n", "spaces_between_special_tokens", "output_kind"}
+# What no output shows: samples beyond the first, a choice that does not exist here, what AsyncLLM reads, and
+# what only drafts are taken from.
+UNSEEN = {"n", "spaces_between_special_tokens", "output_kind", "draft_text"}
 ALL_CASES = [
     pytest.param(arguments, id=f"{name}-{i}") for name in CASES for i, arguments in enumerate(CASES[name])
 ]
