@@ -31,7 +31,7 @@ from outrider.server.http.errors import (
     json_response,
     unreadable,
 )
-from outrider.server.http.guard import OPEN, BodyLimit, Guard, HeadAsGet, Keys, path_of
+from outrider.server.http.guard import OPEN, BodyLimit, Guard, HeadAsGet, Keys, RequestIds, path_of
 from outrider.server.http.metrics import CONTENT_TYPE
 from outrider.server.http.openapi import (
     ChatCompletion,
@@ -111,6 +111,8 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,
         )
+    if settings.request_ids:
+        app.add_middleware(RequestIds)
     return app
 
 

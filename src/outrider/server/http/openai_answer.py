@@ -11,6 +11,7 @@ from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.server.http.errors import ApiError
 from outrider.server.http.generation import Answer, Sample
 from outrider.server.http.generation_request import GenerationRequest
+from outrider.server.http.logprobs import TokenTexts
 from outrider.server.http.protocol import Sampling
 from outrider.server.http.service import Service
 from outrider.server.http.sse import DONE, event
@@ -40,9 +41,17 @@ class OpenAIAnswer(Answer):
         self._created = int(time.time())
         self._opened: set[int] = set()  # samples of which something was sent
         options = body.stream_options
-        self._usage_at_end = bool(options and options.include_usage)
-        self._usage_in_chunks = self._usage_at_end and bool(options and options.continuous_usage_stats)
+        always = service.settings.usage_in_streams
+        self._usage_at_end = always or bool(options and options.include_usage)
+        continuous = always or bool(options and options.continuous_usage_stats)
+        self._usage_in_chunks = self._usage_at_end and continuous
         self._explains = bool(body.outrider or (options and options.include_outrider))
+
+    def token_texts(self) -> TokenTexts:
+        """How texts of tokens are written in log-probabilities."""
+        as_ids = self.body.return_tokens_as_token_ids
+        default = self.service.settings.tokens_as_ids
+        return TokenTexts(self.service.tokenizer, default if as_ids is None else as_ids)
 
     # --- Elements of `choices` ---------------------------------------------------------------------
 
