@@ -178,6 +178,7 @@ def test_logprobs(server: Running) -> None:
         expected[0].outputs[0].token_ids, entries, found.token_logprobs, found.top_logprobs, strict=True
     ):
         assert logprob == entry[token].logprob
+        assert next(iter(top.values())) == logprob
         assert 1 <= len(top) <= 4  # tokens that are no UTF-8 may have the same text
         assert set(top.values()) <= {part.logprob for part in entry.values()}
     streamed = [c.choices[0] for c in complete(server, logprobs=3, stream=True, **params)]

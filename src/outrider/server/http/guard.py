@@ -56,6 +56,19 @@ def path_of(scope: Scope) -> str:
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
+class WithPrefix:
+    """Takes requests of a proxy that leaves the prefix in their paths like those of one that takes it off.
+    uvicorn puts the prefix in front of every path."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}{self._prefix}/"):
+            scope = {**scope, "path": scope["path"][len(self._prefix) :]}
+        await self._app(scope, receive, send)
+
+
 class HeadAsGet:
     """Answers HEAD as GET; the connection leaves the body out."""
 

@@ -98,7 +98,7 @@ class OpenAIAnswer(Answer):
         if sample.index not in self._opened:
             self._opened.add(sample.index)
             if (opening := self.opening_choice(sample)) is not None:
-                yield self._chunk(opening, None, **self.opening_members(sample))
+                yield self._chunk(opening, None, unsent=len(tokens), **self.opening_members(sample))
         choice = self.choice(sample, tokens, sample.end)
         explained = self._explained(sample, tokens, sample.end) if self._explains else None
         if choice is not None or explained is not None:
@@ -115,10 +115,13 @@ class OpenAIAnswer(Answer):
 
     # --- Parts -------------------------------------------------------------------------------------
 
-    def _chunk(self, choice: dict[str, Any], explained: dict[str, Any] | None, **members: Any) -> bytes:
+    def _chunk(
+        self, choice: dict[str, Any], explained: dict[str, Any] | None, unsent: int = 0, **members: Any
+    ) -> bytes:
+        """unsent: tokens that the sample has taken, and that a later chunk brings."""
         chunk = {**self._head(self.chunk_object_name), "choices": [choice], **members}
         if self._usage_at_end:
-            chunk["usage"] = self._usage() if self._usage_in_chunks else None
+            chunk["usage"] = self._usage(unsent) if self._usage_in_chunks else None
         if explained is not None:
             chunk["outrider"] = explained
         return event(chunk)
@@ -132,8 +135,9 @@ class OpenAIAnswer(Answer):
             "system_fingerprint": self.service.model.fingerprint,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self, unsent: int = 0) -> dict[str, Any]:
         prompt, completion = sum(self.request.prompt_sizes), sum(map(self.num_tokens, self.samples))
+        completion = max(0, completion - unsent)
         usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
