@@ -65,7 +65,7 @@ class GenerationMaker:
             CompletionOutput(index, "", [], [], None, None, request.seed, RequestMetrics())
             for index, request in enumerate(requests)
         ]
-        for sample in samples if params.logprobs is not None else ():
+        for sample in samples if params.num_logprobs is not None else ():
             sample.logprobs, sample.cumulative_logprob = [], 0.0
         output = RequestOutput(name, text, ids, samples, seed)
         return Generation(requests, output, self._tokenizer if params.detokenize else None)

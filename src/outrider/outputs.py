@@ -130,8 +130,8 @@ def logprobs_of(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
         return None if tokenizer is None else tokenizer.decode([token], skip_special=False, continues=True)
 
     found = {entry.token: Logprob(entry.logprob, entry.rank, text(entry.token))}
-    likeliest = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
-    for rank, (token, logprob) in enumerate(likeliest, start=1):
+    columns = (entry.top_ids.tolist(), entry.top_logprobs.tolist(), entry.top_ranks.tolist())
+    for token, logprob, rank in zip(*columns, strict=True):
         if token != entry.token:
             found[token] = Logprob(logprob, rank, text(token))
     return found

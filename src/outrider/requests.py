@@ -50,7 +50,8 @@ class RequestMaker:
         if most is None:
             return list(ids)
         room = self._max_context - (params.max_tokens or 1)
-        return list(ids)[-(most if most > 0 else max(1, room)) :]
+        kept = most if most > 0 else max(1, room)
+        return list(ids)[:kept] if params.truncation_side == "right" else list(ids)[-kept:]
 
     def doubles_bos(self, ids: Sequence[int]) -> bool:
         """Whether a prompt begins with two BOS tokens: one of its own text, and the tokenizer's."""

@@ -101,8 +101,13 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"spaces_between_special_tokens": False, "skip_special_tokens": False, "logit_bias": {1: 9.0}}
     ],
     "truncate_prompt_tokens": [{"truncate_prompt_tokens": 3}],
+    "truncation_side": [{"truncation_side": "right", "truncate_prompt_tokens": 3}],
+    "logprob_token_ids": [
+        {"logprob_token_ids": [70, 5], "logprobs": None},
+        {"logprob_token_ids": [*range(128)], "logprobs": 128, "temperature": 0.0},
+    ],
+    "draft_text": [{"draft_text": "the quick brown fox"}, {"draft_text": [70, 71], "temperature": 0.0}],
     "output_kind": [{"output_kind": RequestOutputKind.DELTA}],
-    "draft_text": [{"draft_text": "of the"}, {"draft_text": [5, 9, 3, 3]}],
 }
 BASE: dict[str, Any] = {"temperature": 0.8, "max_tokens": 24, "seed": 11, "logprobs": 2}
 # What no output shows: samples beyond the first, a choice that does not exist here, what AsyncLLM reads, and

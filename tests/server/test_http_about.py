@@ -160,6 +160,10 @@ def test_under_a_prefix(target_file: Path) -> None:
         assert http.get("/health").status_code == 200
         assert http.get("/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
         assert http.get("/v1/models").status_code == 401
+        for path in ("/llm/health", "/llm/v1/models"):  # as some proxies leave it
+            assert http.get(path, headers={"Authorization": "Bearer k"}).status_code == 200
+        assert http.get("/llm/v1/models").status_code == 401
+        assert http.get("/llm/llm/v1/models", headers={"Authorization": "Bearer k"}).status_code == 404
 
 
 def test_https(target_file: Path, tmp_path: Path) -> None:

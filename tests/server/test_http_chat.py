@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.errors import ConfigError
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 
 HI = [{"role": "system", "content": "be"}, {"role": "user", "content": "the fox"}]
@@ -151,6 +152,64 @@ def test_templates_that_fail_do_not_affect_other_requests(templated: Running) ->
     assert prompt_of(templated, {"messages": [{"role": "user", "content": "b"}]}) == "[user|b][assistant|"
 
 
+def test_logprobs_of_chosen_tokens(server: Running) -> None:
+    given: dict[str, Any] = {"logprob_token_ids": [5], "return_tokens_as_token_ids": True}
+    for allowed, top in ((5, 0), (42, 0), (42, 3)):
+        extra = {**given, "allowed_token_ids": [allowed]}
+        found = chat(server, extra=extra, logprobs=True, top_logprobs=top, max_tokens=2).choices[0]
+        for entry in found.logprobs.content:
+            assert entry.token == f"token_id:{allowed}"
+            names = [part.token for part in entry.top_logprobs]
+            assert sorted(names) == sorted({f"token_id:{allowed}", "token_id:5"})
+
+
+DEFAULTS: dict[str, Any] = {
+    "template_variables": {"extra": "quick"},
+    "usage_in_streams": True,
+    "tokens_as_ids": True,
+}
+
+
+def test_what_a_server_says_for_requests_that_do_not(roomy_file: Path) -> None:
+    with running(toy_pipeline(roomy_file), chat_template=TEMPLATE, **DEFAULTS) as made:
+        body: dict[str, Any] = {"messages": HI}
+        assert "quick" in prompt_of(made, body)
+        assert "quick" not in prompt_of(made, {**body, "chat_template_kwargs": {"extra": "?"}})
+        tokens = made.post("/tokenize", body).json()["tokens"]
+        assert "quick" in made.pipeline.tokenizer.decode(tokens, skip_special=False)
+        scored = {"logprobs": True, "max_tokens": 2}
+        assert chat(made, **scored).choices[0].logprobs.content[0].token.startswith("token_id:")
+        plain = chat(made, extra={"return_tokens_as_token_ids": False}, **scored).choices[0]
+        assert not plain.logprobs.content[0].token.startswith("token_id:")
+        chunks = chat(made, stream=True, max_tokens=4, extra={"ignore_eos": True})
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (0, 4), "the opening chunk has no token yet"
+        assert not chunks[-1].choices
+        texts = list(made.client().completions.create(model=MODEL, prompt="a", max_tokens=3, stream=True))
+        assert all(chunk.usage is not None for chunk in texts)
+
+
+@pytest.mark.parametrize("most", [-1, 320, 5000])
+def test_all_logprobs_where_the_limit_is_no_less(roomy_file: Path, most: int) -> None:
+    with running(toy_pipeline(roomy_file), max_logprobs=most) as made:
+        size = made.pipeline.vocab_size
+        assert size <= 320
+        for top in (-1, size):
+            found = chat(made, logprobs=True, top_logprobs=top, max_tokens=1, extra={"prompt_logprobs": top})
+            assert len(found.choices[0].logprobs.content[0].top_logprobs) == size
+            assert len(found.prompt_logprobs[1]) == size
+
+
+def test_variables_that_are_not_a_templates_to_set_are_refused(roomy_file: Path) -> None:
+    for name in ("messages", "a-b"):
+        with (
+            pytest.raises(ConfigError, match=f"--chat-template-kwargs has '{name}'"),
+            running(toy_pipeline(roomy_file), template_variables={name: 1}),
+        ):
+            pass
+
+
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
@@ -168,7 +227,11 @@ def test_templates_that_fail_do_not_affect_other_requests(templated: Running) ->
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
         ({"top_logprobs": 1}, "top_logprobs", "needs logprobs"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 30}, "top_logprobs", "from 0 to 20"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "from 0 to 20"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "by token id; 'a' is none"),
+        ({"logit_bias": {"a": 1, "5": 1, "b": 2}}, "logit_bias", "2 keys are none: 'a', 'b'"),
         ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
         ({"reasoning_effort": "much"}, "reasoning_effort", "must be one of none, minimal, low"),
@@ -267,7 +330,7 @@ def test_tokens_there_and_back(server: Running) -> None:
         "count": len(ids),
         "max_model_len": 4096,
         "tokens": ids,
-        "token_strs": [tokenizer.piece(i) for i in ids],
+        "token_strs": [tokenizer.pieces.texts[i] for i in ids],  # as the vocabulary writes them
     }
     assert server.post("/detokenize", {"tokens": ids}).json() == {"prompt": "the fox", "content": "the fox"}
     talk = server.post("/tokenize", {"messages": HI}).json()

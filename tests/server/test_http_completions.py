@@ -43,6 +43,7 @@ EXTRA = (
         "stop_token_ids",
         "allowed_token_ids",
     ),
+    *("logprob_token_ids", "truncation_side"),
     *("bad_words", "truncate_prompt_tokens", "include_stop_str_in_output", "return_tokens_as_token_ids"),
     *(
         "guided_json",
@@ -177,6 +178,7 @@ def test_logprobs(server: Running) -> None:
         expected[0].outputs[0].token_ids, entries, found.token_logprobs, found.top_logprobs, strict=True
     ):
         assert logprob == entry[token].logprob
+        assert next(iter(top.values())) == logprob
         assert 1 <= len(top) <= 4  # tokens that are no UTF-8 may have the same text
         assert set(top.values()) <= {part.logprob for part in entry.values()}
     streamed = [c.choices[0] for c in complete(server, logprobs=3, stream=True, **params)]
@@ -185,6 +187,41 @@ def test_logprobs(server: Running) -> None:
     by_id = complete(server, logprobs=0, return_tokens_as_token_ids=True, **params).choices[0].logprobs
     assert by_id.tokens == [f"token_id:{t}" for t in expected[0].outputs[0].token_ids]
     assert by_id.text_offset == found.text_offset
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_chosen_tokens(server: Running, stream: bool) -> None:
+    """Each position has those, and the token that was written, whatever number `logprobs` says."""
+    params: dict[str, Any] = {"seed": 3, "max_tokens": 6, "ignore_eos": True}
+    expected = LLM.from_pipeline(server.pipeline).generate(
+        PROMPT, SamplingParams(logprob_token_ids=[70, 5], **params)
+    )
+    (sample,) = expected[0].outputs
+    assert sample.logprobs is not None
+    wanted = [
+        {f"token_id:{token}": entry.logprob for token, entry in entries.items()}
+        for entries in sample.logprobs
+    ]
+    names = {"return_tokens_as_token_ids": True, "logprob_token_ids": [70, 5]}
+    found = complete(server, logprobs=1, stream=stream, **names, **params)
+    chunks = [c.choices[0].logprobs for c in (found if stream else [found])]
+    assert [top for logprobs in chunks for top in logprobs.top_logprobs] == wanted
+    for entries, token in zip(sample.logprobs, sample.token_ids, strict=True):
+        assert entries.keys() == {70, 5, token}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"logprob_token_ids": [5]}, "needs logprobs"),
+        ({"logprob_token_ids": [5000], "logprobs": 1}, "the id 5000"),
+        ({"logprob_token_ids": [5] * 129, "logprobs": 1}, "has 129 ids"),
+    ],
+)
+def test_chosen_tokens_that_are_refused(server: Running, body: dict[str, Any], message: str) -> None:
+    answer = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1, **body})
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]["message"]
 
 
 def test_echo_scores_the_prompt(server: Running) -> None:
@@ -435,6 +472,13 @@ def test_a_truncated_prompt_leaves_room(server: Running, most: int | None) -> No
     usage = server.post("/v1/completions", {**body, "max_tokens": most}).json()["usage"]
     wanted = 16 if most is None else most
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4096 - wanted, wanted)
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", [6, 7, 8]), ("right", [4, 5, 6]), (None, [6, 7, 8])])
+def test_a_prompt_is_truncated_on_one_side(server: Running, side: str | None, kept: list[int]) -> None:
+    body = {"prompt": [4, 5, 6, 7, 8], "truncate_prompt_tokens": 3, "truncation_side": side, "max_tokens": 1}
+    choice = server.post("/v1/completions", {**body, "return_token_ids": True}).json()["choices"][0]
+    assert choice["prompt_token_ids"] == kept
 
 
 def test_two_bos_tokens_are_told(roomy_file: Path, caplog: pytest.LogCaptureFixture) -> None:

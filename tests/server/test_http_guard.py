@@ -314,3 +314,24 @@ def test_secrets_stay_out_of_errors(target_file: Path, caplog: pytest.LogCapture
         assert "a secret" in caplog.text
         del service.generation_request
         assert server.post("/v1/completions", BODY).status_code == 200
+
+
+def test_answers_have_an_id_if_the_server_was_told(server: Running, target_file: Path) -> None:
+    with server.http() as http:
+        assert "x-request-id" not in http.get("/health", headers={"X-Request-Id": "a"}).headers
+    with running(toy_pipeline(target_file), api_keys=("one",), request_ids=True) as made, made.http() as http:
+        own = {"X-Request-Id": "of-a-client", "Authorization": "Bearer one"}
+        answers = [
+            http.get("/health", headers=own),
+            http.post("/v1/completions", json={**BODY, "stream": True}, headers=own),
+            http.get("/nothing", headers=own),
+            http.post("/v1/completions", json=BODY, headers={"X-Request-Id": "of-a-client"}),
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 404, 401]
+        assert {answer.headers["x-request-id"] for answer in answers} == {"of-a-client"}
+        new = [
+            http.get("/health", headers={"X-Request-Id": given}).headers["x-request-id"]
+            for given in ("", "", "two words", "a" * 201)
+        ]
+        assert len(set(new)) == 4
+        assert all(len(given) == 32 and given.isalnum() for given in new)

@@ -33,7 +33,7 @@ def tokenizer() -> Tokenizer:
 
 
 def entry(token: int) -> TokenLogprobs:
-    return TokenLogprobs(token, -1.0, 1, np.array([token]), np.array([-1.0], np.float32))
+    return TokenLogprobs(token, -1.0, 1, np.array([token]), np.array([-1.0], np.float32), np.array([1]))
 
 
 def offsets(made: LogprobsWithOffsets, tokens: list[int]) -> Any:

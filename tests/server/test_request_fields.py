@@ -132,7 +132,7 @@ NEUTRAL: list[dict[str, Any]] = [
     {"samplers": ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]},
     {"samplers": "edskypmxt", "repeat_last_n": 64, "penalty_last_n": -1, "grammar": "", "n_probs": 0},
     {"samplers": [], "speculative.n_min": 0, "speculative.p_min": 0.75, "priority": 0, "length_penalty": 1},
-    {"truncation_side": "left", "thinking_token_budget": -1, "vllm_xargs": {}, "kv_transfer_params": {}},
+    {"thinking_token_budget": -1, "vllm_xargs": {}, "kv_transfer_params": {}},
     {"watermarking": False, "stream_interval": 4, "session_id": "s", "request_id": "r", "keep_alive": "5m"},
 ]
 

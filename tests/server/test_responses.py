@@ -430,10 +430,49 @@ def test_what_changes_nothing_is_accepted(server: Running) -> None:
         "user": "u",
         "max_output_tokens": 4.0,
         "prompt": None,
+        "priority": 0,
+        "request_id": "r",
+        "enable_response_messages": False,
     }
     for name, value in neutral.items():
         answer = server.post("/v1/responses", {"input": "a", "max_output_tokens": 4, name: value})
         assert answer.status_code == 200, (name, answer.text)
+
+
+def test_the_fields_of_vllm_mean_what_they_mean_in_chats(templated: Running) -> None:
+    """Each has the text of the same chat, which is another one than without it."""
+    talk = [{"role": "user", "content": "the fox"}]
+
+    def text(path: str, **fields: Any) -> str:
+        body = {"input": talk, "max_output_tokens": 24} if path == "/v1/responses" else {"messages": talk}
+        body = {"max_tokens": 24, **body} if "messages" in body else body
+        answer = templated.post(path, {**body, "seed": -7, **fields})
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        if path == "/v1/responses":
+            return "".join(part["text"] for part in found["output"][0]["content"]) if found["output"] else ""
+        return str(found["choices"][0]["message"]["content"])
+
+    plain = text("/v1/responses")
+    cases: list[dict[str, Any]] = [
+        {"min_p": 0.9},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+        {"repetition_penalty": 1.8},
+        {"logit_bias": {"70": 50}},
+        {"stop": list("aeiou")},
+        {"stop": list("aeiou"), "include_stop_str_in_output": True},
+        {"stop_token_ids": list(range(3, 300, 2))},
+        {"structured_outputs": {"choice": ["dog", "fox"]}},
+        {"chat_template_kwargs": {"add": 1}, "ignore_eos": True, "min_p": 0.9},
+    ]
+    for fields in cases:
+        found = text("/v1/responses", **fields)
+        assert found == text("/v1/chat/completions", **fields), fields
+        assert found != plain, fields
+    refused = templated.post("/v1/responses", {"input": talk, "chat_template_kwargs": {"messages": []}})
+    assert refused.status_code == 400
+    assert "not its to set" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,16 @@ def test_a_truncated_prompt_leaves_room_for_the_output(
     assert maker.prompt([5, 6], params) == [5, 6][-left:]
 
 
+def test_a_prompt_can_be_truncated_on_either_side(maker: RequestMaker) -> None:
+    ids = list(range(300))
+    for side, kept in (("left", ids[-7:]), ("right", ids[:7]), (None, ids[-7:])):
+        params = SamplingParams(truncate_prompt_tokens=7, truncation_side=side)
+        assert maker.prompt(ids, params) == kept
+    room = SamplingParams(truncate_prompt_tokens=-1, truncation_side="right", max_tokens=20)
+    assert maker.prompt(ids, room) == ids[:80]
+    assert maker.prompt(ids, SamplingParams(truncation_side="right")) == ids
+
+
 def test_a_prediction_is_text_or_ids_as_far_as_the_context_goes(maker: RequestMaker) -> None:
     for given, ids in (
         ("the fox", maker._tokenizer.encode("the fox", add_special=False)),

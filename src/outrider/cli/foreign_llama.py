@@ -129,7 +129,7 @@ _LLAMA = (
     only("--reasoning-budget", ("-1",), "it is not built; bound the answer with max_tokens"),
     ignored("--reasoning-budget-message"),
     ignored("--reasoning-preserve --no-reasoning-preserve", takes=0),
-    no("--chat-template-kwargs", "serve takes it in each request (chat_template_kwargs)"),
+    no("--chat-template-kwargs", "only `serve` has it", commands=HERE),
     # Logs and help
     ignored("-v --verbose --log-verbose --log-disable --log-prefix --no-log-prefix --log-timestamps "
         "--no-log-timestamps --log-jsonl --no-log-jsonl", takes=0),

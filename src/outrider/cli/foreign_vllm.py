@@ -97,12 +97,8 @@ _VLLM_SERVER = (
         "--no-enable-log-requests --enable-log-deltas --no-enable-log-deltas --log-error-stack "
         "--enable-tokenizer-info-endpoint --enable-offline-docs", VLLM, takes=0, commands=SERVE),
     no("--enable-log-outputs", "texts are not logged", VLLM, takes=0, commands=SERVE),
-    no("--enable-request-id-headers", "every answer's body has an id", VLLM, takes=0, commands=SERVE),
-    no("--enable-force-include-usage", f"{ASK} (stream_options)", VLLM, takes=0, commands=SERVE),
-    no("--return-tokens-as-token-ids", f"{ASK} (return_tokens_as_token_ids)", VLLM, takes=0, commands=SERVE),
     no("--exclude-tools-when-tool-choice-none", "leave `tools` out of the request", VLLM, takes=0,
         commands=SERVE),
-    no("--default-chat-template-kwargs", f"{ASK} (chat_template_kwargs)", VLLM, commands=SERVE),
     no("--enable-per-request-metrics", f'{ASK} ("outrider": true)', VLLM, takes=0, commands=SERVE),
     only("--per-request-spec-decode-metrics", ("none",), f'{ASK} ("outrider": true)', VLLM, commands=SERVE),
     no("--tool-parser-plugin", "use --tool-call-parser", VLLM, commands=SERVE),

@@ -10,11 +10,10 @@ import re
 import shlex
 import ssl
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outrider.cli import foreign, options
+from outrider.cli import foreign, options, request_defaults
 from outrider.cli.parser import Parser, Subparsers, integer, number
 from outrider.config.engine import EngineConfig, parse_engine
 from outrider.errors import ConfigError
@@ -25,18 +24,6 @@ Flags have vLLM's names and llama-server's. Without --api-key anybody who reache
 NO_PAGE = Path(os.devnull)  # where there are no files of a page
 _LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _default = "default: %(default)s"
-# Parameters of SamplingParams: their flags, type, and help.
-SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], float], str, str]] = {
-    "temperature": (("--temp", "--temperature"), number, "T", "0 takes the likeliest token"),
-    "top_k": (("--top-k",), integer, "K", "keep so many likeliest tokens; 0: all"),
-    "top_p": (("--top-p",), number, "P", "keep the likeliest tokens of this probability together"),
-    "min_p": (("--min-p",), number, "P", "drop tokens less likely than this share of the likeliest"),
-    "repetition_penalty": (
-        ("--repeat-penalty", "--repetition-penalty"), number, "X", "on tokens of prompt and output; 1: none"),
-    "presence_penalty": (("--presence-penalty",), number, "X", "on tokens of the output"),
-    "frequency_penalty": (("--frequency-penalty",), number, "X", "the same, by their number"),
-    "max_tokens": (("-n", "--predict", "--n-predict"), integer, "N", "most tokens; -1: to the context's end"),
-}  # fmt: skip
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -53,7 +40,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     _add_address(parser)
     _add_keys(parser)
     _add_chat(parser)
-    _add_sampling(parser)
+    request_defaults.add_flags(parser)
     _add_limits(parser)
     foreign.add_foreign(parser, "serve")
     parser.set_defaults(run=run)
@@ -83,6 +70,8 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add("-a", "--alias", "--served-model-name", dest="served", nargs="+", action="extend", default=[],
         metavar="NAME", help="names of the model in the API, commas between (default: its own)")  # fmt: skip
     add("--root-path", default="", metavar="PATH", help="prefix that a proxy takes off")
+    add("--enable-request-id-headers", action="store_true",
+        help="answers have a header X-Request-Id: their request's, or a new one")  # fmt: skip
     add("--ssl-keyfile", "--ssl-key-file", metavar="FILE", help="private key, for https")
     add("--ssl-certfile", "--ssl-cert-file", metavar="FILE", help="certificate")
     add("--ssl-ca-certs", metavar="FILE", help="authorities whose clients are let in")
@@ -115,35 +104,6 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
         help="let requests bring a chat template; it runs in the sandbox")  # fmt: skip
     add("--tool-call-parser", choices=("hermes", "llama3_json", "mistral"), metavar="NAME",
         help="how the model writes tool calls: %(choices)s (default: as its template says)")  # fmt: skip
-
-
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "sampling of requests that do not say how", "default: what the model recommends, else vLLM's defaults"
-    ).add_argument
-    add("--generation-config", default="auto", metavar="FILE",
-        help="auto: the model's values (default); vllm: none; or a generation_config.json")  # fmt: skip
-    add("--override-generation-config", metavar="JSON",
-        help='single values, such as \'{"temperature": 0.7}\'; the flags below do the same')  # fmt: skip
-    for name, (flags, kind, metavar, text) in SAMPLING_FLAGS.items():
-        add(*flags, dest=f"default_{name}", type=kind, metavar=metavar, help=text)
-
-
-def _sampling_defaults(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say of sampling, as `override_generation_config`. Raises ConfigError."""
-    import json
-
-    try:
-        found = json.loads(args.override_generation_config or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError("--override-generation-config must be a JSON object")
-    flags = {name: getattr(args, f"default_{name}") for name in SAMPLING_FLAGS}
-    found.update({name: value for name, value in flags.items() if value is not None})
-    if flags["max_tokens"] == -1:
-        found["max_tokens"] = None
-    return found
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -248,7 +208,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         weights_cache=args.weights_cache,
         engine=args.engine,
         generation_config=args.generation_config,
-        override_generation_config=_sampling_defaults(args),
+        override_generation_config=request_defaults.sampling(args),
         **foreign.engine_arguments(args),
     )
 
@@ -278,7 +238,11 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "allowed_methods": args.allowed_methods,
         "allowed_headers": args.allowed_headers,
         "allow_credentials": args.allow_credentials,
+        "request_ids": args.enable_request_id_headers,
         "root_path": args.root_path,
+        "template_variables": request_defaults.template_variables(args),
+        "usage_in_streams": args.enable_force_include_usage,
+        "tokens_as_ids": args.return_tokens_as_token_ids,
         **({"static": NO_PAGE} if args.no_webui else {}),
     }
 

@@ -369,12 +369,13 @@ class StepLoop:
         self, seq: _Sequence, scores: TargetScores, verdict: Verdict, tokens: Sequence[int]
     ) -> Iterator[TokenLogprobs | None]:
         """Each emitted token's log-probabilities, computed when it is emitted; None if not wanted."""
-        wanted = seq.request.params.logprobs
+        params = seq.request.params
+        count, chosen = params.num_logprobs, tuple(params.logprob_token_ids or ())
         for node, token in zip((-1, *verdict.path), tokens, strict=True):
-            if wanted is None:
+            if count is None:
                 yield None
             else:
-                yield token_logprobs(scores.logits[node + 1][: self._vocab_size], token, wanted)
+                yield token_logprobs(scores.logits[node + 1][: self._vocab_size], token, count, chosen)
 
     def _certain(self, seq: _Sequence, scores: TargetScores, verdict: Verdict) -> tuple[float, ...]:
         """The target's probability of its likeliest token, for as many rows as the controller wants."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import ConfigError
 
@@ -34,6 +35,10 @@ class Settings:
                        there are no keys and `host` is one of them: a defence against DNS rebinding.
     allowed_origins, allowed_methods, allowed_headers, allow_credentials: of CORS; without origins it is off.
                        The origin "localhost" stands for all pages on this machine.
+    template_variables: of the chat template, where a request does not set them.
+    usage_in_streams:  every chunk of a stream has the usage, whatever its request says.
+    tokens_as_ids:     write `token_id:N` for texts in log-probabilities, unless a request says otherwise.
+    request_ids:       answers have a header X-Request-Id.
     root_path:         prefix under which a proxy publishes the server.
     static:            folder of the web page, served at / if it has an index.html.
 
@@ -61,6 +66,10 @@ class Settings:
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    usage_in_streams: bool = False
+    tokens_as_ids: bool = False
+    request_ids: bool = False
     root_path: str = ""
     static: Path = STATIC
 

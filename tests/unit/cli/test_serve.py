@@ -187,6 +187,22 @@ def test_sampling_defaults(
     assert "cannot be read" in capsys.readouterr().err
 
 
+def test_fields_that_requests_leave_out(
+    started: Started, target_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("--chat-template-kwargs", "--default-chat-template-kwargs"):
+        assert serve(f"""-m {target_file} {flag} '{{"enable_thinking": false}}'""") == 0
+        assert started[-1]["settings"].template_variables == {"enable_thinking": False}
+    flags = "--enable-force-include-usage --return-tokens-as-token-ids --enable-request-id-headers"
+    assert serve(f"-m {target_file} {flags}") == 0
+    settings = started[-1]["settings"]
+    assert settings.usage_in_streams
+    assert settings.tokens_as_ids
+    assert settings.request_ids
+    assert serve(f"-m {target_file} --chat-template-kwargs [1]") == 2
+    assert "--chat-template-kwargs must be a JSON object" in capsys.readouterr().err
+
+
 def test_flags_that_change_nothing(started: Started, target_file: Path) -> None:
     line = (
         f"{target_file} -ngl 99 --draft-min 2 --mlock --no-mmap --trust-remote-code --enable-log-requests "

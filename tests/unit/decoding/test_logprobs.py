@@ -26,7 +26,20 @@ def test_it_is_the_log_softmax_with_ranks(row: np.ndarray, data: st.DataObject) 
     assert found.rank == 1 + order.index(token)
     wanted = order if count < 0 else order[:count]
     assert found.top_ids.tolist() == wanted
+    assert found.top_ranks.tolist() == list(range(1, len(wanted) + 1))
     assert found.top_logprobs.tolist() == pytest.approx([exact[i] for i in wanted], abs=1e-12)
+
+
+@given(ROWS, st.data())
+def test_chosen_tokens_take_the_place_of_the_likeliest(row: np.ndarray, data: st.DataObject) -> None:
+    ids = st.integers(0, len(row) - 1)
+    token, chosen = data.draw(ids), data.draw(st.lists(ids, min_size=1))
+    every, found = token_logprobs(row, token, -1), token_logprobs(row, token, len(chosen), chosen)
+    assert (found.token, found.logprob, found.rank) == (token, every.logprob, every.rank)
+    columns = ("top_ids", "top_logprobs", "top_ranks")
+    rows = list(zip(*(getattr(every, name).tolist() for name in columns), strict=True))
+    wanted = [entry for entry in rows if entry[0] in {token, *chosen}]
+    assert list(zip(*(getattr(found, name).tolist() for name in columns), strict=True)) == wanted
 
 
 def test_the_same_row_gives_the_same_bits_wherever_it_lies() -> None:

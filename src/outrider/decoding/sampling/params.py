@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from outrider.decoding.sampling.structured import StructuredOutputsParams, structured
 from outrider.errors import ConfigError
-from outrider.value_checks import flag, integer, logit_biases, number, only_known, strings, token_ids
+from outrider.value_checks import flag, integer, logit_biases, number, one_of, only_known, strings, token_ids
+
+MAX_LOGPROB_TOKEN_IDS = 128  # as in vLLM
 
 LogitsProcessor: TypeAlias = Callable[..., npt.NDArray[np.floating[Any]]]
 
@@ -32,7 +34,6 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "skip_reading_prefix_cache": ((None, False, True), "there is no prefix cache"),
     "thinking_token_budget": ((None,), "it is not supported; use max_tokens"),
     "repetition_detection": ((None,), "it is not supported; use the penalties"),
-    "logprob_token_ids": ((None,), "it is not supported; logprobs=-1 gives all"),
     "prompt_adapter": ((None,), "adapters are not supported"),
     "skip_clone": ((None, False, True), ""),
     "do_sample": ((None, True), "temperature=0 takes the likeliest token"),
@@ -98,6 +99,8 @@ class SamplingParams:
                          tokens (-1: of all), from the model's own logits: before penalties, temperature,
                          masks and filters. None returns nothing.
     prompt_logprobs:     the same for the prompt's tokens.
+    logprob_token_ids:   tokens, 128 at most, whose log-probabilities are returned in the place of those of
+                         the likeliest ones; `logprobs` is then None or their number.
     logit_bias:          added to the logits, by token id.
     allowed_token_ids:   all other tokens are masked.
     bad_words:           texts that cannot be generated in the tokens that the tokenizer encodes them to, with
@@ -113,6 +116,7 @@ class SamplingParams:
     skip_special_tokens: leave special tokens out of the text (applied by the detokenizer).
     spaces_between_special_tokens: no tokenizer here adds such spaces, so both values mean the same.
     truncate_prompt_tokens: keep only the prompt's last tokens; -1: all that leave room for max_tokens.
+    truncation_side:     "right" keeps the first ones instead: the side that is cut off.
     draft_text:          what the output may be like, as text or token ids: a file that is to be edited, say.
                          Drafts are looked up in it, so that what the output repeats of it comes faster. The
                          output does not depend on it (the acceptance rules `rejection` and `block` keep its
@@ -142,6 +146,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Iterable[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Iterable[int] | None = None
     bad_words: Iterable[str] | None = None
@@ -156,6 +161,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = "left"
     draft_text: str | Iterable[int] | None = None
     output_kind: RequestOutputKind | int = RequestOutputKind.CUMULATIVE  # the last field, see __setattr__
 
@@ -218,6 +224,9 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 self._check(name, integer, low, high)
         self._check("output_kind", _output_kind)
+        if self.truncation_side is None:  # as vLLM's requests have it
+            self._set("truncation_side", "left")
+        one_of("truncation_side", self.truncation_side, ("left", "right"))
         if self.seed is not None:
             self._set("seed", self.seed % 2**64)  # a negative one, as OpenAI allows, in two's complement
         self._check("stop", strings)
@@ -232,6 +241,13 @@ class SamplingParams:
             self._check("allowed_token_ids", token_ids)
             if not self.allowed_token_ids:
                 raise ConfigError("allowed_token_ids is empty: no token could be drawn")
+        if self.logprob_token_ids is not None:
+            chosen = token_ids("logprob_token_ids", self.logprob_token_ids)
+            if len(chosen) > MAX_LOGPROB_TOKEN_IDS:
+                raise ConfigError(
+                    f"logprob_token_ids has {len(chosen)} ids; it can have {MAX_LOGPROB_TOKEN_IDS}"
+                )
+            self._set("logprob_token_ids", chosen)
         if self.logit_bias is not None:
             self._set("logit_bias", logit_biases(self.logit_bias))
         if self.bad_words is not None:
@@ -257,6 +273,11 @@ class SamplingParams:
             raise ConfigError(
                 "stop needs detokenize=True: it is text that ends the output; or use stop_token_ids"
             )
+        chosen = len(tuple(self.logprob_token_ids or ()))
+        if chosen and self.logprobs not in (None, chosen):
+            raise ConfigError(
+                f"logprobs ({self.logprobs}) must be None or the number of logprob_token_ids ({chosen})"
+            )
         if self.truncate_prompt_tokens == 0:
             raise ConfigError(
                 "truncate_prompt_tokens must be at least 1, or -1, not 0: nothing would be left"
@@ -266,6 +287,11 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return tuple(self.stop or ())
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many log-probabilities are returned beside each token's own; -1: all; None: not even that."""
+        return len(tuple(self.logprob_token_ids or ())) or self.logprobs
 
     @property
     def structured(self) -> StructuredOutputsParams | None:

@@ -103,7 +103,7 @@ class Sampler:
         constraint: Constraint | None = None,
         rows: RowSampler | None = None,
     ) -> None:
-        for name in ("logit_bias", "allowed_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "logprob_token_ids"):
             for token in getattr(params, name) or ():
                 if token >= vocab_size:
                     raise ConfigError(f"{name} has the id {token}; the vocabulary ends at {vocab_size - 1}")

@@ -31,7 +31,16 @@ from outrider.server.http.errors import (
     json_response,
     unreadable,
 )
-from outrider.server.http.guard import OPEN, BodyLimit, Guard, HeadAsGet, Keys, path_of
+from outrider.server.http.guard import (
+    OPEN,
+    BodyLimit,
+    Guard,
+    HeadAsGet,
+    Keys,
+    RequestIds,
+    WithPrefix,
+    path_of,
+)
 from outrider.server.http.metrics import CONTENT_TYPE
 from outrider.server.http.openapi import (
     ChatCompletion,
@@ -116,6 +125,10 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,
         )
+    if settings.root_path.rstrip("/"):
+        app.add_middleware(WithPrefix, prefix=settings.root_path)
+    if settings.request_ids:
+        app.add_middleware(RequestIds)
     return app
 
 
@@ -187,7 +200,7 @@ def _generation(app: FastAPI, service: Service) -> None:
         ids = await service.workers.run_in_worker(work)
         if body.content is not None:
             return json_response(tokens_with_pieces(service, ids) if body.with_pieces else {"tokens": ids})
-        texts = [service.tokenizer.piece(i) for i in ids] if body.return_token_strs else None
+        texts = [service.tokenizer.pieces.texts[i] for i in ids] if body.return_token_strs else None
         document = {"count": len(ids), "max_model_len": service.engine.context, "tokens": ids}
         return json_response({**document, "token_strs": texts})
 

@@ -15,7 +15,6 @@ from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.disconnect import while_connected
 from outrider.server.http.generation import Sample, respond
 from outrider.server.http.generation_request import Arrival, GenerationRequest
-from outrider.server.http.logprobs import TokenTexts
 from outrider.server.http.openai_answer import OpenAIAnswer
 from outrider.server.http.protocol import ChatRequest
 from outrider.server.http.sample_reader import SampleReader
@@ -106,7 +105,7 @@ class ChatAnswer(OpenAIAnswer):
 
     def __init__(self, service: Service, body: ChatRequest, request: GenerationRequest) -> None:
         super().__init__(service, body, request)
-        self._texts = TokenTexts(service.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._texts = self.token_texts()
         echo = body.messages[-1].content if body.echo and body.continue_final_message else ""
         self._echo = echo if isinstance(echo, str) else ""
         self._named = tools.tool_use(body).named

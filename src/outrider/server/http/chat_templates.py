@@ -6,14 +6,21 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Any
 
-from outrider.models.text.chat import ChatTemplate
+from outrider.errors import ConfigError
+from outrider.models.text.chat import RESERVED, ChatTemplate
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.server.http.errors import bad
 from outrider.server.http.tool_forms import Family, family_of, special_marks
 
 MAX_REQUEST_TEMPLATES = 4  # compiled templates of requests that are kept
 WITH_TOOLS = "tool_use"  # transformers' name of a model's template for conversations with tools
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a variable of a template is set from elsewhere, or cannot be one."""
+    return name in RESERVED or not name.isidentifier()
 
 
 class ChatTemplates:
@@ -23,6 +30,8 @@ class ChatTemplates:
     named:            the model's further templates, by name; "tool_use" is taken where there are tools.
     trust_requests:   whether requests may bring their own.
     tool_call_parser: the form of tool calls; None chooses it by the template.
+    variables:        of the templates, where a request does not set them.
+    Raises ConfigError for variables that are not theirs to set.
     """
 
     def __init__(
@@ -33,7 +42,12 @@ class ChatTemplates:
         named: Mapping[str, str] | None = None,
         trust_requests: bool,
         tool_call_parser: str | None,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
+        self.variables = dict(variables or {})
+        for name in self.variables:
+            if is_reserved(name):
+                raise ConfigError(f"--chat-template-kwargs has {name[:80]!r}, which is not its to set")
         self.source, self._named = source, dict(named or {})
         self._tokenizer, self._trust_requests = tokenizer, trust_requests
         self._tool_call_parser = tool_call_parser

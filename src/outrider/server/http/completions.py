@@ -16,7 +16,7 @@ from outrider.server.http.disconnect import while_connected
 from outrider.server.http.errors import bad
 from outrider.server.http.generation import Sample, respond
 from outrider.server.http.generation_request import Arrival, GenerationRequest
-from outrider.server.http.logprobs import LogprobsWithOffsets, TokenTexts
+from outrider.server.http.logprobs import LogprobsWithOffsets
 from outrider.server.http.openai_answer import OpenAIAnswer
 from outrider.server.http.protocol import CompletionRequest
 from outrider.server.http.service import Service
@@ -103,7 +103,7 @@ class CompletionAnswer(OpenAIAnswer):
 
     def __init__(self, service: Service, body: CompletionRequest, request: GenerationRequest) -> None:
         super().__init__(service, body, request)
-        self._texts = TokenTexts(service.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._texts = self.token_texts()
         skip = body.skip_special_tokens is not False
         self._offsets = [LogprobsWithOffsets(self._texts, skip_special=skip) for _ in self.samples]
         self._echo_only = body.max_tokens == 0  # the one token that is generated is not sent

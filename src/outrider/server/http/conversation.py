@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.models.text.chat import RESERVED, content_text
+from outrider.models.text.chat import content_text
 from outrider.models.text.tool_call_scanner import past_arguments
 from outrider.models.text.tool_words import describe_in_words
-from outrider.server.http.chat_templates import ChatTemplates
+from outrider.server.http.chat_templates import ChatTemplates, is_reserved
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import Message, Tool
 
@@ -45,7 +45,7 @@ def render(templates: ChatTemplates, conversation: Conversation) -> str:
     with_tools = bool(conversation.tools)
     template = templates.get(conversation.template, tools=with_tools)
     source = templates.source_of(conversation.template, tools=with_tools) or ""
-    variables = _variables(conversation, source)
+    variables = {**templates.variables, **_variables(conversation, source)}
     messages = [_message(message) for message in conversation.messages]
     described = [tool.model_dump(exclude_none=True) for tool in conversation.tools]
     if re.search(r"\btools\b", source):
@@ -73,7 +73,7 @@ def _variables(conversation: Conversation, source: str) -> dict[str, Any]:
     """Variables for a template with this source. Raises ApiError for those that a request may not set."""
     variables = dict(conversation.variables or {})
     for name in variables:
-        if name in RESERVED or not name.isidentifier():
+        if is_reserved(name):
             raise bad(
                 f"chat_template_kwargs has {name[:80]!r}, which is not its to set", "chat_template_kwargs"
             )

@@ -1,4 +1,4 @@
-"""ASGI middleware: API keys, host names, and limits on the size and time of bodies."""
+"""ASGI middleware: API keys, host names, request ids, and limits on the size and time of bodies."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import hashlib
 import hmac
 import json
 import re
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.http.errors import ApiError, bad
 
 KEY_HEADER = "x-api-key"  # of Anthropic's and some llama.cpp clients, besides Authorization
+ID_HEADER = "x-request-id"
 ANONYMOUS = "anonymous"  # the namespace of clients without a key
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_LOGGABLE = re.compile("[!-~]{1,200}")
 JSON = "application/json"
 OPEN = ("/health", "/ping")  # paths that need no key
 ErrorForm: TypeAlias = Callable[[ApiError, str], Response]  # an error at a path, in the form of its dialect
@@ -53,6 +56,19 @@ def path_of(scope: Scope) -> str:
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
+class WithPrefix:
+    """Takes requests of a proxy that leaves the prefix in their paths like those of one that takes it off.
+    uvicorn puts the prefix in front of every path."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}{self._prefix}/"):
+            scope = {**scope, "path": scope["path"][len(self._prefix) :]}
+        await self._app(scope, receive, send)
+
+
 class HeadAsGet:
     """Answers HEAD as GET; the connection leaves the body out."""
 
@@ -63,6 +79,28 @@ class HeadAsGet:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
+
+
+class RequestIds:
+    """Gives every answer a header X-Request-Id: that of its request, or a new one where the request has none
+    that could be a line of a log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(ID_HEADER, "")
+        own = given if _LOGGABLE.fullmatch(given) else uuid.uuid4().hex
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[ID_HEADER] = own
+            await send(message)
+
+        await self._app(scope, receive, with_id)
 
 
 def _digest(key: bytes) -> bytes:

@@ -105,8 +105,7 @@ class LogprobsWithOffsets:
         into["text_offset"].append(offset)
 
     def _top(self, own: str, entry: TokenLogprobs) -> dict[str, float]:
-        top: dict[str, float] = {}
+        top = {own: number(entry.logprob)}  # first, as in vLLM
         for token, logprob in zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True):
             top.setdefault(self._texts.text(token), number(logprob))
-        top.setdefault(own, number(entry.logprob))
         return top

@@ -11,6 +11,7 @@ from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.server.http.errors import ApiError
 from outrider.server.http.generation import Answer, Sample
 from outrider.server.http.generation_request import GenerationRequest
+from outrider.server.http.logprobs import TokenTexts
 from outrider.server.http.protocol import Sampling
 from outrider.server.http.service import Service
 from outrider.server.http.sse import DONE, event
@@ -40,9 +41,17 @@ class OpenAIAnswer(Answer):
         self._created = int(time.time())
         self._opened: set[int] = set()  # samples of which something was sent
         options = body.stream_options
-        self._usage_at_end = bool(options and options.include_usage)
-        self._usage_in_chunks = self._usage_at_end and bool(options and options.continuous_usage_stats)
+        always = service.settings.usage_in_streams
+        self._usage_at_end = always or bool(options and options.include_usage)
+        continuous = always or bool(options and options.continuous_usage_stats)
+        self._usage_in_chunks = self._usage_at_end and continuous
         self._explains = bool(body.outrider or (options and options.include_outrider))
+
+    def token_texts(self) -> TokenTexts:
+        """How texts of tokens are written in log-probabilities."""
+        as_ids = self.body.return_tokens_as_token_ids
+        default = self.service.settings.tokens_as_ids
+        return TokenTexts(self.service.tokenizer, default if as_ids is None else as_ids)
 
     # --- Elements of `choices` ---------------------------------------------------------------------
 
@@ -89,7 +98,7 @@ class OpenAIAnswer(Answer):
         if sample.index not in self._opened:
             self._opened.add(sample.index)
             if (opening := self.opening_choice(sample)) is not None:
-                yield self._chunk(opening, None, **self.opening_members(sample))
+                yield self._chunk(opening, None, unsent=len(tokens), **self.opening_members(sample))
         choice = self.choice(sample, tokens, sample.end)
         explained = self._explained(sample, tokens, sample.end) if self._explains else None
         if choice is not None or explained is not None:
@@ -106,10 +115,13 @@ class OpenAIAnswer(Answer):
 
     # --- Parts -------------------------------------------------------------------------------------
 
-    def _chunk(self, choice: dict[str, Any], explained: dict[str, Any] | None, **members: Any) -> bytes:
+    def _chunk(
+        self, choice: dict[str, Any], explained: dict[str, Any] | None, unsent: int = 0, **members: Any
+    ) -> bytes:
+        """unsent: tokens that the sample has taken, and that a later chunk brings."""
         chunk = {**self._head(self.chunk_object_name), "choices": [choice], **members}
         if self._usage_at_end:
-            chunk["usage"] = self._usage() if self._usage_in_chunks else None
+            chunk["usage"] = self._usage(unsent) if self._usage_in_chunks else None
         if explained is not None:
             chunk["outrider"] = explained
         return event(chunk)
@@ -123,8 +135,9 @@ class OpenAIAnswer(Answer):
             "system_fingerprint": self.service.model.fingerprint,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self, unsent: int = 0) -> dict[str, Any]:
         prompt, completion = sum(self.request.prompt_sizes), sum(map(self.num_tokens, self.samples))
+        completion = max(0, completion - unsent)
         usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

@@ -153,6 +153,9 @@ class Sampling(Strict):
     max_tokens: int | None = Field(None, ge=-1, description="-1: to the end of the context.")
     min_tokens: int | None = Field(None, ge=0)
     prompt_logprobs: int | None = Field(None, ge=-1)
+    logprob_token_ids: list[TokenId] | None = Field(
+        None, description="Log-probabilities of these, in the place of the likeliest tokens."
+    )
     logit_bias: dict[str, float | bool] | list[list[str | int | float | bool]] | None = Field(
         None, description="By token id; or pairs of a token id or a text, and a bias; false bans a token."
     )
@@ -161,6 +164,7 @@ class Sampling(Strict):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = Field(None, description="The side that is cut off.")
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = Field(None, description="json, regex, choice, grammar, …")
     guided_decoding: dict[str, Any] | None = None
@@ -306,7 +310,7 @@ class ChatRequest(Sampling):
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: int | None = Field(None, ge=-1)
     max_completion_tokens: int | None = Field(None, ge=-1)
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None

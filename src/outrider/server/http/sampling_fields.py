@@ -27,7 +27,8 @@ _SAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
     *("min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "truncate_prompt_tokens"),
+    *("spaces_between_special_tokens", "truncate_prompt_tokens", "truncation_side"),
+    "logprob_token_ids",
 )
 _GUIDED = {
     "guided_json": "json",
@@ -70,6 +71,10 @@ def sampling_params(body: Sampling, rules: SamplingRules, **more: Any) -> Sampli
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: samples are not ranked; draw n and rank them", "best_of")
     bounded("prompt_logprobs", body.prompt_logprobs, rules.max_logprobs)
+    if body.logprob_token_ids:
+        if more.get("logprobs") is None:
+            raise bad("logprob_token_ids needs logprobs", "logprob_token_ids")
+        more["logprobs"] = None  # they say which, and `logprobs` or `top_logprobs` no longer how many
     if body.stream and body.prompt_logprobs is not None:
         raise bad("prompt_logprobs are not streamed: leave stream or prompt_logprobs out", "prompt_logprobs")
     if body.stream_options is not None and not body.stream and any(body.stream_options.model_dump().values()):
@@ -188,6 +193,9 @@ def biases(
     """Biases by token id: from a mapping of ids as texts, or from pairs of an id or a text and a bias. False
     bans a token. The biases of a token that is named several times are added. Raises ApiError."""
     found: dict[int, float] = {}
+    if isinstance(values, Mapping) and len(wrong := [key for key in values if _token_id(key) is None]) > 1:
+        named = ", ".join(repr(key[:40]) for key in wrong[:10])
+        raise bad(f"logit_bias is by token id; {len(wrong)} keys are none: {named}", "logit_bias")
     for pair in values.items() if isinstance(values, Mapping) else values:
         if len(pair) != 2:
             raise bad(
@@ -203,10 +211,15 @@ def _bias_ids(token: object, tokenize: Callable[[str], Sequence[int]] | None) ->
     """The ids that a key of logit_bias stands for."""
     if isinstance(token, str) and tokenize is not None:
         return tokenize(token)
+    if (found := _token_id(token)) is None:
+        raise bad(f"logit_bias is by token id; {str(token)[:40]!r} is none", "logit_bias")
+    return [found]
+
+
+def _token_id(token: object) -> int | None:
     text = str(int(token)) if isinstance(token, float) and token.is_integer() else str(token)
-    if isinstance(token, bool) or not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise bad(f"logit_bias is by token id; {text[:40]!r} is none", "logit_bias")
-    return [int(text)]
+    is_id = text.isascii() and text.isdecimal() and len(text) < 10 and not isinstance(token, bool)
+    return int(text) if is_id else None
 
 
 def _bias(bias: object) -> float:

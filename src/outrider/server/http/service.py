@@ -55,11 +55,12 @@ class Service:
             named=None if settings.chat_template else pipeline.source.chat_templates,
             trust_requests=settings.trust_request_chat_template,
             tool_call_parser=settings.tool_call_parser,
+            variables=settings.template_variables,
         )
         self.workers = WorkerPool(settings.prepare_seconds)
         self.metrics = Metrics(self.model.names[0], engine)
         self.sampling = SamplingRules(
-            settings.max_logprobs,
+            settings.max_logprobs if settings.max_logprobs < self.vocab_size else -1,
             pipeline.sampling,
             lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False),
         )

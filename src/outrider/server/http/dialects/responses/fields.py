@@ -208,6 +208,13 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = Field(None, description="Has no effect: nothing is padded.")
 
 
+SAME_IN_CHATS = (
+    *("temperature", "top_p", "top_k", "seed", "stream", "prediction", "min_p", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "structured_outputs", "cache_salt"),
+)
+
+
 class PromptRequest(Fields):
     """The fields that make the prompt."""
 
@@ -246,13 +253,22 @@ class ResponsesRequest(PromptRequest):
         "moderation": ((), "this server judges nothing"),
         "image": ((), "this server reads text only"),
         "top_logprobs": ((0,), "use /v1/chat/completions"),
+        "request_id": ANY,
+        "session_id": ANY,
+        "include_reasoning": ANY,
+        "spaces_between_special_tokens": ANY,
+        "priority": ((0,), "requests are served in the order in which they come"),
+        "watermarking": ((False,), "no text is marked"),
+        "enable_response_messages": ((False,), "/tokenize shows a conversation's tokens"),
+        "vllm_xargs": (({},), "there are no plug-ins to read them"),
+        "kv_transfer_params": (({},), "there is one server only"),
     }
 
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
-    seed: int | None = Field(None, ge=-1, le=2**63 - 1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     include: list[_INCLUDABLE] | None = Field(None, description="Has no effect: reasoning is not encrypted.")
     metadata: dict[str, str] | None = None
     store: bool | None = Field(None, description="Keep the response in memory for a while; true by default.")
@@ -260,3 +276,16 @@ class ResponsesRequest(PromptRequest):
     stream_options: StreamOptions | None = None
     prediction: dict[str, Any] | None = Field(None, description="As in /v1/chat/completions.")
     speculative: bool | Speculative | None = Field(None, description="false: plain decoding.")
+    # Of vLLM and SGLang, with the meaning that they have in /v1/chat/completions.
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0)
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

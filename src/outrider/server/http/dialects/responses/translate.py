@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from outrider.server.http.dialects import inner
 from outrider.server.http.dialects.responses.fields import (
     ITEMS,
+    SAME_IN_CHATS,
     AllowedTools,
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -75,12 +76,11 @@ def chat_request(service: Service, body: PromptRequest, items: Sequence[Mapping[
         drafting = body.speculative
         fields |= {
             "max_tokens": body.max_output_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-            "seed": body.seed,
-            "stream": body.stream,
-            "prediction": body.prediction,
+            **{name: getattr(body, name) for name in SAME_IN_CHATS},
+            "chat_template_kwargs": {
+                **(fields["chat_template_kwargs"] or {}),
+                **(body.chat_template_kwargs or {}),
+            },
             "speculative": drafting
             if isinstance(drafting, bool | None)
             else drafting.model_dump(exclude_none=True),
