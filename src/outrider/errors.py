@@ -81,9 +81,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if not letters or letters > MAX_NAME:
         return ""
     most = 1 + letters // 5 if letters > 2 else 0
-    distances = [(distance(wanted, other.lower(), most + 1), other) for other in names]
-    least, found = min(distances, default=(most + 1, ""))
-    if least > most:
+    near: dict[str, tuple[int, int, int]] = {}  # of several, those that differ by a `_` or in no length first
+    for other in names:
+        if (changed := distance(wanted, other.lower(), most + 1)) <= most:
+            told = distance("".join(_words(wanted)), "".join(_words(other)), most + 1)
+            near[other] = changed, told, abs(len(name) - len(other))
+    found = min(near, key=near.__getitem__, default="")
+    if not found:
         found = _with_words(wanted, names)
     return f" (did you mean {found!r}?)" if found else ""
 
