@@ -69,8 +69,8 @@ class DownloadError(ModelError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean X?)` for the known name that was meant by `name`, or an empty string.
 
-    It is the name with the fewest letters changed, if these are few, of several one that differs in marks
-    between words only or begins with `name`; or else the only one that has the words of `name` at its
+    It is the name with the fewest letters changed, if these are few (of several, one that differs in marks
+    between words only, begins with `name`, or is as long); or else the only one that has the words of `name` at its
     beginning or end, begins with `name`, or has its words in this order. A flag is not near one with another
     number of dashes, nor near one of a single letter.
     """
@@ -95,7 +95,7 @@ def _unlike(name: str, other: str) -> int:
     """Which of two names that differ in as many letters was rather meant: the lower."""
     if "".join(_words(name)) == "".join(_words(other)):
         return 0
-    return 1 if other.startswith(name) else 2
+    return 1 if other.startswith(name) else 2 + abs(len(name) - len(other))
 
 
 def _dashes(name: str) -> int:
