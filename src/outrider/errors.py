@@ -70,9 +70,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean X?)` for the known name that was meant by `name`, or an empty string.
 
     It is the name with the fewest letters changed, if these are few (of several, one that differs in marks
-    between words only, begins with `name`, or is as long); or else the only one that has the words of `name` at its
-    beginning or end, begins with `name`, or has its words in this order. A flag is not near one with another
-    number of dashes, nor near one of a single letter.
+    between words only, begins with `name`, or is as long); or else the only one that has the words of `name`
+    at its beginning or end, begins with `name`, or has its words in this order. A flag is not near one with
+    another number of dashes, nor near one of a single letter.
     """
     wanted = name.lower()
     letters = len(wanted.lstrip("-"))
