@@ -240,30 +240,19 @@ PREFILLING = (
         "deferred draft prefill",
         "when a draft model first processes a text; off: as soon as drafting pays",
         PREFILL,
-        {"prefill_max_wait": 0.0, "prefill_max_wait_new": 0.0},
+        {"prefill_max_wait": 0.0},
     ),
     Mechanism(
         "prefill thresholds",
         "longer waits for dear prefills, shorter ones for cheap prefills; off: plain ski rental",
         PREFILL,
-        {
-            "prefill_full_wait_price": 1e-9,
-            "prefill_max_wait": 1.0,
-            "prefill_full_wait_price_new": 1e-9,
-            "prefill_max_wait_new": 1.0,
-        },
+        {"prefill_full_wait_price": 1e-9, "prefill_max_wait": 1.0},
     ),
     Mechanism(
         "prefill: what paid before",
         "longer waits where prefills have not paid of late",
         PREFILL,
         {"prefill_prior_weight": float(NEVER)},
-    ),
-    Mechanism(
-        "prefill: new draft model",
-        "other thresholds while little is known of the draft model",
-        PREFILL,
-        {"model_new_tokens": 0.0},
     ),
     Mechanism(
         "prefill spread over the output",

@@ -224,8 +224,7 @@ class DraftModelSource:
         if gained > 0.0:
             found.off = Off(self.name, PREFILL, need=(draw(batch.feed) - first) / step.plain)
         states = [query.state.models[self.name].prefill for query in queries]
-        new = self.first.evidence < tuning.model_new_tokens
-        ripe = self.prefill.is_worth(states, prefill, best - value, new=new)
+        ripe = self.prefill.is_worth(states, prefill, best - value)
         if not ripe and any(query.has_lookup for query in queries):
             return 0
         if length:

@@ -38,25 +38,19 @@ class DraftPrefillPolicy:
     def begin_step(self) -> None:
         self._gain = self._price = 0.0
 
-    def is_worth(self, requests: Sequence[PrefillState], price: float, gain: float, *, new: bool) -> bool:
+    def is_worth(self, requests: Sequence[PrefillState], price: float, gain: float) -> bool:
         """Note the gain that drafting would have in this step, and say whether these requests have missed
-        enough gain, this step's included, for `price` to be paid.
-
-        new: whether little is known of the draft model yet.
-        """
+        enough gain, this step's included, for `price` to be paid."""
         self._gain = max(self._gain, gain)
         missed = sum([request.expected_gain for request in requests])
-        return missed + gain >= self._wait(price, new)
+        return missed + gain >= self._wait(price)
 
-    def _wait(self, price: float, new: bool) -> float:
+    def _wait(self, price: float) -> float:
         """Tokens that must have been missed before so many are spent."""
         tuning = self._tuning
-        full_wait_price, max_wait = tuning.prefill_full_wait_price, tuning.prefill_max_wait
-        if new:
-            full_wait_price, max_wait = tuning.prefill_full_wait_price_new, tuning.prefill_max_wait_new
         weight = tuning.prefill_prior_weight
         paid = (self._paid + weight) / (self._prices + weight)
-        return price * min(max_wait, price / (full_wait_price * paid))
+        return price * min(tuning.prefill_max_wait, price / (tuning.prefill_full_wait_price * paid))
 
     def buy(self, price: float) -> None:
         """The step's requests are prefilled."""

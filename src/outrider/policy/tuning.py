@@ -90,8 +90,6 @@ class Tuning:
     share what is learned …"""
     model_start_weight: float = 8.0
     """… and tokens that either counts for."""
-    model_new_tokens: float = 24.0
-    """A draft model with less evidence counts as new: its prefill is deferred less."""
     model_cold_tokens: float = 8.0
     """With less evidence, it drafts for one request at a time."""
     sibling_start: float = 0.4
@@ -112,15 +110,12 @@ class Tuning:
     # --- Draft prefill (draft_prefill.py) ---
     prefill_horizon: int = 32
     """Steps over which a draft prefill is paid off, if the output lasts as long."""
-    prefill_full_wait_price: float = 5.0
+    prefill_full_wait_price: float = 5.75
     """Tokens: a prefill at this price is deferred until it would have gained its price; half the price waits
-    for half of it, and so on."""
+    for half of it, and so on. Between 5 and 6.5 copies and short answers, by `replay.py` and its short
+    workloads, gain and lose 1% in opposite directions."""
     prefill_max_wait: float = 2.5
     """Most that a prefill waits for, in its own prices."""
-    prefill_full_wait_price_new: float = 6.5
-    """`prefill_full_wait_price` while the draft model is new …"""
-    prefill_max_wait_new: float = 1.5
-    """… and `prefill_max_wait`: a first prefill also shows what drafting is worth."""
     prefill_prior_weight: float = 6.0
     """Tokens of prefill that count as having paid before anything is known."""
     prefill_decay: float = 0.8

@@ -149,11 +149,6 @@ def test_a_draft_model_known_to_be_good_is_caught_up_sooner_and_a_bad_one_later(
     assert 0 < good < unknown < bad
 
 
-def test_a_draft_model_of_which_nothing_is_known_is_tried_sooner_than_what_it_promises_is_worth() -> None:
-    new, known = (steps_until_drawn(Lookup(), 900, chance) for chance in (None, DEFAULT.model_start))
-    assert 0 < 1.4 * new < known < 100
-
-
 def steps_until_read(controller: Named, name: str, drawing: int) -> int:
     """Steps in which a text waits to be read into the draft model, which then draws for so many more."""
     waited, read = 0, 0

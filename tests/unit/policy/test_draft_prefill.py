@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
 
-WAIT = 12  # steps that promise a token each before a price of 8 is paid, where nothing is known of others
+WAIT = 11  # steps that promise a token each before a price of 8 is paid, where nothing is known of others
 # For a price in tokens: what must have been promised before it is paid, at least.
-LEAST = {1.0: 0.2, 2.5: 1.25, 5.0: 5.0, 8.0: 12.8, 10.0: 20.0, 12.5: 31.25, 100.0: 250.0, 1000.0: 2500.0}
+LEAST = {1.0: 0.17, 2.5: 1.08, 5.0: 4.34, 8.0: 11.1, 10.0: 17.3, 12.5: 27.1, 100.0: 250.0, 1000.0: 2500.0}
 
 
 class Named:
@@ -27,8 +27,8 @@ class Named:
     def begin_step(self) -> None:
         self.policy.begin_step()
 
-    def is_worth(self, names: Sequence[str], price: float, gain: float, *, new: bool) -> bool:
-        return self.policy.is_worth(self._of(names), price, gain, new=new)
+    def is_worth(self, names: Sequence[str], price: float, gain: float) -> bool:
+        return self.policy.is_worth(self._of(names), price, gain)
 
     def buy(self, price: float) -> None:
         self.policy.buy(price)
@@ -41,13 +41,11 @@ class Named:
         del self.requests[name]
 
 
-def steps_until_worth(
-    prefill: Named, price: float, *, gain: float = 1.0, new: bool = False, text: str = "a"
-) -> int:
+def steps_until_worth(prefill: Named, price: float, *, gain: float = 1.0, text: str = "a") -> int:
     """Steps in which it waits; then the price is paid."""
     for steps in range(1000):
         prefill.begin_step()
-        if prefill.is_worth([text], price, gain, new=new):
+        if prefill.is_worth([text], price, gain):
             prefill.buy(price)
             prefill.end_step([text], 1)
             return steps
@@ -59,7 +57,7 @@ def write(prefill: Named, steps: int, gain: float, text: str = "a") -> None:
     """A text goes on that is caught up."""
     for _ in range(steps):
         prefill.begin_step()
-        assert prefill.is_worth([text], 0.0, gain, new=False)
+        assert prefill.is_worth([text], 0.0, gain)
         prefill.end_step([text], 1)
     prefill.end(text)
 
@@ -68,7 +66,7 @@ def wait(prefill: Named, steps: int, price: float, text: str = "a") -> None:
     """A text goes on that is not caught up yet."""
     for _ in range(steps):
         prefill.begin_step()
-        assert not prefill.is_worth([text], price, 1.0, new=False)
+        assert not prefill.is_worth([text], price, 1.0)
         prefill.end_step([text], 1)
 
 
@@ -76,15 +74,13 @@ def test_it_waits_for_the_price() -> None:
     assert steps_until_worth(Named(), 5.0) == 4, "all of it; the step's own promise counts"
     assert steps_until_worth(Named(), 2.5) == 1, "half of half the price"
     assert steps_until_worth(Named(), 100.0) == 249, "at most two and a half times the price"
-    assert steps_until_worth(Named(), 100.0, new=True) == 149, "and one and a half times if unknown"
     assert steps_until_worth(Named(), 0.0) == 0
 
 
-@given(st.floats(0.0, 300.0), st.floats(0.0, 300.0), st.booleans())
-def test_it_waits_longer_for_a_higher_price(a: float, b: float, new: bool) -> None:
-    less, more = (steps_until_worth(Named(), price, new=new) for price in sorted((a, b)))
+@given(st.floats(0.0, 300.0), st.floats(0.0, 300.0))
+def test_it_waits_longer_for_a_higher_price(a: float, b: float) -> None:
+    less, more = (steps_until_worth(Named(), price) for price in sorted((a, b)))
     assert less <= more <= 2.5 * max(a, b)
-    assert steps_until_worth(Named(), a, new=True) <= steps_until_worth(Named(), a)
 
 
 def test_it_waits_longer_where_prefill_has_not_paid() -> None:
@@ -133,12 +129,12 @@ def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]]
     for number, (paid, gain, steps, among) in enumerate(texts):
         for _ in range(steps):
             prefill.begin_step()
-            if prefill.is_worth([str(number)], paid, gain, new=False):
+            if prefill.is_worth([str(number)], paid, gain):
                 prefill.buy(paid)
             prefill.end_step([str(number)], among)
         prefill.end(str(number))
     prefill.begin_step()
-    assert prefill.is_worth(["a"], price, 2.5 * price, new=False)
+    assert prefill.is_worth(["a"], price, 2.5 * price)
     # More is waited for a higher price, so that of the next lower one in the table is a bound too.
     least = max((promise for lower, promise in LEAST.items() if lower <= price), default=0.0)
-    assert least == 0.0 or not prefill.is_worth(["a"], price, 0.99 * least - 1e-9, new=False)
+    assert least == 0.0 or not prefill.is_worth(["a"], price, 0.99 * least - 1e-9)
