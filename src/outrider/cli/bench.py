@@ -224,7 +224,8 @@ def cost_curve(args: argparse.Namespace) -> int:
     from outrider.engines.native import NativeModel
     from outrider.pipeline import load_target
 
-    args.ctx_size, context = 0, args.ctx_size or curve.CONTEXT
+    context = options.sizes(args)[0] or curve.CONTEXT
+    args.ctx_size = 0
     config = options.engine(args, NoneConfig())
     model = load_target(config)
     if not isinstance(model, NativeModel):

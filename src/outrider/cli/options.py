@@ -301,19 +301,26 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
     return parse_speculative(given)
 
 
+def sizes(args: argparse.Namespace) -> tuple[int | None, int | None]:
+    """(-c, -t); None for the model's own limit and the engine's own choice. Raises ConfigError."""
+    if args.ctx_size < -1:
+        raise ConfigError(f"-c must be at least 1, or 0 for the model's own limit, not {args.ctx_size}")
+    if args.threads is not None and args.threads != -1 and args.threads < 1:
+        raise ConfigError(f"-t must be at least 1, or -1 for the engine's own choice, not {args.threads}")
+    return args.ctx_size if args.ctx_size > 0 else None, None if args.threads == -1 else args.threads
+
+
 def engine(
     args: argparse.Namespace, speculative: SpeculativeConfig, model: str | None = None
 ) -> EngineConfig:
     """The engine's configuration of the parsed flags, for one sequence at a time; `model` None is `target`'s.
     Raises ConfigError."""
-    for flag, value in (("-c", args.ctx_size), ("-t", 1 if args.threads is None else args.threads)):
-        if value < (0 if flag == "-c" else 1):
-            raise ConfigError(f"{flag} must not be {value}")
+    context, threads = sizes(args)
     return parse_engine(
         target(args)[0] if model is None else model,
         speculative,
-        max_model_len=args.ctx_size or None,
-        threads=args.threads,
+        max_model_len=context,
+        threads=threads,
         quantization=args.quantization,
         weights_cache=args.weights_cache,
         engine=args.engine,

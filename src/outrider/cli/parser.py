@@ -145,6 +145,14 @@ class Parser(argparse.ArgumentParser):
                 return name
         return None
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, with a hint at the choice that is near."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = nearest(str(value), [str(choice) for choice in action.choices or ()])
+            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
+
     # --- Refusing ----------------------------------------------------------------------------------
 
     def _refuse(self, word: str) -> NoReturn:

@@ -193,15 +193,14 @@ def ready(base: str, model: str, *, chat: bool, page: bool, keys: bool) -> str:
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The engine of parsed flags. Raises ConfigError."""
     model, _ = options.target(args)
-    if args.ctx_size < -1 or (args.threads is not None and args.threads < 1):
-        raise ConfigError("-c must be at least 0 and -t at least 1")
+    context, threads = options.sizes(args)
     return parse_engine(
         model,
         options.speculation(args),
-        max_model_len=args.ctx_size if args.ctx_size > 0 else None,
+        max_model_len=context,
         max_num_seqs=args.max_num_seqs,
         seed=args.seed,
-        threads=args.threads,
+        threads=threads,
         tokenizer=args.tokenizer,
         revision=args.revision,
         quantization=args.quantization,

@@ -214,13 +214,15 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _mapping_of_text(text: str) -> dict[str, Any]:
-    if not text.lstrip().startswith("{"):
+    if text.lstrip()[:1] not in ("{", "[", '"'):
         return {"method": text.strip()}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"speculative_config is not JSON: {e}") from None
-    return dict(value)  # it starts with a brace, so JSON made it a dict
+    if not isinstance(value, dict):
+        raise ConfigError(f"speculative_config must be a JSON object or a method's name, not {text[:80]!r}")
+    return value
 
 
 def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -62,6 +63,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, engine: ServerEngine, settings: Settings, at: Listening) -> None:
+        _check_certificates(at)
         self._engine, self._at = engine, at
         self._drain: asyncio.Task[None] | None = None
         self._at_once = False
@@ -145,6 +147,27 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _check_certificates(at: Listening) -> None:
+    """Raise ConfigError for files that cannot be read, and for settings of https that lack others."""
+    files = {
+        "--ssl-certfile": at.ssl_certfile,
+        "--ssl-keyfile": at.ssl_keyfile,
+        "--ssl-ca-certs": at.ssl_ca_certs,
+    }
+    for flag, name in files.items():
+        if name is None:
+            continue
+        if at.ssl_certfile is None:
+            raise ConfigError(f"{flag} needs --ssl-certfile")
+        try:
+            Path(name).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{flag}: {name!r} cannot be read: {reason}") from None
+    if at.ssl_cert_reqs != ssl.CERT_NONE and at.ssl_ca_certs is None:
+        raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs, whose clients are let in")
 
 
 def reachable(place: socket.socket) -> str:

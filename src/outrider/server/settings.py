@@ -77,6 +77,8 @@ class Settings:
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or key != key.strip():
                 raise ConfigError("an API key must be printable ASCII without blanks around it")
+        if not all(name.strip() for name in self.served_names):
+            raise ConfigError("a served model name must not be empty")
         for name in ("max_body_bytes", "max_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")

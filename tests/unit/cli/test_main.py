@@ -38,7 +38,9 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "words"),
     [
         ("", ["required", "COMMAND"]),
-        ("rum -m x", ["rum"]),
+        ("runn -m x", ["runn", "did you mean 'run'"]),
+        ("zzz -m x", ["zzz", "choose from 'run'"]),
+        ("run -m x -p y --color=offf", ["--color", "did you mean 'off'"]),
         ("run -m x -p y --temprature 1", ["--temprature", "did you mean '--temperature'"]),
         ("run -m x -p y --see 1", ["--see", "did you mean '--seed'"]),
         ("run -m x -p y extra", ["'extra'"]),

@@ -243,11 +243,39 @@ def test_the_address_that_this_machine_reaches(host: str, shown: str) -> None:
         assert reachable(place) == f"{shown}{place.getsockname()[1]}"
 
 
+def test_neutral_sizes(target_file: Path) -> None:
+    plain = config(f"-m {target_file}")
+    assert config(f"-m {target_file} -t -1 -c -1") == config(f"-m {target_file} -c 0") == plain
+    assert (plain.threads, plain.max_model_len) == (None, None)
+
+
 def test_a_bad_certificate_is_one_line(
     started: Started, target_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert serve(f"-m {target_file} --ssl-certfile {target_file} --ssl-keyfile {target_file}") == 2
     assert "the server cannot start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--ssl-keyfile {file}", "--ssl-keyfile needs --ssl-certfile"),
+        ("--ssl-ca-certs {file}", "--ssl-ca-certs needs --ssl-certfile"),
+        ("--ssl-certfile nowhere.pem", "--ssl-certfile: 'nowhere.pem' cannot be read: No such file"),
+        ("--ssl-certfile {file} --ssl-keyfile .", "--ssl-keyfile: '.' cannot be read: Is a directory"),
+        ("--ssl-cert-reqs 2", "--ssl-cert-reqs needs --ssl-ca-certs"),
+        ("--served-model-name ''", "name must not be empty"),
+        ("-t 0", "-t must be at least 1, or -1"),
+        ("-c -2", "-c must be at least 1, or 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(
+    started: Started, target_file: Path, capsys: pytest.CaptureFixture[str], flags: str, words: str
+) -> None:
+    assert serve(f"-m {target_file} {flags.format(file=target_file)}") == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
 
 
 def test_keys_from_a_file_and_the_environment(
