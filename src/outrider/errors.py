@@ -85,17 +85,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     distances = [(distance(wanted, other.lower(), most + 1), other) for other in names]
     least = min([far for far, _ in distances], default=most + 1)
     nearby = [other for far, other in distances if far == least]
-    found = min(nearby, key=lambda other: (_unlike(wanted, other.lower()), other), default="")
+    found = min(nearby, key=lambda other: (*_unlike(wanted, other.lower()), other), default="")
     if least > most:
         found = _with_words(wanted, names)
     return f" (did you mean {found!r}?)" if found else ""
 
 
-def _unlike(name: str, other: str) -> int:
+def _unlike(name: str, other: str) -> tuple[int, int]:
     """Which of two names that differ in as many letters was rather meant: the lower."""
+    longer = abs(len(other) - len(name))
     if "".join(_words(name)) == "".join(_words(other)):
-        return 0
-    return 1 if other.startswith(name) else 2
+        return 0, longer
+    return 1 if other.startswith(name) else 2, longer
 
 
 def _dashes(name: str) -> int:

@@ -18,12 +18,17 @@ FIELDS = ("metadata", "max_tokens", "min_tokens", "temperature", "include_usage"
         ("--max-model-length", "--max-model-len"),
         ("auot", "auto"),
         ("Auto", "auto"),
+        ("q4k", "q4_k"),  # not q4
+        ("rum", "run"),  # not rm
         ("max_tok", "max_tokens"),  # begins so
         ("continuous_stats", "continuous_usage_stats"),  # its words in this order
     ],
 )
 def test_a_name_that_is_near(name: str, meant: str) -> None:
-    assert nearest(name, [*FIELDS, "--max-model-len", "auto"]) == f" (did you mean {meant!r}?)"
+    assert (
+        nearest(name, [*FIELDS, "--max-model-len", "auto", "q4", "q4_k", "rm", "run"])
+        == f" (did you mean {meant!r}?)"
+    )
 
 
 @pytest.mark.parametrize(
