@@ -81,6 +81,13 @@ def test_a_forced_answer_is_calls_whose_pointers_lead_where_they_led(family: Fam
     assert not accepts(alone, written(family, PARIS, PARIS))
 
 
+def test_arguments_are_an_object_also_where_null_is_allowed() -> None:
+    nullable = {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}}
+    grammar = call_grammar(use_of(tool("t", nullable)), "hermes")
+    assert accepts(grammar, written("hermes", ("t", {"a": 1})))
+    assert not accepts(grammar, written("hermes", ("t", None)))
+
+
 def test_definitions_of_two_tools_are_kept_apart() -> None:
     def pointing(value: str) -> dict[str, Any]:
         return {
@@ -136,6 +143,9 @@ def test_every_pointer_of_a_schema_works_in_a_call(name: str, member: str, place
     [
         ({"properties": {"k": {"$ref": "#/$defs/E"}}}, "'/$defs/E' does not exist"),
         ({"type": "x"}, "Invalid type: x"),
+        ({"type": ["x", "object"], "minProperties": 2}, "minProperties: 2 cannot be enforced"),
+        ({"type": "array"}, 'an object, not of the type "array"'),
+        ({"type": ["string", "null"]}, 'an object, not of the type ["string", "null"]'),
         (
             {"properties": {"k": {"type": "array", "uniqueItems": True, "items": {}}}},
             "uniqueItems cannot be enforced",

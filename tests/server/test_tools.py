@@ -323,6 +323,17 @@ def test_text_that_looks_like_a_call(tooled: Running) -> None:
             None,
             "the JSON schema cannot be used: Invalid type: objct",
         ),
+        *(
+            (
+                {
+                    "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": kind}}}],
+                    "tool_choice": "required",
+                },
+                "tools",
+                f"the tool 'a' cannot be used: a call's arguments are an object, not of the type {words}",
+            )
+            for kind, words in (("array", '"array"'), (["string", "null"], '["string", "null"]'))
+        ),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "function.name"),
     ],
 )

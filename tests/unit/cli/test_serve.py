@@ -264,7 +264,7 @@ def test_a_bad_certificate_is_one_line(
         ("--ssl-certfile nowhere.pem", "--ssl-certfile: 'nowhere.pem' cannot be read: No such file"),
         ("--ssl-certfile {file} --ssl-keyfile .", "--ssl-keyfile: '.' cannot be read: Is a directory"),
         ("--ssl-cert-reqs 2", "--ssl-cert-reqs needs --ssl-ca-certs"),
-        ("--served-model-name ''", "name must not be empty"),
+        ("--served-model-name ' '", "name must not be empty"),
         ("-t 0", "-t must be at least 1, or -1"),
         ("-c -2", "-c must be at least 1, or 0"),
     ],

@@ -17,6 +17,7 @@ from outrider.json_schema import prepared
 from outrider.models.text.tool_words import CLOSE, OPEN
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.protocol import Tool
+from outrider.server.http.request_fields import shown
 from outrider.server.http.tool_forms import (
     AFTER_CALL,
     ARGUMENTS_KEY,
@@ -34,6 +35,7 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _LINE_NUMBERS = re.compile(r"^at [0-9]+\([0-9]+\): |\s+[0-9]+ \|.*", re.DOTALL)  # of a grammar, in errors
 _ANY_ARGUMENTS = {"type": "object"}
+_OTHER_TYPES = ("array", "string", "number", "integer", "boolean", "null")
 _TEXT = r"(.|\n)*"
 _COLON = ARGUMENTS_KEY.removesuffix(BLANKS)  # a lazy regex would match none of the blanks
 
@@ -154,8 +156,15 @@ def _schemas(use: ToolUse, strict: Sequence[Tool]) -> list[str]:
 
 
 def _arguments_schema(tool: Tool) -> dict[str, Any]:
-    """A tool's schema; its arguments are an object whatever it says."""
-    return {"type": "object", **(tool.function.parameters or _NO_ARGUMENTS)}
+    """A tool's schema, of an object. Raises ApiError where it says that the arguments are something else."""
+    given = tool.function.parameters or _NO_ARGUMENTS
+    kinds = given.get("type", "object")
+    several = kinds if isinstance(kinds, list) else [kinds]
+    if "object" in several:
+        return {**given, "type": "object"}
+    if all(kind in _OTHER_TYPES for kind in several):
+        raise _refused(tool, f"a call's arguments are an object, not of the type {shown(kinds)}")
+    return given
 
 
 def _end(number: int) -> str:
