@@ -285,10 +285,10 @@ def _misreported(output: RequestOutput) -> int:
 def test_logprobs_of_adjusted_logits_are_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = {**BASE, "logit_bias": {65: 4.0}, "prompt_logprobs": 3}
 
-    def adjusted(row: npt.NDArray[np.float32], token: int, count: int) -> Any:
+    def adjusted(row: npt.NDArray[np.float32], *arguments: Any) -> Any:
         changed = row.copy()
         changed[65] += 4.0
-        return token_logprobs(changed, token, count)
+        return token_logprobs(changed, *arguments)
 
     monkeypatch.setattr(loop, "token_logprobs", adjusted)
     (output,) = bench.drafting[2].generate(PROMPTS[:1], SamplingParams(**arguments))
