@@ -432,12 +432,6 @@ ESTIMATES = (
         switches=(Switch(Planner, "observe", _forgetting(False, ("sibling", "lookahead"))),),
     ),
     Mechanism(
-        "longer memory of lookups",
-        "a token leaves 0.97 of the evidence for a request's lookups; off: 0.95, as elsewhere",
-        LOOKUP,
-        {"lookup_decay": 0.95},
-    ),
-    Mechanism(
         "learning from pruned tokens",
         "a drafted token that was not verified counts with its probability",
         MODEL,

@@ -108,7 +108,7 @@ class DraftModelSource:
         self.name, self.cost, self._tuning = name, cost, tuning
         self.target_confidence = TargetConfidence(tuning)
         # Of first choices, of others where those before are wrong, and of lookups as predictions of them.
-        weight, decay = tuning.model_start_weight, tuning.model_decay
+        weight, decay = tuning.model_start_weight, tuning.acceptance_decay
         self.first = AcceptanceRates(tuning.model_start, weight, decay)
         self.first_truncated = AcceptanceRates(tuning.model_start_truncated, weight, decay)  # see `truncate`
         self.sibling = AcceptanceRates(tuning.sibling_start, tuning.sibling_start_weight, decay)

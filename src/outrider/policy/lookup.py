@@ -33,7 +33,7 @@ class LookupSource:
 
     def __init__(self, name: str, tuning: Tuning = DEFAULT, *, optional: bool = False) -> None:
         self.name, self.optional, self._tuning = name, optional, tuning
-        self.rates = AcceptanceRates(tuning.lookup_start, tuning.lookup_start_weight, tuning.lookup_decay)
+        self.rates = AcceptanceRates(tuning.lookup_start, tuning.lookup_start_weight, tuning.acceptance_decay)
 
     def begin(self) -> LookupState:
         return LookupState(self._tuning)

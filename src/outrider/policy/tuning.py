@@ -57,13 +57,15 @@ class Tuning:
     max_cost_deviation: float = 0.10
     """Standard deviation of log(T(n) / T(1)) from which on a plain step is worth a probe's price."""
 
+    # --- Acceptance probabilities (acceptance_rates.py) ---
+    acceptance_decay: float = 0.95
+    """Of a request's evidence for a drafter, for each token."""
+
     # --- Lookups (lookup.py, lookup_backoff.py) ---
     lookup_start: float = 0.3
     """Acceptance probability of a lookup before anything is known."""
     lookup_start_weight: float = 2.0
     """Tokens that `lookup_start` counts for."""
-    lookup_decay: float = 0.97
-    """Of a request's evidence for lookups, for each token; one step gives evidence of several."""
     backoff_steps: int = 4
     """Most steps in a row without looking up, where it is cheap …"""
     backoff_steps_costly: int = 16
@@ -100,8 +102,6 @@ class Tuning:
     """Probability that the draft model draws what a lookup expects, before anything is known."""
     lookahead_start_weight: float = 2.0
     """Tokens that `lookahead_start` counts for."""
-    model_decay: float = 0.95
-    """Of a request's evidence for first and second choices and for lookaheads, for each token."""
     pass_share_weight: float = 8.0
     """Draft passes that the mean of all requests counts for, in the passes that a drawn token takes."""
     pass_share_decay: float = 0.95

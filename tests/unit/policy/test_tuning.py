@@ -33,20 +33,12 @@ def after(rates: AcceptanceRates, *outcomes: bool) -> float:
     return rates.probability(request, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "decay"),
-    [
-        ("lookup", "lookup_decay"),
-        ("model", "model_decay"),
-        ("sibling", "model_decay"),
-        ("lookahead", "model_decay"),
-    ],
-)
-def test_starts_weights_and_decays(name: str, decay: str) -> None:
+@pytest.mark.parametrize("name", ["lookup", "model", "sibling", "lookahead"])
+def test_starts_weights_and_the_decay(name: str) -> None:
     outcomes = [False] * 7 + [True] * 4
     found = set()
     for values in ((0.6, 3.0, 0.5), (0.5, 3.0, 0.5), (0.6, 30.0, 0.5), (0.6, 3.0, 0.9)):
-        fields = zip((f"{name}_start", f"{name}_start_weight", decay), values, strict=True)
+        fields = zip((f"{name}_start", f"{name}_start_weight", "acceptance_decay"), values, strict=True)
         probability = after(rates_of(name, tuned(dict(fields))), *outcomes)
         assert probability == after(AcceptanceRates(*values), *outcomes)
         found.add(probability)
