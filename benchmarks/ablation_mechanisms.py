@@ -24,6 +24,7 @@ from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy import draft_model as draft_model_policy
 from outrider.policy import tree
+from outrider.policy.acceptance_rates import RequestRates
 from outrider.policy.draft_model import DraftModelSource
 from outrider.policy.last_draft import LastDraft
 from outrider.policy.planner import Planner
@@ -122,10 +123,10 @@ def _forgetting(lookups: bool, models: Sequence[str]) -> Callable[[Any], Any]:
         def method(self: Any, state: Any, *args: Any) -> None:
             observe(self, state, *args)
             for lookup in state.lookups.values() if lookups else ():
-                lookup.rates.reset()
+                lookup.rates = RequestRates()
             for model in state.models.values():
                 for name in models:
-                    getattr(model, name).reset()
+                    setattr(model, name, RequestRates())
 
         return method
 
@@ -135,7 +136,7 @@ def _forgetting(lookups: bool, models: Sequence[str]) -> Callable[[Any], Any]:
 def _forgetting_pruned(observe_pruned: Any) -> Any:
     def method(self: Any, state: Any, *args: Any) -> None:
         observe_pruned(self, state, *args)
-        state.first.reset()
+        state.first = RequestRates()
 
     return method
 

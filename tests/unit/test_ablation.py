@@ -14,6 +14,10 @@ import pytest
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.drafters import confidence
 from outrider.engines.base import ForwardItem
+from outrider.policy.cost_model import CostModel
+from outrider.policy.planner import Planner
+from outrider.policy.request_state import RequestState
+from outrider.policy.tree import Node
 from outrider.policy.tuning import DEFAULT
 from tests.native.support import item
 from tests.support.benchmarks import script
@@ -62,6 +66,25 @@ def test_every_mechanism_can_be_off_and_is_on_again(ablation: Any) -> None:
     assert before == [[s.owner.__dict__[s.name] for s in m.switches] for m in ablation.MECHANISMS]
     assert drafting.Planner is planner
     assert len({m.name for m in ablation.MECHANISMS}) == len(ablation.MECHANISMS)
+
+
+def test_request_odds_that_are_off_leave_nothing_known_of_a_request(ablation: Any) -> None:
+    known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
+    tree = [Node(7, -1, 0, 0.5, ("draft_model",), 1, 0.7)]
+    for name, expected in (("request odds", True), ("sibling choices", False)):
+        with ablation.off([known[name]]):
+            planner = Planner()
+            model = planner.add_model("draft_model", CostModel())
+            planner.add_lookup("suffix")
+            state = RequestState()
+            planner.begin_request(state)
+            state.tree, state.tree_source = tree, "draft_model"
+            before = state.models["draft_model"].first, state.lookups["suffix"].rates
+            planner.observe(state, [0], [7, 8])
+            after = state.models["draft_model"].first, state.lookups["suffix"].rates
+            assert [old is not new for old, new in zip(before, after, strict=True)] == [expected] * 2
+            model.observe_pruned(state.models["draft_model"], tree, [])
+            assert (state.models["draft_model"].first is not after[0]) == expected
 
 
 def test_several_are_off_at_once_and_an_error_leaves_all_on(ablation: Any) -> None:
