@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from outrider.server.http import chat, completions, sampling_fields
 from outrider.server.http.disconnect import while_connected
-from outrider.server.http.errors import invalid
+from outrider.server.http.errors import invalid, json_response
 from outrider.server.http.generation_request import Arrival, GenerationRequest
 from outrider.server.http.protocol import ChatRequest, CompletionRequest
 from outrider.server.http.sample_reader import (
@@ -22,6 +23,11 @@ from outrider.server.http.sample_reader import (
     thinks,
 )
 from outrider.server.http.service import Service
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
@@ -74,6 +80,12 @@ async def count_tokens(service: Service, body: ChatRequest) -> int:
         lambda: service.encode(chat.prompt_text(service, body), add_special=False)
     )
     return len(ids)
+
+
+async def input_tokens(service: Service, body: ChatRequest) -> Response:
+    """The same as an answer in OpenAI's form. Raises as `count_tokens` does."""
+    count = await count_tokens(service, body)
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
 def _shown(service: Service, body: ChatRequest) -> ChatRequest:

@@ -3,7 +3,7 @@ conversation's tokens. (/tokenize and /detokenize take the fields of llama.cpp a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, RootModel
@@ -57,11 +57,6 @@ class LlamaCompletions(RootModel[LlamaCompletion | list[LlamaCompletion]]):
 
 class AppliedTemplate(BaseModel):
     prompt: str
-
-
-class InputTokens(BaseModel):
-    object: Literal["response.input_tokens"]
-    input_tokens: int
 
 
 class Props(BaseModel):
@@ -126,12 +121,11 @@ def _add(app: FastAPI, service: Service) -> None:
         "/v1/chat/completions/input_tokens",
         tags=["llama.cpp"],
         summary="How many tokens a conversation becomes",
-        responses=answers(InputTokens),
+        responses=answers(inner.InputTokens),
     )
     async def input_tokens(request: Request, body: ChatRequest) -> Response:
         service.model.check_name(body.model)
-        count = await while_connected(request, inner.count_tokens(service, body))
-        return json_response({"object": "response.input_tokens", "input_tokens": count})
+        return await while_connected(request, inner.input_tokens(service, body))
 
     @app.get("/props", tags=["llama.cpp"], summary="The model and its defaults", responses=answers(Props))
     async def props() -> Response:

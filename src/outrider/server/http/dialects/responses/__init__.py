@@ -47,11 +47,6 @@ class InputItems(BaseModel):
     has_more: bool
 
 
-class InputTokens(BaseModel):
-    object: Literal["response.input_tokens"]
-    input_tokens: int
-
-
 def _add(app: FastAPI, service: Service) -> None:
     settings = service.settings
     store = ResponseStore(
@@ -87,15 +82,14 @@ def _add_creation(app: FastAPI, service: Service, store: ResponseStore) -> None:
         "/v1/responses/input_tokens",
         tags=["responses"],
         summary="The number of tokens of a prompt",
-        responses=answers(InputTokens),
+        responses=answers(inner.InputTokens),
     )
     async def input_tokens(request: Request, body: PromptRequest) -> Response:
         service.model.check_name(body.model)
         space = namespace_of(request.state)
         history = store.history(space, body.previous_response_id)
         chat = chat_request(service, body, [*history, *input_items(store, space, body)])
-        count = await inner.count_tokens(service, chat)
-        return json_response({"object": "response.input_tokens", "input_tokens": count})
+        return await inner.input_tokens(service, chat)
 
 
 def _add_stored(app: FastAPI, store: ResponseStore) -> None:
