@@ -319,12 +319,6 @@ DRAFTING = (
         {"max_siblings": 1},
     ),
     Mechanism(
-        "several nodes in a draft pass",
-        "up to four nodes get children in one pass of the draft model",
-        GROWTH,
-        {"max_frontier": 1},
-    ),
-    Mechanism(
         "confidence-guided drafting",
         "the draft model stops and branches by its confidence; off: a planned number of tokens",
         MODEL,

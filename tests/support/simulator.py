@@ -7,14 +7,13 @@ controller can be compared with every fixed setting on the same texts, thousands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol
 
 from outrider.decoding.controller import DraftLimits, RequestState
 from outrider.decoding.types import StepRecord
-from outrider.policy.growth_passes import levels, tokens_to_feed
 from outrider.policy.planner import Drawing
 from outrider.policy.propose import StepPlanner, propose_step
 from outrider.policy.tree import (
@@ -110,9 +109,7 @@ class _Sequence:
     trace: Trace
     at: int = 0
     checked: int = 0  # tokens of prompt and text in the draft model's cache
-    held: list[tuple[int, int]] | None = (
-        None  # (parent, token) of the nodes that it processed after the text in this step
-    )
+    held: list[int] | None = None  # the tokens that it processed after the text in this step
 
     @property
     def left(self) -> int:
@@ -134,25 +131,25 @@ class _Sequence:
         budget = plan.draft_tokens if guide is None else query.budget
         # For each node: its position, and whether all tokens up to it are right.
         places = {ROOT: (self.at - 1, True)}
-        frontier = [ROOT]
-        while frontier:
-            for parent in frontier:
-                at, right = places[parent][0] + 1, places[parent][1]
-                for sibling_rank in range(1 + (trace.second is not None)):
-                    if at >= len(trace.truth) or len(out.tokens) >= budget:
-                        self._hold(out)
-                        return out
-                    token, confidence = self._choice(at, sibling_rank)
-                    token = token if right else -1 - sibling_rank
-                    places[len(out.tokens)] = at, right and token == trace.truth[at]
-                    out.tokens.append(token)
-                    out.parents.append(parent)
-                    out.confidence.append(confidence)
-                    if guide is None or confidence is None or not guide.drew(parent, confidence):
-                        break
-            frontier = [len(out.tokens) - 1] if guide is None else guide.frontier()
-        self._hold(out)
-        return out
+        parent = ROOT
+        while True:
+            at, right = places[parent][0] + 1, places[parent][1]
+            for sibling_rank in range(1 + (trace.second is not None)):
+                if at >= len(trace.truth) or len(out.tokens) >= budget:
+                    self._hold(out)
+                    return out
+                token, confidence = self._choice(at, sibling_rank)
+                token = token if right else -1 - sibling_rank
+                places[len(out.tokens)] = at, right and token == trace.truth[at]
+                out.tokens.append(token)
+                out.parents.append(parent)
+                out.confidence.append(confidence)
+                if guide is None or confidence is None or not guide.drew(parent, confidence):
+                    break
+            parent = len(out.tokens) - 1 if guide is None else guide.next_node()
+            if parent == ROOT:
+                self._hold(out)
+                return out
 
     def _choice(self, at: int, sibling_rank: int) -> tuple[int, float | None]:
         """(token, confidence) of the draft model's first or second choice at a position."""
@@ -164,25 +161,17 @@ class _Sequence:
         return tokens[at], None if confidence is None else confidence[at]
 
     def _hold(self, drawn: ModelDraft) -> None:
-        """Record the draft model's cache after the text: the nodes that its last pass processed."""
-        self.held = []
-        inner = levels(drawn.parents)
-        if inner:
-            kept, fed = tokens_to_feed(drawn.parents, inner[-1])
-            place = {-1: -1}
-            for node in (*kept, *fed):
-                place[node] = len(self.held)
-                self.held.append((place[drawn.parents[node]], drawn.tokens[node]))
+        """Record the draft model's cache after the text: the nodes that it drew on from."""
+        self.held = [drawn.tokens[node] for node in sorted({*drawn.parents} - {ROOT})]
 
     def advance(self, count: int) -> None:
         """Advance by `count` emitted tokens; the draft model's cache keeps its right tokens."""
         if self.held is not None:
             self.checked = self.trace.prompt + self.at
-            at = -1
-            for wanted in self.trace.truth[self.at : self.at + count - 1]:
-                if (at, wanted) not in self.held:
+            emitted = self.trace.truth[self.at : self.at + count - 1]
+            for wanted, held in zip(emitted, self.held, strict=False):
+                if wanted != held:
                     break
-                at = self.held.index((at, wanted))
                 self.checked += 1
             self.held = None
         self.at += count
@@ -225,8 +214,7 @@ class _Drafters:
             draft = seq.draw(query, plan)
             drafts.append(draft)
             unprocessed = query.unprocessed(source) or 0
-            later = [len(tokens_to_feed(draft.parents, level)[1]) for level in levels(draft.parents)]
-            own = [unprocessed, *later]
+            own = [unprocessed, *[1] * (draft.height - 1)]
             fed = [a + b for a, b in zip_longest(fed, own, fillvalue=0)]
             missed += max(0, unprocessed - 2)
         seconds = sum(map(self.world.draft, fed))
@@ -361,7 +349,7 @@ class _Comb:
         self._parents.append(parent)
         return self._parents[-2] != parent
 
-    def frontier(self, ready: Collection[int] = ()) -> list[int]:
+    def next_node(self, ready: int = -1) -> int:
         parents, self._length = self._parents, self._length - 1
         last = len(parents) - 2
-        return [last - (parents[-1] == parents[-2])] if self._length else []
+        return last - (parents[-1] == parents[-2]) if self._length else -1

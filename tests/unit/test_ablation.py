@@ -90,12 +90,12 @@ def test_request_odds_that_are_off_leave_nothing_known_of_a_request(ablation: An
 def test_several_are_off_at_once_and_an_error_leaves_all_on(ablation: Any) -> None:
     known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
     scale, planner = confidence.MARGIN_SCALE, drafting.Planner
-    several = [known[n] for n in ("several nodes in a draft pass", "sibling choices", "confidence formula")]
+    several = [known[n] for n in ("deferred draft prefill", "sibling choices", "confidence formula")]
 
     def fail() -> None:
         with ablation.off(several):
             tuning = drafting.Planner().tuning
-            assert (tuning.max_frontier, tuning.max_siblings, confidence.MARGIN_SCALE) == (1, 1, 1.0)
+            assert (tuning.prefill_max_wait, tuning.max_siblings, confidence.MARGIN_SCALE) == (0.0, 1, 1.0)
             raise KeyError
 
     with pytest.raises(KeyError):

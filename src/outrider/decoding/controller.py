@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -71,6 +71,6 @@ class Guide(Protocol):
         """A node was drawn below `parent` (-1: the root of the draft), siblings one after the other, with
         this confidence, 0..1. Returns whether a further sibling should be drawn."""
 
-    def frontier(self, ready: Collection[int] = ()) -> list[int]:
-        """Which nodes drawn since the last call get children in the next pass, ascending; none to stop. The
-        logits of a `ready` node are known already: it takes no pass if it is the only one returned."""
+    def next_node(self, ready: int = -1) -> int:
+        """Which of the nodes drawn since the last call gets children next; -1 to stop. The logits after the
+        node `ready` are known already: it takes no pass."""

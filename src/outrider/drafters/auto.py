@@ -7,7 +7,7 @@ worth more. The planner merges and prunes them to one tree for each request.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -251,8 +251,8 @@ class RecordingGuide:
         self.stated.append(confidence)
         return self._guide is not None and self._guide.drew(parent, confidence)
 
-    def frontier(self, ready: Collection[int] = ()) -> list[int]:
-        return [len(self.stated) - 1] if self._guide is None else self._guide.frontier(ready)
+    def next_node(self, ready: int = -1) -> int:
+        return len(self.stated) - 1 if self._guide is None else self._guide.next_node(ready)
 
 
 def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:

@@ -207,11 +207,9 @@ class DraftModelDrafter:
             contexts=[job.context],
             budget=min(job.budget, free),
             input_tokens=unprocessed,
-            input_parents=list(range(-1, len(unprocessed) - 1)),
             randomness=StepRandomness(job.sampler.seed, len(job.context.tokens)),
             guide=job.guide,
             lookahead=job.lookahead,
-            input_rows=[len(unprocessed) - 1],
         )
 
     def _open(self, job: ProposeJob, request: _Request) -> DraftSequence:
@@ -229,12 +227,12 @@ class DraftModelDrafter:
         return sequence
 
     def _forward(self, trees: Sequence[DraftTree]) -> list[FloatArray]:
-        """Process each draft's input. Returns the logits after its frontier and its predicted tokens:
-        float32[len(frontier) + len(predicted), vocab] for each."""
+        """Process each draft's input. Returns the logits after its node and its predicted tokens:
+        float32[1 + len(predicted), vocab] for each."""
         for tree in trees:
-            while tree.frontier[0] < 0 and len(tree.input_tokens) > self._chunk:
+            while tree.node < 0 and len(tree.input_tokens) > self._chunk:
                 self._pass([tree], self._chunk)
-            if tree.frontier[0] < 0:
+            if tree.node < 0:
                 tree.predict()
         return self._pass(trees)
 
@@ -242,22 +240,24 @@ class DraftModelDrafter:
         """One pass over each draft's input, or over the first `size` tokens of a longer chain."""
         inputs = [tree.next_input(size) for tree in trees]
         items = []
-        for tree, arrays in zip(trees, inputs, strict=True):
-            tokens, parents, rows = (np.array(array, np.int32) for array in arrays)
-            items.append(ForwardItem(tree.sequence.cache, tokens, parents, rows))
+        for tree, (chain, wanted) in zip(trees, inputs, strict=True):
+            size_of_pass = len(chain)
+            parents = np.arange(-1, size_of_pass - 1, dtype=np.int32)
+            rows = np.arange(size_of_pass - wanted, size_of_pass, dtype=np.int32)
+            items.append(ForwardItem(tree.sequence.cache, np.array(chain, np.int32), parents, rows))
             if tree.sequence.vocab_subset is not None:
-                tree.sequence.vocab_subset.add(arrays[0])
+                tree.sequence.vocab_subset.add(chain)
         logits = self._logits(items, trees)
         prefilled = 0
-        for tree, (processed, above, _) in zip(trees, inputs, strict=True):
+        for tree, (processed, _) in zip(trees, inputs, strict=True):
             sequence = tree.sequence
             count = min(len(processed), len(sequence.context.tokens) - sequence.confirmed)
             sequence.confirmed += count
             prefilled += max(0, count - 2) if size is None else count
-            sequence.add_drafted(processed[count:], [max(-1, parent - count) for parent in above[count:]])
+            sequence.drafted += processed[count:]
             if size is not None:
-                tree.drop_input(size)
-        self.passes.append(DraftPass(sum([len(arrays[0]) for arrays in inputs]), prefilled))
+                del tree.input_tokens[:size]
+        self.passes.append(DraftPass(sum([len(chain) for chain, _ in inputs]), prefilled))
         return logits
 
     def _logits(self, items: Sequence[ForwardItem], trees: Sequence[DraftTree]) -> list[FloatArray]:
@@ -267,26 +267,24 @@ class DraftModelDrafter:
         return self._model.forward(items)
 
     def _grow(self, tree: DraftTree, logits: FloatArray) -> bool:
-        """Draw below each node of the frontier, then below the predicted tokens as long as they are the drawn
-        ones. Returns whether the draft needs another pass."""
-        first, size = len(tree.tokens), len(tree.frontier)
-        for parent, row in zip(tree.frontier, logits[:size], strict=True):
-            if len(tree.tokens) < tree.budget:
-                self._draw_below(tree, parent, row)
-        for i, (token, row) in enumerate(zip(tree.predicted, logits[size:], strict=True)):
+        """Draw below the node, then below the predicted tokens as long as they are the drawn ones. Returns
+        whether the draft needs another pass."""
+        first = len(tree.tokens)
+        self._draw_below(tree, logits[0])
+        for token, row in zip(tree.predicted, logits[1:], strict=True):
             if len(tree.tokens) == first or tree.tokens[first] != token:
                 break
-            nodes = tree.next_frontier(ready=first)
-            if nodes != [first]:
-                return tree.prepare_pass(nodes)
-            tree.slots[first] = tree.predicted_slot(i)
-            parent, first = first, len(tree.tokens)
-            self._draw_below(tree, parent, row)
-        return len(tree.tokens) > first and tree.prepare_pass(tree.next_frontier())
+            node = tree.next_node(ready=first)
+            if node != first:
+                return tree.prepare_pass(node)
+            tree.descend(first)
+            first = len(tree.tokens)
+            self._draw_below(tree, row)
+        return len(tree.tokens) > first and tree.prepare_pass(tree.next_node())
 
-    def _draw_below(self, tree: DraftTree, parent: int, row: FloatArray) -> None:
-        """Draw the children of one node, after which the logits are `row`: float32[vocab]."""
-        sampler, guide = tree.sequence.sampler, tree.guide
+    def _draw_below(self, tree: DraftTree, row: FloatArray) -> None:
+        """Draw the children of the tree's node, after which the logits are `row`: float32[vocab]."""
+        sampler, guide, parent = tree.sequence.sampler, tree.guide, tree.node
         context = tree.contexts[parent + 1]
         coupled = self._draws == "coupled" or sampler.params.temperature == 0.0
         adjusted = row

@@ -9,7 +9,6 @@ from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
 from outrider.policy.cost_model import CostModel
 from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
 from outrider.policy.exploration import ProbeSchedule
-from outrider.policy.growth_passes import height
 from outrider.policy.report import COLD, PREFILL, UNLIKELY, Off
 from outrider.policy.target_confidence import TargetConfidence, TextConfidence
 from outrider.policy.token_rate import StepContext
@@ -300,7 +299,7 @@ class DraftModelSource:
         first, rows = 0, 0
         for query, draft in drafted:
             first += min(query.unprocessed(self.name) or 1, 2)
-            rows = max(rows, height(draft.parents))
+            rows = max(rows, draft.height)
         draw = step.draw[self.name]
         total = sum([draw(width - prefilled) for width, prefilled in passes])
         predicted = sum([draw(width) for width, _ in passes])

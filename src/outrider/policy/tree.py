@@ -146,6 +146,14 @@ class ModelDraft:
         if not self.parents:
             self.parents = list(range(-1, len(self.tokens) - 1))
 
+    @property
+    def height(self) -> int:
+        """Tokens of the longest path; 0 without any."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        return max(depths, default=0)
+
 
 @dataclass(slots=True)
 class Node:

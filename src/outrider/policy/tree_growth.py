@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
-from outrider.policy.growth_passes import tokens_to_feed
 from outrider.policy.tuning import DEFAULT, Tuning
 
 NO_PARENT = -2
@@ -100,8 +99,8 @@ class NodeProbabilities:
 class TreeGrowth:
     """Implements `Guide`: draws children and siblings while the acceptance probability is worth the price.
 
-    A sibling takes no pass of the draft model, only its verification. All nodes of a frontier share one draft
-    pass.
+    A sibling takes no pass of the draft model, only its verification. Of siblings, the likeliest alone gets
+    children: what another would add is not worth a wider draft pass.
 
     seconds:    of a pass of the target over n tokens; `draw` is the same of the draft model.
     rate:       token rate, the value of time, in tokens per second.
@@ -132,7 +131,7 @@ class TreeGrowth:
         self._max_depth, self._branching, self._tuning = max_depth, branching, tuning
         self._parents: list[int] = []
         self._paths: list[float] = []
-        self._new: list[int] = []  # drawn since `frontier` was last asked
+        self._new: list[int] = []  # drawn since `next_node` was last asked
 
     def drew(self, parent: int, confidence: float) -> bool:
         above = self._paths[parent] if parent >= 0 else 1.0
@@ -147,29 +146,24 @@ class TreeGrowth:
         more_siblings = self._branching and sibling_rank + 1 < self._tuning.max_siblings
         return more_siblings and best_case > self._verification_price(best_case)
 
-    def frontier(self, ready: Collection[int] = ()) -> list[int]:
+    def next_node(self, ready: int = -1) -> int:
         new, self._new = self._new, []
         if not new or self._nodes.ranks[new[0]] >= self._max_depth:
-            return []
-        paths, child = self._paths, self._nodes.next_in_row(new[0])
-        if new[0] in ready:
-            path = paths[new[0]] * child
-            return new[:1] if path > self._verification_price(path) else []
-        if len(new) > 1:
-            new.sort(key=paths.__getitem__, reverse=True)
-        spent, count, tuning = 0.0, 0, self._tuning
-        for m, node in enumerate(new[: tuning.max_frontier], start=1):
-            fed = 1 if m == 1 else len(tokens_to_feed(self._parents, new[:m])[1])
-            drawing = self._rate * self._pass_share * self._draw(fed * self._sharers) / self._sharers
-            path = paths[node] * child
-            if path <= drawing - spent + self._verification_price(path, m - 1):
-                break
-            spent, count = drawing, m
-        return sorted(new[:count])
+            return -1
+        node = new[0]
+        if node != ready:
+            node = max(new, key=self._paths.__getitem__)
+        path = self._paths[node] * self._nodes.next_in_row(node)
+        price = 0.0 if node == ready else self._drawing_price()
+        return node if path > price + self._verification_price(path) else -1
 
-    def _verification_price(self, path: float, more: int = 0) -> float:
-        """In tokens, of verifying a node of this path probability besides the likelier ones and `more`; less
-        likely nodes would be pruned before it."""
-        size = sum([other > path for other in self._paths]) + more
+    def _drawing_price(self) -> float:
+        """In tokens, of a draft pass."""
+        return self._rate * self._pass_share * self._draw(self._sharers) / self._sharers
+
+    def _verification_price(self, path: float) -> float:
+        """In tokens, of verifying a node of this path probability besides the likelier ones; less likely ones
+        would be pruned before it."""
+        size = sum([other > path for other in self._paths])
         now = self._base + self._sharers * size
         return self._rate * (self._seconds(now + self._sharers) - self._seconds(now)) / self._sharers

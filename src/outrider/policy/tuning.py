@@ -141,8 +141,6 @@ class Tuning:
     # --- Growing trees (tree_growth.py) ---
     max_siblings: int = 2
     """Children of a node; a third one is hardly ever right."""
-    max_frontier: int = 4
-    """Nodes that get children in one draft pass."""
 
     # --- Drafters: the draft model (drafters/auto.py, confidence.py, draft_context.py, vocab_subset.py) ---
     draft_prefill_budget: int = 32

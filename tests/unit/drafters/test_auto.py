@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -188,8 +188,8 @@ def test_a_model_stops_where_the_guide_says() -> None:
             confidence.append(stated)
             return False
 
-        def frontier(self, ready: Collection[int] = ()) -> list[int]:
-            return [len(confidence) - 1] if len(confidence) < 3 else []
+        def next_node(self, ready: int = -1) -> int:
+            return len(confidence) - 1 if len(confidence) < 3 else -1
 
     model = DraftModelDrafter(draft())
     model.begin(Request("r", (3, 1, 2), PARAMS))

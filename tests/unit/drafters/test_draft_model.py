@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,10 @@ from outrider.decoding.types import Distribution, Draft, FloatArray, Verdict
 from outrider.drafters.confidence import SiblingDraws
 from outrider.drafters.draft_context import HEAD_TOKENS, TAIL_TOKENS, DraftContext
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.draft_sequence import DraftTree
+from outrider.drafters.draft_sequence import DraftSequence, DraftTree
 from outrider.engines.base import Cache, ForwardItem
 from outrider.errors import ModelError
-from outrider.policy.growth_passes import levels, tokens_to_feed
-from tests.support.toy_model import UNSCORED, ToyCache, ToyModel
+from tests.support.toy_model import UNSCORED, ToyModel
 
 VOCAB = 32
 
@@ -63,10 +62,10 @@ class Wild:
         self.said.append(confidence)
         return bool(self.random.random() < 0.5)
 
-    def frontier(self, ready: Collection[int] = ()) -> list[int]:
+    def next_node(self, ready: int = -1) -> int:
         new = range(self.asked, len(self.parents))
         self.asked = len(self.parents)
-        return [node for node in new if self.random.random() < 0.8]
+        return int(self.random.choice(new)) if new and self.random.random() < 0.9 else -1
 
 
 class Greedy(Wild):
@@ -76,8 +75,8 @@ class Greedy(Wild):
         super().drew(parent, confidence)
         return True
 
-    def frontier(self, ready: Collection[int] = ()) -> list[int]:
-        return [len(self.parents) - 1]
+    def next_node(self, ready: int = -1) -> int:
+        return len(self.parents) - 1
 
 
 class Setting:
@@ -400,7 +399,7 @@ def check_tree(setting: Setting, context: TokenContext, draft: Draft) -> None:
     st.lists(st.integers(0, VOCAB - 1), max_size=2),
 )
 @example([(6, 65, 1, 0), (1, 0, 0, 0)], 0.0, [])
-def test_trees_grow_from_every_branch_and_no_token_is_processed_twice(
+def test_trees_grow_from_any_branch_and_no_token_is_processed_twice(
     steps: list[tuple[int, int, int, int]], temperature: float, ahead: list[int]
 ) -> None:
     setting = Setting(chunk=4)
@@ -418,12 +417,9 @@ def test_trees_grow_from_every_branch_and_no_token_is_processed_twice(
             if caught_up < missing:
                 caught_up += width
         assert caught_up == missing
-        # What was drawn on from in the last pass is in the cache, with all above it.
+        # What was drawn on from is in the cache.
         held = [ahead[: i + 1] for i in range(len(ahead))]
-        inner = levels(draft.parents.tolist())
-        if inner:
-            above, fed = tokens_to_feed(draft.parents.tolist(), inner[-1])
-            held += [ahead + paths(draft)[node] for node in (*above, *fed)]
+        held += [ahead + paths(draft)[node] for node in {*draft.parents.tolist()} - {-1}]
         right = (ahead + paths(draft)[kept]) if 0 <= kept < len(draft) else []
         confirmed = len(context.tokens)
         for accepted in right:
@@ -498,20 +494,23 @@ def test_lookaheading_changes_no_draft_and_no_later_one(
                 context.append(accepted)
 
 
-@pytest.mark.parametrize("twin", [None, "place", "row"])
+@pytest.mark.parametrize("twin", [None, "depth", "row"])
 def test_a_predicted_token_in_the_wrong_slot_or_row_is_caught(
     twin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, feed = DraftTree.predicted_slot, DraftTree.next_input
-    if twin == "place":
-        monkeypatch.setattr(DraftTree, "predicted_slot", lambda tree, i: place(tree, max(0, i - 1)))
-    elif twin == "row":  # every predicted token's row is the frontier's
+    if twin == "depth":  # what is predicted correctly is not kept
 
-        def wrong(tree: DraftTree, size: int | None) -> tuple[list[int], list[int], list[int]]:
-            tokens, parents, rows = feed(tree, size)
-            return tokens, parents, [min(row, rows[0]) for row in rows]
+        def descend(tree: DraftTree, node: int) -> None:
+            tree.node = node
 
-        monkeypatch.setattr(DraftTree, "next_input", wrong)
+        monkeypatch.setattr(DraftTree, "descend", descend)
+    elif twin == "row":  # the rows of predicted tokens in the wrong order
+        forward = DraftModelDrafter._forward
+
+        def reversed_rows(self: DraftModelDrafter, trees: Sequence[DraftTree]) -> list[FloatArray]:
+            return [rows[::-1] for rows in forward(self, trees)]
+
+        monkeypatch.setattr(DraftModelDrafter, "_forward", reversed_rows)
     caught = 0
     for seed in range(12):
         setting = Setting()
@@ -552,40 +551,30 @@ def test_what_is_predicted_correctly_takes_no_pass() -> None:
     assert setting.drafter.passes == [(1, 0)], "what was predicted correctly is in the cache"
 
 
-class FirstSlots(ToyCache):
-    """Keeps as many slots as it should, but the first ones."""
-
-    def keep(self, base: int, slots: Sequence[int]) -> None:
-        super().keep(base, range(base, base + len(slots)))
-
-
-def parents_are_wrong(tree: DraftTree, frontier: list[int]) -> bool:
-    """Makes every token follow all that was processed before."""
-    more = prepare(tree, frontier)
-    tree.input_parents = list(range(-1, len(tree.input_tokens) - 1))
-    return more
-
-
-prepare = DraftTree.prepare_pass
-
-
-@pytest.mark.parametrize("twin", [None, "cache", "feed"])
+@pytest.mark.parametrize("twin", [None, "keep", "path"])
 def test_a_cache_kept_wrongly_or_a_wrong_parent_is_caught(
     twin: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Model(Watched):
-        def new_cache(self, capacity: int) -> Cache:
-            return FirstSlots(capacity) if twin == "cache" else super().new_cache(capacity)
+    if twin == "keep":  # what the model was not drawn on from stays in its cache
+        monkeypatch.setattr(DraftSequence, "keep_drafted", lambda sequence, count: None)
+    elif twin == "path":  # the first child is fed, whichever was chosen
+        prepare = DraftTree.prepare_pass
 
-    if twin == "feed":
-        monkeypatch.setattr(DraftTree, "prepare_pass", parents_are_wrong)
+        def first_child(tree: DraftTree, node: int) -> bool:
+            more = prepare(tree, node)
+            if more:
+                tree.input_tokens = [tree.tokens[tree.parents.index(tree.parents[node])]]
+            return more
+
+        monkeypatch.setattr(DraftTree, "prepare_pass", first_child)
     caught = 0
     for seed in range(30):
-        setting = Setting(Model())
+        setting = Setting()
         context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.0))
         for token in (4, 9):
             try:
-                (draft,) = setting.drafts(9, Wild(seed), a=context)
+                predictor = Predictor(setting, seed, 0.5)
+                (draft,) = setting.drafts(9, Wild(seed), predictor, a=context)
                 check_tree(setting, context, draft)
             except AssertionError:
                 caught += 1
@@ -594,26 +583,6 @@ def test_a_cache_kept_wrongly_or_a_wrong_parent_is_caught(
                 context.append(accepted)
             context.append(token)
     assert bool(caught) == (twin is not None)
-
-
-def test_branches_share_passes() -> None:
-    class Pairs(Wild):
-        def drew(self, parent: int, confidence: float) -> bool:
-            super().drew(parent, confidence)
-            return self.parents.count(parent) < 2
-
-        def frontier(self, ready: Collection[int] = ()) -> list[int]:
-            new = list(range(self.asked, len(self.parents)))
-            self.asked = len(self.parents)
-            return new[:2]
-
-    setting = Setting()
-    context = setting.start("a", [1, 2, 3], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
-    guide = Pairs(0)
-    (draft,) = setting.drafts(10, guide, a=context)
-    assert draft.parents.tolist() == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert setting.model.passes == [[3], [2], [2]], "the path above both is not fed again"
-    assert all(0.0 < said <= 1.0 for said in guide.said)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

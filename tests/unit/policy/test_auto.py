@@ -99,9 +99,9 @@ def test_the_draft_model_draws_when_it_has_kept_up() -> None:
     assert plan.draft_tokens == 8, "as far as its confidence carries"
     assert plan.guide is not None
     plan.guide.drew(-1, 0.99)
-    assert plan.guide.frontier() == [0]
+    assert plan.guide.next_node() == 0
     plan.guide.drew(0, 0.05)
-    assert plan.guide.frontier() == []
+    assert plan.guide.next_node() == -1
     blunt = make(confident=False)
     blunt.choose(limits())
     (plan,) = blunt.plan([ask(unprocessed=1)])

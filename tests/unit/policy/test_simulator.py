@@ -6,7 +6,7 @@ OUTRIDER_CASES makes it more of them than the default.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,8 +140,8 @@ def test_branches_are_continued_in_one_pass_and_stay_in_the_cache() -> None:
             self.drawn += 1
             return self.drawn == 1
 
-        def frontier(self, ready: Collection[int] = ()) -> list[int]:
-            return [0, 1] if self.drawn == 2 else []
+        def next_node(self, ready: int = -1) -> int:
+            return 1 if self.drawn == 2 else -1
 
     class Splits(FixedPolicy):
         def plan(self, queries: Sequence[DraftQuery]) -> list[DraftPlan]:
@@ -158,7 +158,7 @@ def test_branches_are_continued_in_one_pass_and_stay_in_the_cache() -> None:
     trace = Trace(5, list(range(12)), None, first, even, second, even)
     out = simulate(Splits(0, 4), [trace], world)
     assert [step[1:] for step in out.steps[:3]] == [(3, 4), (6, 4), (9, 4)]
-    assert fed[:4] == [5, 2, 2, 2], "of three new tokens one is in the cache already"
+    assert fed[:4] == [5, 1, 2, 1], "of three new tokens one is in the cache already"
 
 
 def test_the_draft_models_prefill_takes_time() -> None:
@@ -187,8 +187,8 @@ def test_a_stop_of_the_controller_is_heeded() -> None:
             self.said.append(confidence)
             return False
 
-        def frontier(self, ready: Collection[int] = ()) -> list[int]:
-            return [len(self.said) - 1] if self.said[-1] > 0.5 else []
+        def next_node(self, ready: int = -1) -> int:
+            return len(self.said) - 1 if self.said[-1] > 0.5 else -1
 
     class Stops(FixedPolicy):
         def plan(self, queries: Sequence[DraftQuery]) -> list[DraftPlan]:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.policy.growth_passes import levels, tokens_to_feed
 from outrider.policy.tree import (
     DraftPlan,
     Lookup,
@@ -161,18 +160,10 @@ def test_siblings_that_the_model_drew_are_merged_with_the_lookups() -> None:
     assert nodes[4].path_probability == pytest.approx(nodes[1].path_probability * 0.8)
 
 
-def test_what_is_fed_again() -> None:
-    chain = [-1, 0, 1, 2]
-    assert tokens_to_feed(chain, [3]) == ([0, 1, 2], [3])
-    # 0 with 1 and 2 below; 3, 4 below 1; 5 below 2
-    parents = [-1, 0, 0, 1, 1, 2]
-    assert tokens_to_feed(parents, [1, 2]) == ([0], [1, 2])
-    assert tokens_to_feed(parents, [4, 3]) == ([0, 1], [3, 4])
-    assert tokens_to_feed(parents, [3, 5]) == ([0], [1, 2, 3, 5])
-    assert tokens_to_feed([-1, -1], [0, 1]) == ([], [0, 1])
-    assert levels(parents) == [[0], [1, 2]]
-    assert levels(chain) == [[0], [1], [2]]
-    assert levels([-1, -1]) == levels([]) == []
+def test_a_tree_is_as_high_as_its_longest_path() -> None:
+    assert ModelDraft([1, 2, 3], [None] * 3).height == 3
+    assert ModelDraft([1, 2, 3, 4, 5], [None] * 5, False, [-1, -1, 0, 1, 3]).height == 3
+    assert ModelDraft([], []).height == 0
 
 
 @given(st.lists(trees(), min_size=3, max_size=3))

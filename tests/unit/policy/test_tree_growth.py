@@ -56,26 +56,36 @@ def test_it_branches_where_the_first_choice_is_in_doubt() -> None:
 def test_it_draws_on_while_that_pays() -> None:
     made = make()
     made.drew(-1, 0.97)
-    assert made.frontier() == [0]
+    assert made.next_node() == 0
     made.drew(0, 0.1)
-    assert made.frontier() == []
-    assert made.frontier() == [], "nothing new"
+    assert made.next_node() == -1
+    assert made.next_node() == -1, "nothing new"
     short = make(max_depth=2)
     short.drew(-1, 0.97)
-    assert short.frontier() == [0]
+    assert short.next_node() == 0
     short.drew(0, 0.97)
-    assert short.frontier() == []
+    assert short.next_node() == -1
 
 
-def test_branches_that_are_both_worth_it_share_a_pass() -> None:
+def test_the_likelier_sibling_gets_children() -> None:
     cheap = make(draw=0.2, more=0.05)
     assert cheap.drew(-1, 0.5)
     cheap.drew(-1, 0.45)
-    assert cheap.frontier() == [0, 1]
-    expensive = make(draw=0.2, more=0.6)
-    expensive.drew(-1, 0.6)
-    expensive.drew(-1, 0.3)
-    assert expensive.frontier() == [0], "the second is verified, but no more"
+    assert cheap.next_node() == 0
+    rates = ModelRates(AcceptanceRates(0.3), RequestRates(), AcceptanceRates(0.8), RequestRates())
+    doubtful = TreeGrowth(NodeProbabilities(rates), lambda n: 3.0 + 0.05 * n, lambda n: 0.2, 0.4, 1)
+    assert doubtful.drew(-1, 0.1)
+    doubtful.drew(-1, 0.8)
+    assert doubtful.next_node() == 1
+
+
+def test_a_pass_that_was_made_costs_nothing() -> None:
+    made = make(draw=20.0)
+    made.drew(-1, 0.9)
+    assert made.next_node() == -1
+    made = make(draw=20.0)
+    made.drew(-1, 0.9)
+    assert made.next_node(ready=0) == 0
 
 
 def grow_tree(levels: int = 8) -> int:
@@ -83,11 +93,11 @@ def grow_tree(levels: int = 8) -> int:
     made = make(draw=0.01, more=0.01, max_depth=levels)
     nodes = 0
     for _ in range(levels):
-        for node in made.frontier() or [-1]:
+        node = made.next_node()
+        nodes += 1
+        if made.drew(node, 0.6):
             nodes += 1
-            if made.drew(node, 0.6):
-                nodes += 1
-                made.drew(node, 0.3)
+            made.drew(node, 0.3)
     return nodes
 
 
