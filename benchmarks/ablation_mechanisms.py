@@ -99,22 +99,6 @@ def _model_tree_alone(merge: Any) -> Any:
     return alone
 
 
-def _constant(value: int) -> property:
-    def ignored(state: Any, other: int) -> None:
-        pass
-
-    return property(lambda state: value, ignored)
-
-
-def _with_constants(**fields: int) -> Callable[[Any], Any]:
-    """A class of which some attributes never change."""
-
-    def make(original: Any) -> Any:
-        return type("State", (original,), {name: _constant(value) for name, value in fields.items()})
-
-    return make
-
-
 def _forgetting(lookups: bool, models: Sequence[str]) -> Callable[[Any], Any]:
     """`Planner.observe`, after which nothing is known of the request's lookups, or of these of its draft
     models' acceptance rates."""
@@ -488,12 +472,6 @@ TIME = (
         "probes of a draft model that is off",
         EXPLORATION,
         switches=(gives(Planner, "_probe_model", False),),
-    ),
-    Mechanism(
-        "exploration: pairs",
-        "a draft model is probed twice in a row",
-        EXPLORATION,
-        switches=(Switch(draft_model_policy, "DraftModelState", _with_constants(num_probes=0)),),
     ),
     Mechanism(
         "exploration: growing waits",

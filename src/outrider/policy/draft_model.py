@@ -36,7 +36,7 @@ class DraftModelState:
     """
 
     __slots__ = (
-        *("confidence", "first", "lookahead", "num_probes", "pass_seconds"),
+        *("confidence", "first", "lookahead", "pass_seconds"),
         *("prefill", "probes", "sibling", "truncated"),
     )
 
@@ -44,7 +44,6 @@ class DraftModelState:
         self.first, self.sibling, self.lookahead = RequestRates(), RequestRates(), RequestRates()
         self.confidence, self.prefill = TextConfidence(), PrefillState()
         self.probes = ProbeSchedule(tuning)
-        self.num_probes = 0
         self.pass_seconds = [0.0, 0.0]
         self.truncated = False
 

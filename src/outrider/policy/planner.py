@@ -258,9 +258,7 @@ class Planner:
             if self.budget.take(price_here):
                 query.state.probe_price = price_here
                 plan.source, plan.draft_tokens = name, 1
-                state.num_probes += 1
-                if state.num_probes % 2 == 0:  # in pairs: after the prefill, the second one costs little
-                    state.probes.probed()
+                state.probes.probed()
                 return True
         return False
 

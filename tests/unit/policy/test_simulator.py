@@ -129,7 +129,7 @@ def test_sibling_choices_are_verified_with_the_first() -> None:
     assert [step[1] for step in alone.steps] == [2, 5, 6]
 
 
-def test_branches_are_continued_in_one_pass_and_stay_in_the_cache() -> None:
+def test_a_sibling_is_continued_and_stays_in_the_cache() -> None:
     class Both:
         """Samples two tokens at the first position, and one after each."""
 
@@ -157,7 +157,7 @@ def test_branches_are_continued_in_one_pass_and_stay_in_the_cache() -> None:
     first, second = [99, 1, 99, 99, 4, 99, 99, 7, 99, 99, 10, 99], list(range(12))
     trace = Trace(5, list(range(12)), None, first, even, second, even)
     out = simulate(Splits(0, 4), [trace], world)
-    assert [step[1:] for step in out.steps[:3]] == [(3, 4), (6, 4), (9, 4)]
+    assert [step[1:] for step in out.steps[:3]] == [(3, 3), (6, 3), (9, 3)]
     assert fed[:4] == [5, 1, 2, 1], "of three new tokens one is in the cache already"
 
 
