@@ -2,6 +2,7 @@
 
     python benchmarks/never_slower.py [--sets smollm2,qwen,pair] [--limit N] [--runs K] [-n N]
                                       [--fixed 'suffix 8,draft_model 3'] [--estimate]
+    python benchmarks/never_slower.py --short [--help]
 
 Measures the default model alone and, if they are in the cache (or in the folder OUTRIDER_DEV_MODELS), the
 Qwen 1.5B with lookups only and with the 0.5B as draft model; each on all built-in workloads, at two
@@ -9,6 +10,8 @@ temperatures. In each cell (models, temperature, workload) every fixed setting i
 plain decoding, `auto` and the best fixed settings are measured interleaved. The last cell is adversarial:
 text at temperature 1.5, which no drafter can predict. Finished cells are kept in a journal, so an interrupted
 measurement can be resumed. Writes benchmarks/results/never_slower.json and prints which targets hold.
+
+`--short` measures short texts, capped drafts, long prompts and other load instead (never_slower_short.py).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from typing import Any
 import outrider
 from outrider.bench import machine, stats, workloads
 from outrider.bench.cost_curve import aligned
+from outrider.bench.interleaved import TimedMethod
 from outrider.bench.journal import Journal
 from outrider.bench.report import BASELINE, UNSTEADY
 from outrider.bench.runner import measure
@@ -125,29 +129,46 @@ def run_cell(
         swept = {name: m["speedup"] for name, m in first.items() if name != BASELINE}
         finalists = sorted(swept, key=lambda name: -swept[name])[: args.finalists]
     finals = {name: pipelines[name] for name in (BASELINE, "auto", *finalists)}
+    entry = steadiest(finals, items[: args.limit], params, args)
+    return {"sweep": swept, **entry}
+
+
+def steadiest(
+    methods: Mapping[str, Pipeline | TimedMethod],
+    items: Sequence[workloads.Item],
+    params: SamplingParams,
+    args: argparse.Namespace,
+    **options: Any,
+) -> dict[str, Any]:
+    """Measure the methods, again while the machine's speed was unsteady; of these the steadiest. The items
+    are of one workload; `options` are those of `measure`."""
     best: dict[str, Any] = {}
     for _ in range(1 + args.again):
-        document = measure(finals, items[: args.limit], params, runs=args.runs)
+        document = measure(methods, items, params, runs=args.runs, **options)
         if not best or document["workloads"][0]["drift"] < best["workloads"][0]["drift"]:
             best = document
         if best["workloads"][0]["drift"] <= UNSTEADY:
             break
     entry = best["workloads"][0]
-    return {"sweep": swept, "methods": entry["methods"], "drift": entry["drift"], "machine": best["machine"]}
+    return {"methods": entry["methods"], "drift": entry["drift"], "machine": best["machine"]}
 
 
-def against_best(cell: Mapping[str, Any]) -> tuple[str, float, tuple[float, float]] | None:
-    """(best fixed setting of the finals, speed of `auto` / its speed, interval); None without fixed settings.
+def against_best(
+    cell: Mapping[str, Any], method: str = "auto", fixed: Collection[str] | None = None
+) -> tuple[str, float, tuple[float, float]] | None:
+    """(best fixed setting of the finals, speed of `method` / its speed, interval); None without fixed
+    settings. `fixed` are those that count; None for all but plain decoding and `method`.
 
     Both are measured against the plain run of the same round, so the ratio of their speed-ups is the ratio of
     their speeds.
     """
     methods = cell["methods"]
-    fixed = [name for name in methods if name not in (BASELINE, "auto")]
+    if fixed is None:
+        fixed = [name for name in methods if name not in (BASELINE, method)]
     if not fixed:
         return None
     best = max(fixed, key=lambda name: float(methods[name]["speedup"]))
-    auto, other = methods["auto"]["ratios"], methods[best]["ratios"]
+    auto, other = methods[method]["ratios"], methods[best]["ratios"]
     ratios = [[a / b for a, b in zip(auto[i], other[i], strict=True)] for i in auto]
     value, interval = stats.speedup(ratios)
     return best, value, interval
@@ -158,17 +179,20 @@ def verdict(value: float, interval: Sequence[float], bound: float) -> str:
     return "holds" if value >= bound else "unsure" if interval[1] >= bound else "MISSED"
 
 
+def judged(target: str, where: str, bound: float, value: float, interval: Sequence[float]) -> dict[str, Any]:
+    """A target with its measured value, interval and verdict."""
+    return {
+        **{"target": target, "where": where, "bound": bound, "value": value},
+        **{"interval": list(interval), "verdict": verdict(value, interval, bound)},
+    }
+
+
 def targets(found: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every target with its measured value, interval and verdict."""
     checked: list[dict[str, Any]] = []
 
-    def check(target: str, where: str, bound: float, value: float, interval: Sequence[float]) -> None:
-        checked.append(
-            {
-                **{"target": target, "where": where, "bound": bound, "value": value},
-                **{"interval": list(interval), "verdict": verdict(value, interval, bound)},
-            }
-        )
+    def check(*what: Any) -> None:
+        checked.append(judged(*what))
 
     for cell, values in found.items():
         auto = values["methods"]["auto"]
@@ -290,6 +314,10 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure what the journal lacks, write the results and print them. Returns 1 when a target is missed or
     a token was changed."""
+    if "--short" in sys.argv[1:]:
+        from never_slower_short import main as short  # which imports from here
+
+        return short()
     args = arguments()
     models = [m for m in sets() if m.name in args.sets]
     settings = {

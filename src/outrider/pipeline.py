@@ -26,6 +26,7 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.vocab_subset import frequent_blocks
 from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
 from outrider.engines.base import LanguageModel, StepEngine
@@ -180,12 +181,21 @@ class Pipeline(BasePipeline):
 
     rows:    what samples from rows of logits; None is NumPy.
     clock:   seconds, for metrics and the controller.
+    remake:  makes `drafting` anew, on the same models; None where it was not made for this target.
     """
 
     engine: StepEngine
     drafting: Drafting
     rows: RowSampler | None = None
     clock: Callable[[], float] = time.perf_counter
+    remake: Callable[[], Drafting] | None = None
+
+    def fresh(self) -> Pipeline:
+        """The same with nothing learned from earlier requests, as in a new process. Raises ConfigError where
+        the drafting cannot be made anew."""
+        if self.remake is None:
+            raise ConfigError("this pipeline's drafting cannot be made anew")
+        return replace(self, drafting=self.remake())
 
     def runner(self) -> StepLoop:
         return StepLoop(
@@ -290,14 +300,27 @@ def build_all(
                 common,
                 functools.partial(costs, loaded[key], frequent_blocks(loaded[key])),
             )
-        drafting = make_drafting(choice, functools.partial(costs, target, None), draft, lookup, clock)
+        remake = functools.partial(_drafting, choice, functools.partial(costs, target, None), draft, clock)
+        drafting = remake(lookup)
         pipelines.append(
             Pipeline(
                 *(config, choice, source, described, tokenizer, context, engine, drafting, rows, clock),
+                remake=remake,
                 sampling=sampling,
             )
         )
     return pipelines
+
+
+def _drafting(
+    choice: SpeculativeConfig,
+    cost: Callable[[], CostModel],
+    draft: DraftModel | None,
+    clock: Callable[[], float],
+    lookup: SuffixDrafter | None = None,
+) -> Drafting:
+    """See `make_drafting`; `lookup` is made if the choice asks for one and it is None."""
+    return make_drafting(choice, cost, draft, lookup or make_lookup(choice), clock)
 
 
 def load_target(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.interleaved import Stopwatch, TimedMethod, interleave, run_interleaved
+from outrider.bench.interleaved import ColdMethod, Stopwatch, TimedMethod, interleave, run_interleaved
 from outrider.config.engine import EngineConfig
 from outrider.config.speculative import AutoConfig, NgramConfig, NoneConfig, SpeculativeConfig
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.errors import ConfigError
 from outrider.pipeline import build_all
 
 
@@ -135,3 +137,31 @@ def test_interleaving_does_not_change_the_texts(target_file: Path) -> None:
         assert run.seconds > 0.0
         # The last token is emitted before the run's own clock stops.
         assert metrics.last_token - metrics.first_token <= run.seconds
+
+
+def test_what_is_called_before_a_step_hears_of_the_slowest_runs_tokens() -> None:
+    heard: list[int] = []
+    machine = Machine([1.0], 1.0)
+    interleave([FakeRun(machine, 1.0, [1], 6), FakeRun(machine, 1.0, [3], 6)], heard.append)
+    assert heard == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6]
+
+
+@pytest.mark.usefixtures("toy_engine")
+def test_a_cold_method_learns_nothing_from_run_to_run(target_file: Path) -> None:
+    (pipeline,) = build_all(EngineConfig(str(target_file)), [AutoConfig()])
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    cold = ColdMethod(pipeline)
+    texts = [cold.run("the quick brown fox the quick", params).token_ids for _ in range(2)]
+    assert (
+        texts[0] == texts[1] == TimedMethod(pipeline).run("the quick brown fox the quick", params).token_ids
+    )
+    fresh = [pipeline.fresh() for _ in range(2)]
+    assert len({id(each.drafting.controller) for each in (pipeline, *fresh)}) == 3
+    assert len({id(each.drafting.drafter) for each in (pipeline, *fresh)}) == 3
+    assert len({id(each.engine) for each in (pipeline, *fresh)}) == 1
+    assert cold.take_account() is None
+    account = TimedMethod(pipeline).take_account()
+    assert account is not None
+    assert account.steps, "of the warm run alone"
+    with pytest.raises(ConfigError, match="made anew"):
+        replace(pipeline, remake=None).fresh()

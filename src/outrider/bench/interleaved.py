@@ -47,8 +47,12 @@ class Stopwatch:
             self._sum, self._since = self(), None
 
 
+PROMPTS = "prompts"  # the namespace of runs without one
+
+
 class PrefillClock:
-    """A StepEngine that forwards every call to `inner` and times prefill; `watch` has the sum."""
+    """A StepEngine that forwards every call to `inner` and times prefill; `watch` has the sum. All runs are
+    in one namespace of the engine's prefix cache, if it has one: a prompt is then computed once for all."""
 
     def __init__(self, inner: StepEngine) -> None:
         self._inner = inner
@@ -73,7 +77,7 @@ class PrefillClock:
         namespace: str | None = None,
         taps: tuple[int, ...] = (),
     ) -> SeqHandle:
-        return self._inner.open(prompt, capacity, namespace, taps)
+        return self._inner.open(prompt, capacity, namespace or PROMPTS, taps)
 
     def prefill(self, seq: SeqHandle, max_tokens: int) -> int:
         with self.watch.running():
@@ -138,13 +142,17 @@ class _RunInProgress:
 
 
 class TimedMethod:
-    """The pipeline of one method, with a clock for decoding and one for prefill."""
+    """The pipeline of one method, with a clock for decoding and one for prefill.
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    shared: look drafts up in the outputs of earlier runs too.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, shared: bool = False) -> None:
+        self.pipeline = pipeline
         engine = PrefillClock(pipeline.engine)
         self._watch, self._prefill = Stopwatch(), engine.watch
         self._controller = pipeline.drafting.controller
-        self._llm = LLM.from_pipeline(replace(pipeline, engine=engine, clock=self._watch), shared=False)
+        self._llm = LLM.from_pipeline(replace(pipeline, engine=engine, clock=self._watch), shared=shared)
 
     def start(self, prompt: Any, params: SamplingParams) -> _RunInProgress:
         """Begin a run; its steps are executed by the caller."""
@@ -159,27 +167,45 @@ class TimedMethod:
         return self._controller.take_account()
 
 
+class ColdMethod(TimedMethod):
+    """A method of which each run is the first one of its process: nothing is learned from another run."""
+
+    def start(self, prompt: Any, params: SamplingParams) -> _RunInProgress:
+        return TimedMethod(self.pipeline.fresh()).start(prompt, params)
+
+    def take_account(self) -> Account | None:
+        """None: each run has an account of its own."""
+        return None
+
+
 def run_interleaved(
-    methods: Mapping[str, TimedMethod], prompt: Any, params: SamplingParams
+    methods: Mapping[str, TimedMethod],
+    prompt: Any,
+    params: SamplingParams,
+    before_step: Callable[[int], object] = lambda tokens: None,
 ) -> dict[str, Run]:
     """Run all methods on one prompt with their steps interleaved; the results by the methods' names.
 
-    The engine holds one sequence for each method meanwhile.
+    The engine holds one sequence for each method meanwhile. `before_step` is as in `interleave`.
     """
     with contextlib.ExitStack() as stack:
         runs = {
             name: stack.enter_context(contextlib.closing(method.start(prompt, params)))
             for name, method in methods.items()
         }
-        interleave(list(runs.values()))
+        interleave(list(runs.values()), before_step)
         return {name: run.result() for name, run in runs.items()}
 
 
-def interleave(runs: Sequence[SteppedRun]) -> None:
+def interleave(
+    runs: Sequence[SteppedRun], before_step: Callable[[int], object] = lambda tokens: None
+) -> None:
     """Execute all runs to their end. The run with the fewest tokens takes the next step; among equals, the
-    first one."""
+    first one. `before_step` is called before each step, while all clocks stand, with the tokens so far of the
+    run that takes it."""
     unfinished = list(runs)
     while unfinished:
         run = min(unfinished, key=lambda r: r.tokens)
+        before_step(run.tokens)
         if not run.step():
             unfinished.remove(run)

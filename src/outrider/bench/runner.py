@@ -32,7 +32,7 @@ def prompt_of(pipeline: Pipeline, text: str, raw: bool) -> Any:
 
 
 def measure(
-    pipelines: Mapping[str, Pipeline],
+    pipelines: Mapping[str, Pipeline | TimedMethod],
     items: Sequence[Item],
     params: SamplingParams,
     *,
@@ -40,29 +40,34 @@ def measure(
     runs: int = 3,
     seeds: int = 1,
     raw: bool = False,
+    warm_up: Item | None = None,
     on_text: Callable[[Item], object] = lambda item: None,
+    before_step: Callable[[int], object] = lambda tokens: None,
 ) -> dict[str, Any]:
     """The document of `outrider bench --json` without its `settings`; see docs/bench.md.
 
     A "text" is one prompt generated with one seed.
 
     pipelines:    by method name. "none" is the baseline. All share the target, whose engine must hold one
-                  sequence for each of them at the same time.
+                  sequence for each of them at the same time. A method can also be given as it is timed.
     params:       with a seed; prompt i of the whole list uses seed + i.
     temperatures: measured one after the other on each workload; None means that of `params`.
     seeds:        texts of each prompt above temperature 0 (`workloads.texts_of`). In the statistics each
                   counts like a prompt.
+    warm_up:      the prompt of the first runs, which are not counted; None for the first of `items`.
     on_text:      called when all methods have run on a text, once in each of the `runs` rounds.
+    before_step:  see `interleave`.
     Raises ConfigError when two texts would have the same name.
     """
-    base = pipelines[BASELINE]
+    methods = {m: p if isinstance(p, TimedMethod) else TimedMethod(p) for m, p in pipelines.items()}
+    base = methods[BASELINE].pipeline
     temperatures = [params.temperature] if temperatures is None else temperatures
     texts = {t: texts_of(items, params.seed or 0, texts_per_prompt(seeds, t)) for t in temperatures}
-    methods = {name: TimedMethod(p) for name, p in pipelines.items()}
     prompts = {item.id: prompt_of(base, item.prompt, raw) for item in items}
+    first = prompt_of(base, (warm_up or items[0]).prompt, raw)
     brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
     for method in methods.values():  # pages in the weights and fills the tokenizer's caches
-        method.run(prompts[items[0].id], brief)
+        method.run(first, brief)
         method.take_account()
 
     def entry(workload: str, temperature: float) -> dict[str, Any]:
@@ -73,7 +78,9 @@ def measure(
             for name, (item, seed) in chosen.items():
                 seeded = replace(params, temperature=temperature, seed=seed)
                 order = list(methods)[:: -1 if round_number % 2 else 1]
-                results = run_interleaved({m: methods[m] for m in order}, prompts[item.id], seeded)
+                results = run_interleaved(
+                    {m: methods[m] for m in order}, prompts[item.id], seeded, before_step
+                )
                 for name_of_method, run in results.items():
                     pairs[name_of_method][name].append((results[BASELINE], run))
                 on_text(item)
@@ -95,7 +102,7 @@ def measure(
             found[-1]["drift"] = machine.drift(probes[-2], probes[-1])
     return {
         "machine": {**machine.describe(base.config.threads), "probe": _steadiness(probes)},
-        "models": {k: v for p in pipelines.values() for k, v in p.models.items() if v is not None},
+        "models": {k: v for m in methods.values() for k, v in m.pipeline.models.items() if v is not None},
         "workloads": found,
         "geomean": _means(found),
         "geomean_by_temperature": {
