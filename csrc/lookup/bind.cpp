@@ -104,7 +104,8 @@ nb::tuple grow(const outrider::SuffixTree& tree, const ListIndex& text, const Ma
         continuations.keep(most);
     }
     const outrider::Tree found = tree.grow(continuations, budget, is_stop_in(stop_ids));
-    return nb::make_tuple(found.tokens, found.parents, found.confidence, found.paths, found.length);
+    return nb::make_tuple(found.tokens, found.parents, found.confidence, found.paths, found.length,
+                          found.shared);
 }
 
 nb::tuple row(const outrider::SuffixTree& tree, const ListIndex& text, const Matches& matches,

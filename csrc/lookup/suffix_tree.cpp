@@ -79,7 +79,7 @@ Set every(const std::vector<Continuation>& continuations) {
 
 void Continuations::add_copy(const std::vector<int32_t>& path, int agreement) {
     continuations_.push_back(
-        {path.data(), 0, int64_t(path.size()), 0, agreement, double(agreement) * agreement});
+        {path.data(), 0, int64_t(path.size()), 0, agreement, double(agreement) * agreement, false});
 }
 
 void Continuations::add_own(const GramIndex& text, const std::vector<Match>& matches, int64_t excluded) {
@@ -97,8 +97,8 @@ void Continuations::add(const GramIndex& text, const Match& match, bool own) {
     if (at < 0 || at >= end) throw std::invalid_argument("the matches are not of this text");
     if (continuations_.size() == kMaxContinuations) throw std::invalid_argument("too many continuations");
     const int length = own ? match.length : std::max(1, match.length - kSharedDiscount);
-    continuations_.push_back(
-        {text.tokens().data(), at, end, own ? end - at : 0, length, double(match.length) * match.length});
+    continuations_.push_back({text.tokens().data(), at, end, own ? end - at : 0, length,
+                              double(match.length) * match.length, !own});
 }
 
 void Continuations::keep(size_t most) {
@@ -109,7 +109,13 @@ void Continuations::keep(size_t most) {
 
 Tree SuffixTree::grow(const Continuations& continuations, size_t budget, const IsStop& is_stop) const {
     Tree out;
-    for (const Continuation& from : continuations.all()) out.length = std::max(out.length, from.length);
+    Set own = 0;
+    for (size_t i = 0; i < continuations.all().size(); i++) {
+        const Continuation& from = continuations.all()[i];
+        out.length = std::max(out.length, from.length);
+        if (!from.shared) own |= Set(1) << i;
+    }
+    const bool any_shared = own != every(continuations.all());
     std::vector<OpenNode> open;
     OpenNode at{1.0, 0, -1, 0, -1, 1.0, every(continuations.all())};
     int parent = -1, order = 0;
@@ -132,6 +138,7 @@ Tree SuffixTree::grow(const Continuations& continuations, size_t budget, const I
         out.parents.push_back(at.parent);
         out.confidence.push_back(at.confidence);
         out.paths.push_back(at.path);
+        if (any_shared) out.shared.push_back(!(at.continuations & own));
     }
 }
 

@@ -19,6 +19,7 @@ struct Continuation {
     int64_t at, end, period;
     int length;
     double weight;
+    bool shared;  // whether it is in another request's output
 };
 
 // The continuations to predict from: first that of the copy tracker, then those in the text itself, then
@@ -45,11 +46,13 @@ class Continuations {
 };
 
 // The fields of a lookup's result: tokens, parents (-1: the text's end), confidence of each token given its
-// parent, probability of each path, and the length of the longest match.
+// parent, probability of each path, the length of the longest match, and whether other requests' outputs
+// alone have a token; the last is empty where none do.
 struct Tree {
     std::vector<int32_t> tokens, parents;
     std::vector<double> confidence, paths;
     int length = 0;
+    std::vector<bool> shared;
 };
 
 using IsStop = std::function<bool(int32_t)>;  // whether generation ends with a token

@@ -1,4 +1,4 @@
-"""What `LLM.get_metrics()` returns: counts, under vLLM's names.
+"""What `LLM.get_metrics()` returns: counts, under vLLM's names where it has them.
 
 for metric in llm.get_metrics():
     if metric.name == "vllm:spec_decode_num_accepted_tokens":
@@ -43,6 +43,8 @@ def metrics_of(total: RequestMetrics, model: str) -> list[Metric]:
         "vllm:spec_decode_num_drafts": total.num_drafts,
         "vllm:spec_decode_num_draft_tokens": total.num_draft_tokens,
         "vllm:spec_decode_num_accepted_tokens": total.num_accepted_tokens,
+        "outrider:spec_decode_num_draft_tokens_earlier_outputs": total.earlier_outputs.num_draft_tokens,
+        "outrider:spec_decode_num_accepted_tokens_earlier_outputs": total.earlier_outputs.num_accepted_tokens,
     }
     found: list[Metric] = [Counter(name, labels, value) for name, value in counts.items()]
     return [*found, Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels, total.accepted_per_pos)]

@@ -25,13 +25,14 @@ Copy = tuple[int, list[int], int]  # (start, path, sure): see CopyTracker
 class Place:
     """Where to continue from: `tokens` from `at` on. After its end a text goes round in a loop of `period`
     tokens; 0: nothing follows. `length` tokens of agreement; `weight` is the square of those that really
-    agree."""
+    agree. `shared`: whether it is in another request's output."""
 
     tokens: Sequence[int]
     at: int
     period: int
     length: int
     weight: float
+    shared: bool = False
 
     def token(self, depth: int) -> int | None:
         """What follows `depth` tokens on; None for nothing, or where outputs are separated."""
@@ -74,7 +75,10 @@ def own_places(index: GramIndex, matches: Sequence[Match], without: int = -1) ->
 def shared_places(index: GramIndex, matches: Sequence[Match]) -> list[Place]:
     """Of others' outputs."""
     return [
-        Place(index.indexed, start - index.base, 0, max(1, length - SHARED_DISCOUNT), float(length * length))
+        Place(
+            *(index.indexed, start - index.base, 0),
+            *(max(1, length - SHARED_DISCOUNT), float(length * length), True),
+        )
         for start, length in matches
         if length >= SHARED_LEAST
     ]
@@ -106,10 +110,11 @@ class SuffixTree:
         budget: int,
         most: int,
         stop_ids: Collection[int],
-    ) -> tuple[list[int], list[int], list[float], list[float], int]:
-        """(tokens, parents, chances given the parent, probabilities of paths, longest agreement) of up to
-        `budget` nodes, the likeliest paths first and of equal ones the first that was seen. Nothing follows
-        one of `stop_ids`. With others' outputs only the `most` places of longest agreement count."""
+    ) -> tuple[list[int], list[int], list[float], list[float], int, list[bool]]:
+        """(tokens, parents, chances given the parent, probabilities of paths, longest agreement, whether only
+        others' outputs have a node: [] if none count) of up to `budget` nodes, the likeliest paths first and
+        of equal ones the first that was seen. Nothing follows one of `stop_ids`. With others' outputs only
+        the `most` places of longest agreement count."""
         places = []
         if copy is not None:
             _, path, sure = copy
@@ -118,6 +123,7 @@ class SuffixTree:
         if others is not None and theirs is not None:
             places += shared_places(others, theirs)
             places = sorted(places, key=lambda place: -place.length)[:most]
+        any_shared = any(place.shared for place in places)
         candidates = self._nodes(places, 1.0, -1, 0)
         nodes: list[Node] = []
         while candidates and len(nodes) < budget:
@@ -134,6 +140,7 @@ class SuffixTree:
             [node.child.chance for node in nodes],
             [node.path for node in nodes],
             max((place.length for place in places), default=0),
+            [all(place.shared for place in node.child.places) for node in nodes if any_shared],
         )
 
     def row(

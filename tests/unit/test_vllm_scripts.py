@@ -254,7 +254,7 @@ def test_metrics_are_attributes(target_file: Path) -> None:
     (output,) = LLM(target_file, speculative_config=NGRAM).generate("the fox the fox", GREEDY)
     metrics, document = output.metrics, output.metrics.to_dict()
     for name, value in document.items():
-        if name != "drafters":
+        if name not in ("drafters", "earlier_outputs"):
             assert getattr(metrics, name) == value, name
     assert metrics.num_generation_tokens == 12
     assert metrics.first_token_time is not None

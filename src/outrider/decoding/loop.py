@@ -15,7 +15,7 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Controller, DraftLimits, RequestState
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
 from outrider.decoding.guard import Guard
-from outrider.decoding.metrics import CONSTRAINT, PREDICTION, RequestMetrics
+from outrider.decoding.metrics import CONSTRAINT, EARLIER_OUTPUTS, PREDICTION, RequestMetrics
 from outrider.decoding.prefill import PromptLogprobs, prefill
 from outrider.decoding.request import ProposeJob, Request, check_prompt
 from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -337,6 +337,7 @@ class StepLoop:
             width=cost.width,
             certain=self._certain(seq, scores, verdict),
             predicted=draft.count_of(PREDICTION, verdict.path[:emitted]),
+            earlier=draft.count_of(EARLIER_OUTPUTS, verdict.path[:emitted]),
         )
         seq.metrics.record(step, now)
         self._controller.record(seq.state, step)

@@ -10,6 +10,7 @@ from outrider.decoding.types import StepRecord
 
 CONSTRAINT = "constraint"  # the name among drafters of tokens that structured output leaves no choice about
 PREDICTION = "prediction"  # of those that the request's prediction proposed
+EARLIER_OUTPUTS = "earlier_outputs"  # of those that a lookup found in other requests' outputs alone
 
 
 def _ratio(a: float, b: float) -> float | None:
@@ -63,6 +64,7 @@ class RequestMetrics:
     sampling_seconds: the part of other_seconds that went into verifying and sampling.
     cached_tokens: prompt tokens that came from the prefix cache.
     prediction:  drafts with tokens of the request's prediction, and these tokens; no seconds.
+    earlier_outputs: the same of tokens that a lookup found in other requests' outputs alone.
     speculation: why speculation was on or off, as a sentence.
     """
 
@@ -79,6 +81,7 @@ class RequestMetrics:
     by_drafter: dict[str, DraftCounts] = field(default_factory=dict)
     accepted_at: Counter[int] = field(default_factory=Counter)  # by depth, 1 = child of the anchor
     prediction: DraftCounts = field(default_factory=DraftCounts)
+    earlier_outputs: DraftCounts = field(default_factory=DraftCounts)
     speculation: str = ""
 
     def record(self, step: StepRecord, now: float) -> None:
@@ -100,6 +103,8 @@ class RequestMetrics:
             counts.add(step.drafted - step.forced, step.accepted - forced, step.draft_seconds)
         if step.predicted[0]:
             self.prediction.add(*step.predicted, 0.0)
+        if step.earlier[0]:
+            self.earlier_outputs.add(*step.earlier, 0.0)
         for depth in step.accepted_depths:  # (Counter.update takes longer for a few)
             self.accepted_at[depth] += 1
 
@@ -107,6 +112,10 @@ class RequestMetrics:
         """The `metrics` object of `outrider run --json`. A rate with nothing to divide by is None."""
         return {name: getattr(self, name) for name in _DOCUMENT} | {
             "drafters": {name: counts.to_dict() for name, counts in self.by_drafter.items()},
+            "earlier_outputs": {
+                "num_draft_tokens": self.earlier_outputs.num_draft_tokens,
+                "num_accepted_tokens": self.earlier_outputs.num_accepted_tokens,
+            },
             "speculation": self.speculation,
         }
 

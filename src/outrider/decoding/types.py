@@ -153,7 +153,8 @@ class StepRecord:
     the request's constraint left no choice about; `source` proposed the others. `width` counts the tokens of
     the whole pass: all sequences' drafts, anchors and prompt tokens. `certain` has the target's probability
     of its likeliest token, for as many rows as the controller wanted. `predicted` counts the drafted tokens
-    that the request's prediction proposed, and those of them that were emitted.
+    that the request's prediction proposed, and those of them that were emitted; `earlier` the same of what
+    only other requests' outputs had.
     """
 
     source: str
@@ -169,3 +170,4 @@ class StepRecord:
     width: int = 0
     certain: tuple[float, ...] = ()
     predicted: tuple[int, int] = (0, 0)
+    earlier: tuple[int, int] = (0, 0)

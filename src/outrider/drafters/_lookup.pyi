@@ -69,7 +69,7 @@ class SuffixTree:
         budget: int,
         most: int,
         stop_ids: Container[int],
-    ) -> tuple[list[int], list[int], list[float], list[float], int]:
+    ) -> tuple[list[int], list[int], list[float], list[float], int, list[bool]]:
         """The fields of a `Lookup` of up to `budget` nodes, except the last one. Nodes with one of `stop_ids`
         have no children.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Guide
+from outrider.decoding.metrics import EARLIER_OUTPUTS
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.drafters.base import Drafter, HiddenStateDrafter
@@ -136,10 +137,15 @@ class AutoDrafter:
     def propose(self, jobs: Sequence[ProposeJob]) -> list[Draft]:
         step = _Step(self)
         trees = propose_step(self.planner, step, jobs)
+        drafts = []
         for job, tree in zip(jobs, trees, strict=True):
             job.state.proposed = len(tree)
             self._states[job.request_id] = job.state
-        return [_draft(tree, step.stated.get(job.request_id)) for job, tree in zip(jobs, trees, strict=True)]
+            draft = _draft(tree, step.stated.get(job.request_id))
+            for name, lookup in step.shared.get(job.request_id, ()):
+                draft = _with_earlier_outputs(draft, tree, name, lookup)
+            drafts.append(draft)
+        return drafts
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         if scores.hidden is not None:
@@ -166,10 +172,12 @@ class _Step:
     """The drafters of one step, for `propose_step`.
 
     stated: by request, the draft of a draft model that states distributions.
+    shared: by request, (drafter, tree) of lookups that found tokens in other requests' outputs alone.
     """
 
     owner: AutoDrafter
     stated: dict[str, Draft] = field(default_factory=dict)
+    shared: dict[str, list[tuple[str, Lookup]]] = field(default_factory=dict)
     _last: float = 0.0
 
     def lap(self) -> float:
@@ -183,6 +191,8 @@ class _Step:
         for name, lookup in self.owner.lookups.items():
             if job.allows(name) and (tree := lookup.lookup(job, job.budget)) is not None:
                 copied = max(copied, tree.copied)
+                if tree.shared:
+                    self.shared.setdefault(job.request_id, []).append((name, tree))
                 proposals.append(Proposal(name, tree))
         for name, model in self.owner.models.items():
             if job.allows(name):
@@ -268,3 +278,18 @@ def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:
         probs = (*[None] * (len(tree) - len(stated)), *stated.probs)
     tokens = np.array([node.token for node in tree], np.int32)
     return Draft(tokens, np.array([node.parent for node in tree], np.int32), probs, source, sources)
+
+
+def _with_earlier_outputs(draft: Draft, tree: Sequence[Node], name: str, lookup: Lookup) -> Draft:
+    """The draft of `tree`, with EARLIER_OUTPUTS as the source of the nodes that no other drafter proposes and
+    that `lookup`, of the drafter `name`, found in other requests' outputs alone."""
+    known = {edge: i for i, edge in enumerate(zip(lookup.parents, lookup.tokens, strict=True))}
+    sources = [draft.origin(i) for i in range(len(tree))]
+    own = {-1: -1}  # the lookup's node, by the tree's
+    for i, node in enumerate(tree):
+        if node.parent not in own or (found := known.get((own[node.parent], node.token))) is None:
+            continue
+        own[i] = found
+        if lookup.shared[found] and node.sources == (name,):
+            sources[i] = EARLIER_OUTPUTS
+    return replace(draft, sources=tuple(sources)) if EARLIER_OUTPUTS in sources else draft

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from outrider.decoding.context import TokenContext
+from outrider.decoding.metrics import EARLIER_OUTPUTS
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.drafters._lookup import MAX_MATCH, GramIndex, Matches, SuffixTree
@@ -108,7 +109,10 @@ class SuffixDrafter:
         for job in jobs:
             found = self.lookup(job, job.budget)
             tokens, parents = np.array(found.tokens, np.int32), np.array(found.parents, np.int32)
-            drafts.append(Draft(tokens, parents, None, self.name))
+            sources = None
+            if found.shared:
+                sources = tuple([EARLIER_OUTPUTS if shared else self.name for shared in found.shared])
+            drafts.append(Draft(tokens, parents, None, self.name, sources))
         return drafts
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:

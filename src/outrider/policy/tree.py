@@ -35,6 +35,7 @@ class Lookup:
     confidence: the drafter's own probability of each node given its parent, 0..1.
     paths:      the same of the whole path, never above the parent's.
     length:     tokens of the sequence's end that the best match agrees with; 0 without any.
+    shared:     whether other requests' outputs alone have a node; empty where none do.
     copied:     tokens at the sequence's end that are copied from earlier in it, as far as is known.
     """
 
@@ -43,6 +44,7 @@ class Lookup:
     confidence: list[float] = field(default_factory=list)
     paths: list[float] = field(default_factory=list)
     length: int = 0
+    shared: list[bool] = field(default_factory=list)
     copied: int = 0
 
 

@@ -24,6 +24,7 @@ KEYS = [
     "sampling_ms",
     "accepted_per_pos",
     "drafters",
+    "earlier_outputs",
     "speculation",
 ]
 
@@ -42,7 +43,7 @@ def test_the_glossarys_definitions() -> None:
     metrics = RequestMetrics(arrived=1.0, speculation="on")
     metrics.record(StepRecord("none", 0, 0, 1, 0.0, 0.02, 0.001), now=1.5)
     metrics.record(StepRecord("ngram", 4, 3, 4, 0.01, 0.03, 0.001, (1, 2, 3)), now=2.0)
-    metrics.record(StepRecord("draft_model", 4, 1, 1, 0.02, 0.03, 0.002, (1,)), now=3.5)
+    metrics.record(StepRecord("draft_model", 4, 1, 1, 0.02, 0.03, 0.002, (1,), earlier=(2, 1)), now=3.5)
     found = metrics.to_dict()
     assert found["ttft_ms"] == pytest.approx(500.0)
     assert found["tpot_ms"] == pytest.approx(2000.0 / 5)
@@ -56,6 +57,7 @@ def test_the_glossarys_definitions() -> None:
     assert found["other_ms"] == pytest.approx(4.0)
     assert found["accepted_per_pos"] == [2, 1, 1]
     assert found["speculation"] == "on"
+    assert found["earlier_outputs"] == {"num_draft_tokens": 2, "num_accepted_tokens": 1}
     assert set(found["drafters"]) == {"ngram", "draft_model"}
     assert found["drafters"]["ngram"]["acceptance_rate"] == 3 / 4
     assert found["drafters"]["draft_model"]["draft_ms"] == pytest.approx(20.0)

@@ -12,6 +12,7 @@ import pytest
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import DraftLimits, RequestState
 from outrider.decoding.loop import StepLoop
+from outrider.decoding.metrics import EARLIER_OUTPUTS
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
@@ -121,6 +122,21 @@ def test_both_in_one_tree() -> None:
     assert len(found) <= 12
     edges = list(zip(found.parents.tolist(), found.tokens.tolist(), strict=True))
     assert len(set(edges)) == len(edges), "equal prefixes are one node"
+
+
+def test_tokens_of_earlier_outputs_are_told_apart() -> None:
+    controller = make_auto(CostModel({1: 0.05, 16: 0.0505}), CostModel({1: 0.004}))
+    suffix = SuffixDrafter(namespace=lambda _: "all")
+    suffix.pool.add("all", [40, 41, 42, 43, 44, 45, 46, 47, 48, 49])
+    drafter = AutoDrafter(controller.planner, [suffix], [DraftModelDrafter(draft())])
+    context, state = begin(drafter, controller, [7, 41, 42, 43, 7, *range(40, 48)])
+    (found,) = drafter.propose([job(context, state)])
+    of_outputs, kept = found.count_of(EARLIER_OUTPUTS, range(len(found)))
+    assert of_outputs == kept > 0
+    own = [int(token) for i, token in enumerate(found.tokens) if found.origin(i) == EARLIER_OUTPUTS]
+    assert own[0] == 48
+    assert {found.origin(i) for i in range(len(found))} <= {EARLIER_OUTPUTS, "suffix", "draft_model"}
+    assert found.source in ("suffix", "mixed")
 
 
 def test_distributions_are_stated_for_the_whole_chain() -> None:

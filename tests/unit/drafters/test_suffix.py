@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.context import TokenContext
+from outrider.decoding.metrics import EARLIER_OUTPUTS
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
@@ -305,6 +306,24 @@ def test_an_answer_is_expected_to_begin_as_others_did() -> None:
     assert look(drafter, second, 4, "second").tokens == [1, 2]
     repeated = look(drafter, start(drafter, [*marks, 1, 2, *marks], "own"), 4, "own")
     assert look(drafter, second, 4, "second").confidence[0] < repeated.confidence[0]
+
+
+def test_what_only_earlier_outputs_have_is_told_apart() -> None:
+    drafter = SuffixDrafter(namespace=lambda _: "all")
+    first = start(drafter, [9], "first")
+    look(drafter, first, 4, "first")
+    for token in (1, 2, 3, 4, 5, 6):
+        first.append(token)
+    drafter.end("first")
+    found = look(drafter, start(drafter, [1, 2, 3, 7, 1, 2, 3], "second"), 4, "second")
+    assert dict(zip(found.tokens, found.shared, strict=True)) == {7: False, 4: True, 1: False, 2: False}
+    both = look(drafter, start(drafter, [1, 2, 3, 4, 1, 2, 3], "third"), 1, "third")
+    assert (both.tokens, both.shared) == ([4], [False]), "its own text has it as well"
+    assert look(drafter, start(drafter, [7, 8, 9, 7, 8], "fourth"), 1, "fourth").shared == []
+    context = start(drafter, [8, 1, 2, 3], "fifth")
+    (draft,) = drafter.propose([ProposeJob("fifth", context, 4, SAMPLER)])
+    assert draft.sources == (EARLIER_OUTPUTS,) * len(draft)
+    assert draft.source == "suffix"
 
 
 def test_unanswered_prompts_leave_nothing() -> None:

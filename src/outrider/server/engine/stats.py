@@ -35,6 +35,7 @@ class EngineStats:
     target_passes:      how often a request was scored.
     drafts:             drafts, their tokens, accepted tokens and drafting time.
     by_drafter:         the same for each drafter.
+    earlier_outputs:    the same of tokens that lookups found in other requests' outputs alone; no time.
     accepted_per_pos:   accepted tokens by position in the draft.
     verify_seconds, other_seconds: time of scoring, and of everything but drafting and scoring.
     speculation:        why speculation was on or off for the request that ended last; "" before that.
@@ -69,6 +70,7 @@ class EngineStats:
     target_passes: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
+    earlier_outputs: DraftCounts = field(default_factory=DraftCounts)
     accepted_per_pos: tuple[int, ...] = ()
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
@@ -144,6 +146,7 @@ class Totals:
                 target_passes=total.num_passes,
                 drafts=dataclasses.replace(total.drafts),
                 by_drafter={name: dataclasses.replace(counts) for name, counts in total.by_drafter.items()},
+                earlier_outputs=dataclasses.replace(total.earlier_outputs),
                 accepted_per_pos=tuple(total.accepted_at[depth] for depth in range(1, deepest + 1)),
                 verify_seconds=total.verify_seconds,
                 other_seconds=total.other_seconds,

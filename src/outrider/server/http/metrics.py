@@ -180,6 +180,13 @@ class _EngineCollector(Collector):
             "drafter",
             {name: c.num_accepted_tokens for name, c in stats.by_drafter.items()},
         )
+        earlier = stats.earlier_outputs
+        for kind, count in (("draft", earlier.num_draft_tokens), ("accepted", earlier.num_accepted_tokens)):
+            yield self._counter(
+                f"spec_decode_num_{kind}_tokens_earlier_outputs",
+                f"{kind.capitalize()} tokens that only other requests' outputs had.",
+                count,
+            )
         for name, value in (
             ("predicted_speedup", stats.predicted_speedup),
             ("measured_speedup", stats.measured_speedup),
