@@ -4,7 +4,8 @@
     python benchmarks/never_slower_docs.py
 
 The source is benchmarks/results/never_slower.json. Files never_slower*.json in the same folder are from
-other machines. Each file has its own section, between markers of its name.
+other machines. Each file has its own section, between markers of its name. What `never_slower.py --short`
+found, short_texts.json, goes into results/short_texts.md in the same way.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import never_slower_short
 from never_slower import RESULTS, rows, summary
 from outrider.bench.report import markdown_table, markers, put_into, put_sections
 
 DOCUMENT = RESULTS / "never_slower.md"
+SHORT_DOCUMENT = RESULTS / "short_texts.md"
 README = RESULTS.parents[1] / "README.md"
 MODELS = {
     "smollm2": "the 135M alone",
@@ -39,6 +42,7 @@ DRAFTERS = {"pair": "1.5B, lookups and a 0.5B draft", "smollm2": "135M, lookups 
 
 def main() -> None:
     put_sections(DOCUMENT, RESULTS / "never_slower.json", section)
+    put_sections(SHORT_DOCUMENT, RESULTS / "short_texts.json", short_section)
     result = json.loads((RESULTS / "never_slower.json").read_text("utf-8"))
     put_into(README, *markers("speedups"), readme_table(result))
 
@@ -82,6 +86,31 @@ def section(result: Mapping[str, Any]) -> str:
             "probe moved, `same` says that all texts were plain decoding's.",
             "",
             markdown_table(rows(found)),
+            "",
+            "```text",
+            summary(result["targets"]),
+            "```",
+        ]
+    )
+
+
+def short_section(result: Mapping[str, Any]) -> str:
+    """The document of `never_slower.py --short` as a paragraph, a table and the targets."""
+    found: dict[tuple[str, ...], Any] = {
+        (c["models"], c["temperature"], c["workload"]): c for c in result["cells"]
+    }
+    settings, machine = result["settings"], result["machine"]
+    return "\n".join(
+        [
+            f"Written by `benchmarks/never_slower_docs.py`: {machine['cpu']}, {machine['cores']} cores; "
+            f"{settings['limit']} prompts of a kind, answers of up to {settings['n']} tokens, runs of each: "
+            f"{settings['runs']}. `auto` says what the controller knew (`warm`: it had learned from the "
+            "texts before; `cold`: each text is the first of its process) and the cap on draft tokens. The "
+            "slowest text has its speed-up, and in parentheses what that may be but for the noise: how far "
+            "two plain runs of the same text came apart. `best fixed` is the best fixed setting with the "
+            "same cap.",
+            "",
+            markdown_table(never_slower_short.rows(found)),
             "",
             "```text",
             summary(result["targets"]),

@@ -70,7 +70,7 @@ def test_the_best_fixed_setting_has_no_higher_cap(short: Any) -> None:
     cell = _cell([[1.2] * 3] * 2, STILL, suffix_3=1.25, draft_model_5=2.0)
     found = {c["target"]: c for c in short.targets({("pair", "0", "tools"): cell})}
     assert found["as fast as the best"]["value"] == pytest.approx(1.2 / 1.25)
-    assert [c["verdict"] for c in found.values()] == ["holds"] * 3
+    assert [c["verdict"] for c in found.values()] == ["holds"] * 4
     names = ["suffix 1", "suffix 8", "draft_model 3", "ngram 3"]
     assert short.within(names, 3) == ["suffix 1", "draft_model 3", "ngram 3"]
     swept = dict(zip(names, (1.0, 3.0, 2.0, 1.5), strict=True))
@@ -79,12 +79,20 @@ def test_the_best_fixed_setting_has_no_higher_cap(short: Any) -> None:
     assert len(short.rows({("pair", "0", "tools"): cell})) == 2
 
 
+def test_the_texts_of_all_short_kinds_have_one_mean(short: Any) -> None:
+    fast, slow = _cell([[1.2] * 3] * 2, STILL), _cell([[0.9] * 3] * 2, STILL)
+    found = {("pair", "0", "labels"): fast, ("pair", "0", "facts"): slow, ("pair", "0", "long 1000"): slow}
+    (pooled,) = short.over_all_kinds(found)
+    assert pooled["value"] == pytest.approx((1.2 * 0.9) ** 0.5)
+    assert (pooled["where"], pooled["verdict"]) == ("pair, T 0, warm 3", "holds")
+
+
 def test_targets_of_other_load_and_of_the_loop(short: Any) -> None:
     cell = _cell([[0.96] * 3] * 2, STILL)
     assert _verdicts(short, "busy code", cell) == {"under other load": "holds"}
     assert _verdicts(short, "labels", cell)["never slower"] == "MISSED"
-    cell["caps"] = {"cold 5": 5, "earlier outputs 5": 5}
-    cell["methods"] |= {"cold 5": _method(STILL, 2.1), "earlier outputs 5": _method(STILL, 1.0)}
+    cell["caps"] = {"own text 5": 5, "earlier outputs 5": 5}
+    cell["methods"] |= {"own text 5": _method(STILL, 2.1), "earlier outputs 5": _method(STILL, 1.0)}
     found = {c["target"]: c for c in short.targets({("pair", "0.7", "loop chat"): cell})}
     assert found["loop"]["value"] == pytest.approx(3.0 / 2.1), "of the seconds in all"
     assert [c["verdict"] for c in found.values()] == ["MISSED", "holds"]
@@ -138,7 +146,7 @@ def test_the_cells_and_their_methods(short: Any) -> None:
     assert short.autos("labels", args) == {"warm 1": 1, "warm 16": 16, "cold 5": 5}
     assert short.autos("long 3000", args) == {"warm 16": 16, "cold 16": 16}
     assert short.autos("memory code", args) == {"warm 16": 16}
-    assert short.autos("loop chat", args) == {"cold 5": 5, "earlier outputs 5": 5}
+    assert short.autos("loop chat", args) == {"own text 5": 5, "earlier outputs 5": 5}
     alone = short.fixed_settings(None, [1, 5])
     assert list(alone) == ["suffix 1", "ngram 1", "suffix 5", "ngram 5"]
     assert [n for n in short.fixed_settings("d", [2]) if "draft" in n] == ["draft_model 1", "draft_model 2"]
