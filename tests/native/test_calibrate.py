@@ -60,9 +60,37 @@ def test_draft_prefill_is_measured_without_logits() -> None:
 
 def test_it_is_measured_once(model: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = calibrate.cost_model(model, None, tmp_path)
-    monkeypatch.setattr(calibrate, "measure", None)
+    measured: list[Sequence[int]] = []
+
+    def measure(model: object, seconds: float = 1.0, *, widths: Sequence[int], **_: int) -> dict[int, float]:
+        measured.append(widths)
+        return dict.fromkeys(widths, 1e-3)
+
+    monkeypatch.setattr(calibrate, "measure", measure)
     again = calibrate.cost_model(model, None, tmp_path)
     assert [again.at(32).seconds(n) for n in (1, 2, 8)] == [first.at(32).seconds(n) for n in (1, 2, 8)]
+    assert measured == [(1,)], "a single token, to see whether the record still holds"
+
+
+@pytest.mark.parametrize(("now", "kept"), [(0.9e-3, True), (3e-3, True), (0.2e-3, False)])
+def test_what_was_recorded_under_other_load_is_measured_again(
+    model: NativeModel, tmp_path: Path, now: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is slower now says nothing of the record; one that is faster does."""
+    monkeypatch.setattr(calibrate, "UNSTEADY", 1.4)
+    speed = 1e-3
+
+    def measure(model: object, seconds: float = 1.0, *, widths: Sequence[int], **_: int) -> dict[int, float]:
+        return {n: speed * n for n in widths}
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    calibrate.cost_model(model, None, tmp_path)
+    speed = now
+    assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(
+        1e-3 if kept else now
+    )
+    (record,) = tmp_path.glob("*.json")
+    assert json.loads(record.read_text())["seconds"]["1"] == pytest.approx(1e-3 if kept else now)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +135,7 @@ def test_another_build_is_another_record(
     assert len(list((tmp_path / "curves").glob("*.json"))) == 2
 
 
-@pytest.mark.parametrize(("again", "kept"), [(1.1e-3, True), (2.5e-3, False)])
+@pytest.mark.parametrize(("again", "kept"), [(1.1e-3, True), (2.5e-3, False), (0.5e-3, False)])
 def test_what_was_measured_under_other_load_is_not_kept(
     model: NativeModel, tmp_path: Path, again: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

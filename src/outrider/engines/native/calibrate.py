@@ -2,8 +2,9 @@
 
 A record is found by all that its numbers depend on: the model's file (path, size, time of change), its
 quantization, the processor, kernels and threads, the engine's version and build. The file is
-not trusted: what is not a small table of plausible numbers is measured again. The controller corrects a
-curve with every step, so a bad one costs a few steps.
+not trusted: what is not a small table of plausible numbers is measured again, and so is what was recorded
+while other load slowed the machine. The controller corrects a curve with every step, so a bad one costs a few
+steps; but an answer of a few tokens has no more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ DRAFT_ROWS = 8  # most tokens of a draft pass whose logits are wanted; wider pas
 CONTEXT = 32  # tokens in the cache before those that are measured
 ROUNDS = 12  # most rounds; the least time of a width counts
 SECONDS = 1.0  # for one model, about
-UNSTEADY = 1.4  # a second measurement of one token may take this many times the first one's time
+UNSTEADY = 1.4  # two measurements of one token may differ by this factor, or other load has changed
 PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
 FOLDER = "cost-curves"
 
@@ -59,14 +60,14 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     """
     name = hashlib.sha256(json.dumps(_facts(model, blocks)).encode()).hexdigest()[:32]
     path = (folder or cache_root() / FOLDER) / f"{name}.json"
+    measured, rows = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAFT_ROWS)
     curve = _recorded(path, _widths(model))
+    if curve is not None and curve[1] > UNSTEADY * measure(measured, 0.0, widths=(1,), context=0)[1]:
+        curve = None
     if curve is None:
-        measured, rows = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAFT_ROWS)
         curve = measure(measured, widths=_widths(model), most_rows=rows)
         again = measure(measured, 0.0, widths=(1,))
-        if (
-            again[1] <= UNSTEADY * curve[1]
-        ):  # else something else runs too: good enough for now, not to be kept
+        if 1 / UNSTEADY <= again[1] / curve[1] <= UNSTEADY:  # else good enough for now, not to be kept
             _keep(path, curve)
     return CostModel(curve, CONTEXT)
 
@@ -88,14 +89,16 @@ class SubsetModel:
 def measure(
     model: LanguageModel,
     seconds: float = SECONDS,
+    *,
     clock: Callable[[], float] = time.perf_counter,
     widths: Sequence[int] = WIDTHS,
     most_rows: int | None = None,
+    context: int = CONTEXT,
 ) -> dict[int, float]:
-    """Seconds of a pass by its number of tokens, for `widths` as far as the model's context reaches: the
-    least of rounds over all widths, which together take about `seconds` but go round at least once. The
-    logits of all tokens are computed, but of more than `most_rows` those of the last."""
-    room = min(CONTEXT, model.max_positions - 1)
+    """Seconds of a pass by its number of tokens, for `widths` as far as the model's context reaches, after
+    `context` tokens: the least of rounds over all widths, which together take about `seconds` but go round at
+    least once. The logits of all tokens are computed, but of more than `most_rows` those of the last."""
+    room = min(context, model.max_positions - 1)
     widths = [n for n in widths if room + n <= model.max_positions]
     cache = model.new_cache(room + widths[-1])
     best = dict.fromkeys(widths, math.inf)
