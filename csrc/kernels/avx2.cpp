@@ -29,7 +29,23 @@ inline __m256i broadcast2(const int16_t* a) {
     return _mm256_set1_epi32(v);
 }
 
-// Calls use(slice, bytes) for the 8 slices of one group and half a panel: unsigned, but signed for Q8_0.
+// Whether weights are unpacked as signed bytes: where products of the unsigned ones may exceed 16 bits.
+template <WeightType W>
+constexpr bool kSigned = 2 * kLargest<W> * 127 >= 1 << 15;
+
+// The scales of half a panel.
+template <WeightType W>
+inline __m256 load_scales(const uint8_t* scales, int half) {
+    if constexpr (!kHasExponents<W>) return load_binary16(scales + 16 * half);
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + 8 * half));
+    const __m256i e = _mm256_cvtepu8_epi32(bytes);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    const __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(kE8M0HalfSubnormal), e);
+    return _mm256_castsi256_ps(
+        _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+}
+
+// Calls use(slice, bytes) for the 8 slices of one group and half a panel: unsigned unless kSigned.
 template <WeightType W, class Use>
 inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& use) {
     const __m256i nibble = _mm256_set1_epi8(15), bit = _mm256_set1_epi8(16), two = _mm256_set1_epi8(48);
@@ -70,19 +86,28 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(5, or_masked(high(1), _mm256_slli_epi16(h1, 2), two));
         use(6, or_masked(high(2), h1, two));
         use(7, or_masked(high(3), _mm256_srli_epi16(h1, 2), two));
+    } else if constexpr (kHasCodebook<W>) {
+        const auto &bytes = kByteTable < W, kSigned<W> ? 0 : kOffset < W >>.values;
+        const __m256i table = _mm256_broadcastsi128_si256(half_line(bytes));
+        const auto value = [&](__m256i q) { return _mm256_shuffle_epi8(table, q); };
+        use(0, value(low(0))), use(1, value(low(1))), use(2, value(low(2))), use(3, value(low(3)));
+        use(4, value(high(0))), use(5, value(high(1))), use(6, value(high(2))), use(7, value(high(3)));
     } else {
         use(0, low(0)), use(1, low(1)), use(2, low(2)), use(3, low(3));
         use(4, high(0)), use(5, high(1)), use(6, high(2)), use(7, high(3));
     }
 }
 
-// How many slices may be summed in 16 bits: 8 * 2 * 15 * 127, 4 * 2 * 31 * 127, 2 * 2 * 63 * 127 and
-// 2 * 128 * 127 are below 2^15.
+// How many slices may be summed in 16 bits: those whose products stay below 2^15.
 template <WeightType W>
-constexpr int kNarrowSlices = kBits<W> == 8    ? 1
-                              : kHalfGroups<W> ? 2
-                              : kBits<W> == 5  ? 4
-                                               : 8;
+constexpr int narrow_slices() {
+    if (kSigned<W>) return 1;
+    int slices = kHalfGroups<W> ? 4 : 8;
+    while (slices * 2 * kLargest<W> * 127 >= 1 << 15) slices /= 2;
+    return slices;
+}
+template <WeightType W>
+constexpr int kNarrowSlices = narrow_slices<W>();
 
 // sum[part][token] += the products of one group of 32 columns, half a panel and NT tokens; Q6_K has two
 // parts, its halves.
@@ -93,11 +118,11 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* lines, const 
     unpack<W>(lines, [&](int slice, __m256i w) __attribute__((always_inline)) {
         const int part = kHalfGroups<W> ? slice / 4 : 0;
         __m256i magnitude = w;
-        if constexpr (kBits<W> == 8) magnitude = _mm256_abs_epi8(w);
+        if constexpr (kSigned<W>) magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; t++) {
             __m256i v = broadcast4(x + kGroup * t + 4 * slice);
-            if constexpr (kBits<W> == 8) v = _mm256_sign_epi8(v, w);
+            if constexpr (kSigned<W>) v = _mm256_sign_epi8(v, w);
             v = _mm256_maddubs_epi16(magnitude, v);
             narrow[t] = slice % kNarrowSlices<W> == 0 ? v : _mm256_add_epi16(narrow[t], v);
             if (slice % kNarrowSlices<W> == kNarrowSlices<W> - 1)
@@ -114,8 +139,8 @@ inline __m256i broadcast(int32_t x) { return _mm256_set1_epi32(x); }
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half,
                                                      const Activations& a, size_t at, __m256* f) {
-    constexpr int offset = kBits<W> == 8 ? 0 : kOffset<W>;  // Q8_0 is signed already
-    const __m256 scale = load_binary16(s + 16 * half);
+    constexpr int offset = kSigned<W> ? 0 : kOffset<W>;
+    const __m256 scale = load_scales<W>(s, half);
     __m256i sum[1][NT];
     for (int t = 0; t < NT; t++) sum[0][t] = broadcast(-offset * a.sum[at + t]);
     multiply<W, NT>(q + 32 * half, a.q + kGroup * at, sum);
@@ -142,15 +167,24 @@ inline __m256i narrow_pair(__m256i a, int32_t right, __m256i b, int32_t left) {
                               _mm256_sll_epi32(b, _mm_cvtsi32_si128(left)), 0xaa);
 }
 
-// total[token] += two groups of a superblock, whose groups have one scale each (Q4_K, Q5_K)
+// The scales of half a panel and groups i and i + 1 of a superblock, one scale a group, as the low and high
+// 16 bits of each lane.
+template <WeightType W>
+inline __m256i load_group_scales(const uint8_t* s, int half, int i) {
+    if constexpr (kHasMinimum<W>) return load_group_pair(s + 64 + 16 * i + 8 * half);
+    return _mm256_cvtepi8_epi16(half_line(s + 32 + 16 * i + 16 * half));
+}
+
+// total[token] += two groups of a superblock, whose groups have one scale each
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group_pair(const uint8_t* lines, __m256i scales,
                                                           const Activations& a, size_t at, __m256i* total) {
+    constexpr int offset = kSigned<W> ? 0 : kOffset<W>;
     const size_t next = at + size_t(a.tile_tokens);
     __m256i even[1][NT], odd[1][NT];
-    for (int t = 0; t < NT; t++) even[0][t] = broadcast(rounded_start<W>(a, at + t, 0));
+    for (int t = 0; t < NT; t++) even[0][t] = broadcast(rounded_start<W, offset>(a, at + t, 0));
     multiply<W, NT>(lines, a.q + kGroup * at, even);
-    for (int t = 0; t < NT; t++) odd[0][t] = broadcast(rounded_start<W>(a, next + t, 1));
+    for (int t = 0; t < NT; t++) odd[0][t] = broadcast(rounded_start<W, offset>(a, next + t, 1));
     multiply<W, NT>(lines + kGroupBytes<W>, a.q + kGroup * next, odd);
     for (int t = 0; t < NT; t++) {
         const int32_t right = a.shifts[2 * (at + t)] + kExtraShift<W>,
@@ -193,7 +227,7 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
             at += next_group;
             lines += kGroupBytes<W>;
         } else {
-            add_group_pair<W, NT>(lines, load_group_pair(s + 64 + 16 * i + 8 * half), a, at, total);
+            add_group_pair<W, NT>(lines, load_group_scales<W>(s, half, i), a, at, total);
             at += 2 * next_group;
             lines += 2 * kGroupBytes<W>;
         }
@@ -202,7 +236,7 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
     for (int t = 0; t < NT; t++) {
         const __m256 products = _mm256_cvtepi32_ps(total[t]);
         __m256 value;
-        if constexpr (half_groups) {
+        if constexpr (!kHasMinimum<W>) {
             value = _mm256_mul_ps(scale, products);
         } else {
             __m256i minimum_sum = _mm256_setzero_si256();

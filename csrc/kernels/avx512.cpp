@@ -46,6 +46,17 @@ inline __attribute__((always_inline)) __m512i left(__m512i a, const Dword& by) {
     return a;
 }
 
+// The scales of a panel.
+template <WeightType W>
+inline __m512 load_scales(const uint8_t* p) {
+    if constexpr (!kHasExponents<W>) return load_binary16(p);
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __mmask16 tiny = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+    return _mm512_castsi512_ps(
+        _mm512_mask_sllv_epi32(normal, tiny, _mm512_set1_epi32(kE8M0HalfSubnormal), e));
+}
+
 // Calls use(slice, unsigned bytes) for the 8 slices of one group.
 template <WeightType W, class Use>
 inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& use) {
@@ -90,6 +101,12 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(5, or_masked(high(l1), _mm512_slli_epi16(h1, 2), bits));
         use(6, or_masked(high(l2), h1, bits));
         use(7, or_masked(high(l3), _mm512_srli_epi16(h1, 2), bits));
+    } else if constexpr (kHasCodebook<W>) {
+        const void* bytes = kByteTable<W, kOffset<W>>.values;
+        const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
+        const auto value = [&](__m512i q) { return _mm512_shuffle_epi8(table, q); };
+        use(0, value(low(l0))), use(1, value(low(l1))), use(2, value(low(l2))), use(3, value(low(l3)));
+        use(4, value(high(l0))), use(5, value(high(l1))), use(6, value(high(l2))), use(7, value(high(l3)));
     } else {
         use(0, low(l0)), use(1, low(l1)), use(2, low(l2)), use(3, low(l3));
         use(4, high(l0)), use(5, high(l1)), use(6, high(l2)), use(7, high(l3));
@@ -155,7 +172,7 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
                                                      size_t at, __m512* f) {
     __m512i sum[2][NT];
     group_sums<W, NT>(q, a, at, sum, [](size_t) { return _mm512_setzero_si512(); });
-    const __m512 scale = load_binary16(s);
+    const __m512 scale = load_scales<W>(s);
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const size_t i = at + t;
@@ -184,7 +201,15 @@ inline __m512i narrow_pair(__m512i a, const int32_t* down, __m512i b, const int3
     return _mm512_mask_blend_epi16(0xaaaaaaaa, right(a, dword(down)), left(b, dword(up)));
 }
 
-// total[token] += two groups of a superblock, whose groups have one scale each (Q4_K, Q5_K)
+// The scales of groups i and i + 1 of a superblock, one scale a group, as the low and high 16 bits of each
+// lane.
+template <WeightType W>
+inline __m512i load_group_scales(const uint8_t* s, int i) {
+    if constexpr (kHasMinimum<W>) return load_group_pair(s + 64 + 16 * i);
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 + 16 * i)));
+}
+
+// total[token] += two groups of a superblock, whose groups have one scale each
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group_pair(const uint8_t* q, __m512i scales,
                                                           const Activations& a, size_t at, __m512i* total) {
@@ -240,20 +265,21 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
             at += next_group;
             q += kGroupBytes<W>;
         } else {
-            add_group_pair<W, NT>(q, load_group_pair(s + 64 + 16 * i), a, at, total);
+            add_group_pair<W, NT>(q, load_group_scales<W>(s, i), a, at, total);
             at += 2 * next_group;
             q += 2 * kGroupBytes<W>;
         }
     }
-    for (int j = 0; j < kSuperblockGroups / 2 && !half_groups; j++)
+    for (int j = 0; j < kSuperblockGroups / 2 && kHasMinimum<W>; j++)
         minimums[j] = load_group_pair(s + 192 + 32 * j);
     const __m512 scale = _mm512_mul_ps(load_binary16(s), _mm512_set1_ps(2 << kExtraShift<W>));
-    const __m512 minimum = half_groups ? scale : _mm512_mul_ps(load_binary16(s + 32), _mm512_set1_ps(0.125f));
+    const __m512 minimum =
+        kHasMinimum<W> ? _mm512_mul_ps(load_binary16(s + 32), _mm512_set1_ps(0.125f)) : scale;
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const __m512 products = _mm512_cvtepi32_ps(total[t]);
         __m512 value;
-        if constexpr (half_groups) {
+        if constexpr (!kHasMinimum<W>) {
             value = _mm512_mul_ps(scale, products);
         } else {
             __m512i minimum_sum = _mm512_setzero_si512();

@@ -28,12 +28,44 @@ template <WeightType W>
 constexpr int kOffset = info(W).offset;
 template <WeightType W>
 constexpr int kExtraShift = info(W).extra_shift;
-
-// Added to a group's sum before it is shifted right by a.shifts + kExtraShift, so that it is rounded; `odd`
-// is the group's number modulo 2. (Types with kHalfGroups use a.centred_start instead.)
 template <WeightType W>
+constexpr bool kHasCodebook = info(W).codebook != nullptr;
+template <WeightType W>
+constexpr bool kHasExponents = W == WeightType::MXFP4;  // scales are powers of two, as a byte (E8M0)
+
+template <WeightType W>
+constexpr int largest_integer() {
+    int largest = (1 << kBits<W>)-1;
+    if constexpr (kHasCodebook<W>) {
+        largest = 0;
+        for (int i = 0; i < 16; i++)
+            if (info(W).codebook[i] + kOffset<W> > largest) largest = info(W).codebook[i] + kOffset<W>;
+    }
+    return largest;
+}
+// Of the unsigned integers that weights are unpacked to.
+template <WeightType W>
+constexpr int kLargest = largest_integer<W>();
+
+// A codebook as a table for instructions that look up 16 bytes at once: its values plus `offset`.
+template <WeightType W, int OFFSET>
+struct ByteTable {
+    alignas(16) uint8_t values[16];
+    constexpr ByteTable() : values() {
+        for (int i = 0; i < 16; i++) values[i] = uint8_t(info(W).codebook[i] + OFFSET);
+    }
+};
+template <WeightType W, int OFFSET>
+constexpr ByteTable<W, OFFSET> kByteTable{};
+
+// Added to a group's sum before it is shifted right by a.shifts + kExtraShift, so that it is rounded, and its
+// products have no offset; `odd` is the group's number modulo 2. (Types with kHalfGroups use a.centred_start
+// instead.)
+template <WeightType W, int OFFSET = kOffset<W>>
 inline int32_t rounded_start(const Activations& a, size_t at, int odd) {
-    return kExtraShift<W> ? 2 * a.rounding[at] + odd : a.rounding[at];
+    const int32_t rounding =
+        kExtraShift<W> ? (a.rounding[at] << kExtraShift<W>)+odd * ((1 << kExtraShift<W>)-1) : a.rounding[at];
+    return OFFSET ? rounding - OFFSET * a.sum[at] : rounding;
 }
 
 inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 v) {
@@ -316,6 +348,9 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
             OUTRIDER_MATMUL_CASE(Q4_K)                                                                \
             OUTRIDER_MATMUL_CASE(Q5_K)                                                                \
             OUTRIDER_MATMUL_CASE(Q6_K)                                                                \
+            OUTRIDER_MATMUL_CASE(IQ4_NL)                                                              \
+            OUTRIDER_MATMUL_CASE(IQ4_XS)                                                              \
+            OUTRIDER_MATMUL_CASE(MXFP4)                                                               \
         }                                                                                             \
     }                                                                                                 \
     const Kernels* function() {                                                                       \

@@ -14,10 +14,19 @@ constexpr int kSuperblockGroups = kSuperblock / kGroup;
 
 // ggml's types, and Q3_0, which no file holds: like Q4_0 with three bits, for draft models (quantize.h).
 // The order is the table's below.
-enum class WeightType : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0 };
+enum class WeightType : uint8_t {
+    // clang-format off
+    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0, IQ4_NL, IQ4_XS, MXFP4,
+    // clang-format on
+};
+
+// The values that a packed integer of 4 bits stands for.
+constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // A weight is scale * (q - offset), or with has_minimum scale * q + minimum (of K-quants scale * q -
-// minimum), where q is an unsigned integer. Floats are their own values.
+// minimum), where q is an unsigned integer. With a codebook, a weight is scale * codebook[q], and offset is
+// what makes all of the codebook's values positive. Floats are their own values.
 struct WeightTypeInfo {
     WeightType type;
     const char* name;
@@ -27,8 +36,9 @@ struct WeightTypeInfo {
     int scale_columns;  // columns that share a scale; 0 of floats
     int scale_bytes;    // what is packed for the scales of a panel's 16 rows and one block
     int offset;
-    int extra_shift;  // K-quants: right shift, beyond 1, that makes a group's sum fit 16 bits
+    int extra_shift;  // superblocks: right shift, beyond 1, that makes a group's sum fit 16 bits
     bool is_float, is_superblock, has_minimum;
+    const int8_t* codebook = nullptr;  // [16]
 
     constexpr size_t group_bytes() const { return size_t(kPanel) * kGroup * size_t(bits) / 8; }  // packed
 };
@@ -48,6 +58,9 @@ static constexpr WeightTypeInfo kWeightTypes[] = {
     {WeightType::Q5_K, "Q5_K",   256, 176,   5,  32, 64 + 256,   0, 1, false,  true,  true},
     {WeightType::Q6_K, "Q6_K",   256, 210,   6,  16, 32 + 256,  32, 0, false,  true, false},
     {WeightType::Q3_0, "Q3_0",    32,  14,   3,  32,      32,    4, 0, false, false, false},
+    {WeightType::IQ4_NL, "IQ4_NL", 32,  18,  4,  32,      32,  128, 0, false, false, false, kIQ4Values},
+    {WeightType::IQ4_XS, "IQ4_XS", 256, 136, 4,  32, 32 + 128, 128, 3, false,  true, false, kIQ4Values},
+    {WeightType::MXFP4,  "MXFP4",  32,  17,  4,  32,      16,   16, 0, false, false, false, kFP4Values},
 };
 // clang-format on
 

@@ -76,6 +76,10 @@ std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
                 put16(at, type == WeightType::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
             continue;
         }
+        if (type == WeightType::MXFP4) {  // about 2^-8, and the exponents below the normal numbers
+            file[at] = uint8_t(pick(0, 9) ? pick(110, 126) : pick(0, 2));
+            continue;
+        }
         const size_t d = at + (type == WeightType::Q6_K ? 208 : 0);
         put16(d, float_to_half(0.01f * normal()));
         if (k.has_minimum) put16(d + 2, float_to_half(0.1f * normal()));

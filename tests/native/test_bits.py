@@ -13,7 +13,7 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
-from outrider.models.weight_types import SUPPORTED_TYPES
+from outrider.models.weight_types import BLOCKS, SUPPORTED_TYPES
 from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import Dims, tiny_gguf
 from tests.support.reference import Reference
@@ -29,7 +29,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
     found = {}
     for kind in CASES:
         arch = "qwen2" if kind in ("Q4_1", "Q4_K") else "qwen3" if kind.endswith("qwen3") else "llama"
-        dims = None if "_K" in kind else ODD
+        dims = None if BLOCKS[kind.split()[0]][0] == 256 else ODD
         path = folder / f"{kind}.gguf"
         found[kind] = open_model(tiny_gguf(path, arch=arch, types=kind.split()[0], dims=dims))
     return found

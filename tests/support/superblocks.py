@@ -1,21 +1,26 @@
-"""Matrix products with K-quants as docs/kernels.md defines them, in plain NumPy.
+"""Matrix products with superblocks as docs/kernels.md defines them, in plain NumPy.
 
-Layouts: ggml's block_q4_K, block_q5_K and block_q6_K, superblocks of 256 columns.
+Layouts: ggml's block_q4_K, block_q5_K, block_q6_K and so on, superblocks of 256 columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.models.formats.dequantize import dequantize
 from outrider.models.source import Tensor
+from outrider.models.weight_types import BLOCKS
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 GROUPS, DEEPEST = 8, 12
+_K_SIZES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,47 @@ def block_scale(biggest: Array) -> tuple[float, Ints]:
 
 
 def superblocks(tensor: Tensor) -> Superblocks:
-    """Unpack a tensor of type Q4_K, Q5_K or Q6_K."""
+    """Unpack a tensor of any type with superblocks."""
+    return _k_superblocks(tensor) if tensor.type in _K_SIZES else _from_values(tensor)
+
+
+def _from_values(tensor: Tensor) -> Superblocks:
+    """The scales as they are in the file; the integers are what remains of the values without them."""
+    blocks = np.frombuffer(bytes(tensor.data), np.uint8).reshape(tensor.shape[0], -1, BLOCKS[tensor.type][1])
+    shape = blocks.shape[:2]
+    layout = LAYOUTS[tensor.type]
+    d = np.ascontiguousarray(blocks[..., layout.d : layout.d + 2]).view(np.float16)[..., 0].astype(np.float64)
+    scales = layout.scales(blocks)
+    step = d[..., None] * scales
+    values = dequantize(tensor).astype(np.float64).reshape(*shape, scales.shape[2], -1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = np.where(step[..., None] == 0, 0, values / step[..., None])
+    none = np.zeros((*shape, GROUPS), np.int64)
+    return Superblocks(d, np.zeros(shape), scales, none, np.rint(whole).astype(np.int64), layout.dropped)
+
+
+def _iq4_scales(blocks: Bytes) -> Ints:
+    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> np.arange(0, 16, 2) & 3
+    low = (blocks[..., 4:8, None] >> np.array([0, 4]) & 15).reshape(*blocks.shape[:2], GROUPS)
+    return np.asarray(low.astype(np.int64) + 16 * high - 32)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in a block the scale d is, how to read the factors of it (int64[n, b, p] of uint8[n, b, bytes]),
+    and Superblocks.dropped."""
+
+    d: int
+    scales: Callable[[Bytes], Ints]
+    dropped: int
+
+
+LAYOUTS = {"IQ4_XS": Layout(0, _iq4_scales, 4)}
+
+
+def _k_superblocks(tensor: Tensor) -> Superblocks:
     raw = np.frombuffer(bytes(tensor.data), np.uint8)
-    size = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[tensor.type]
+    size = _K_SIZES[tensor.type]
     rows = tensor.shape[0]
     blocks = raw.reshape(rows, -1, size)
     shape = blocks.shape[:2]

@@ -20,6 +20,9 @@ BLOCKS = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
     "Q3_0": (32, 14),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
 }
 LOADED_ONLY = frozenset({"Q3_0"})  # types that no file has: made when a model is quantized at load
 SUPPORTED_TYPES = tuple(name for name in BLOCKS if name not in LOADED_ONLY)  # of matrices in files

@@ -1,0 +1,115 @@
+// Formats: ggml's, as the gguf package documents and decodes them.
+#include "kernels/decode.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace outrider {
+
+namespace {
+
+void decode_k_scales(const uint8_t* s, Decoded& out) {
+    for (int j = 0; j < 8; j++) {
+        out.scale[j] = j < 4 ? s[j] & 63 : uint8_t((s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
+        out.minimum[j] = j < 4 ? s[j + 4] & 63 : uint8_t((s[j + 4] >> 4) | (s[j] >> 6) << 4);
+    }
+}
+
+// 32 integers of 4 bits: column i in the low half of byte i, column i + 16 in its high half.
+void decode_nibbles(const uint8_t* p, uint8_t* q) {
+    for (int i = 0; i < 16; i++) {
+        q[i] = p[i] & 15;
+        q[i + 16] = p[i] >> 4;
+    }
+}
+
+void decode_iq4_xs(const uint8_t* p, Decoded& out) {
+    out.d = read16(p);
+    const uint16_t high = read16(p + 2);
+    for (int g = 0; g < kSuperblockGroups; g++) {
+        const int low = p[4 + g / 2] >> (4 * (g % 2)) & 15;
+        out.scale[g] = uint8_t((low | (high >> (2 * g) & 3) << 4) - 32);
+        decode_nibbles(p + 8 + 16 * g, out.q + 32 * g);
+    }
+}
+
+}  // namespace
+
+void decode(WeightType type, const uint8_t* p, Decoded& out) {
+    switch (type) {
+        case WeightType::Q4_0:
+        case WeightType::Q4_1:
+        case WeightType::Q5_0:
+        case WeightType::Q5_1: {
+            const bool has_minimum = info(type).has_minimum;
+            out.d = read16(p);
+            out.m = has_minimum ? read16(p + 2) : 0;
+            p += has_minimum ? 4 : 2;
+            uint32_t high = 0;
+            if (info(type).bits == 5) {
+                std::memcpy(&high, p, 4);
+                p += 4;
+            }
+            for (int i = 0; i < 16; i++) {
+                out.q[i] = uint8_t((p[i] & 15) | ((high >> i & 1) << 4));
+                out.q[i + 16] = uint8_t((p[i] >> 4) | ((high >> (i + 16) & 1) << 4));
+            }
+            break;
+        }
+        case WeightType::IQ4_NL:
+            out.d = read16(p);
+            decode_nibbles(p + 2, out.q);
+            break;
+        case WeightType::MXFP4:
+            out.d = p[0];
+            decode_nibbles(p + 1, out.q);
+            break;
+        case WeightType::IQ4_XS:
+            decode_iq4_xs(p, out);
+            break;
+        case WeightType::Q3_0:  // quantize.h
+            out.d = read16(p);
+            for (int i = 0; i < 32; i++)
+                out.q[i] = uint8_t((p[2 + i % 8] >> (2 * (i / 8)) & 3) | (p[10 + i / 8] >> (i % 8) & 1) << 2);
+            break;
+        case WeightType::Q8_0:
+            out.d = read16(p);
+            for (int i = 0; i < 32; i++) out.q[i] = uint8_t(p[2 + i] ^ 0x80);
+            break;
+        case WeightType::Q4_K:
+        case WeightType::Q5_K: {
+            out.d = read16(p);
+            out.m = read16(p + 2);
+            decode_k_scales(p + 4, out);
+            const uint8_t* high = p + 16;
+            const uint8_t* q = type == WeightType::Q5_K ? p + 48 : p + 16;
+            for (int pair = 0; pair < 4; pair++)
+                for (int l = 0; l < 32; l++) {
+                    out.q[64 * pair + l] = q[32 * pair + l] & 15;
+                    out.q[64 * pair + 32 + l] = q[32 * pair + l] >> 4;
+                }
+            if (type == WeightType::Q5_K)
+                for (int g = 0; g < 8; g++)
+                    for (int l = 0; l < 32; l++) out.q[32 * g + l] |= uint8_t((high[l] >> g & 1) << 4);
+            break;
+        }
+        case WeightType::Q6_K: {
+            const uint8_t *low = p, *high = p + 128;
+            std::memcpy(out.scale, p + 192, 16);
+            out.d = read16(p + 208);
+            for (int half = 0; half < 2; half++)
+                for (int quarter = 0; quarter < 4; quarter++)
+                    for (int l = 0; l < 32; l++) {
+                        const uint8_t nibbles = low[64 * half + 32 * (quarter % 2) + l];
+                        const uint8_t top = high[32 * half + l] >> (2 * quarter) & 3;
+                        out.q[128 * half + 32 * quarter + l] =
+                            uint8_t((quarter < 2 ? nibbles & 15 : nibbles >> 4) | top << 4);
+                    }
+            break;
+        }
+        default:
+            throw std::logic_error("decode: a float type");
+    }
+}
+
+}  // namespace outrider
