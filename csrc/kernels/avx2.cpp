@@ -56,16 +56,30 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         const auto at = [&](int i) { return _mm256_xor_si256(line(p + 64 * i), flip); };
         use(0, at(0)), use(1, at(1)), use(2, at(2)), use(3, at(3));
         use(4, at(4)), use(5, at(5)), use(6, at(6)), use(7, at(7));
+    } else if constexpr (kBits<W> == 2) {
+        static_assert(kFractionBits<W> == 3);
+        const __m256i mask = _mm256_set1_epi8(3 << 3), l0 = line(p), l1 = line(p + 64);
+        const auto bits = [&](__m256i l) { return _mm256_and_si256(l, mask); };
+        use(0, bits(_mm256_slli_epi16(l0, 3))), use(1, bits(_mm256_slli_epi16(l1, 3)));
+        use(2, bits(_mm256_slli_epi16(l0, 1))), use(3, bits(_mm256_slli_epi16(l1, 1)));
+        use(4, bits(_mm256_srli_epi16(l0, 1))), use(5, bits(_mm256_srli_epi16(l1, 1)));
+        use(6, bits(_mm256_srli_epi16(l0, 3))), use(7, bits(_mm256_srli_epi16(l1, 3)));
     } else if constexpr (kBits<W> == 3) {
-        const __m256i low_bits = _mm256_set1_epi8(7), l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
-        const auto bits = [&](__m256i l) { return _mm256_and_si256(l, low_bits); };
-        use(0, bits(l0)), use(1, bits(l1)), use(2, bits(l2));
-        use(3, bits(_mm256_srli_epi16(l0, 3))), use(4, bits(_mm256_srli_epi16(l1, 3)));
-        use(5, bits(_mm256_srli_epi16(l2, 3)));
+        const __m256i mask = _mm256_set1_epi8(7 << kFractionBits<W>);
+        const __m256i l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        // Slices of the lowest bits, and of those above.
+        const auto lower = [&](__m256i l) {
+            return _mm256_and_si256(kFractionBits<W> ? _mm256_slli_epi16(l, kFractionBits<W>) : l, mask);
+        };
+        const auto upper = [&](__m256i l) {
+            return _mm256_and_si256(kFractionBits<W> == 3 ? l : _mm256_srli_epi16(l, 3), mask);
+        };
+        use(0, lower(l0)), use(1, lower(l1)), use(2, lower(l2));
+        use(3, upper(l0)), use(4, upper(l1)), use(5, upper(l2));
         __m256i last = _mm256_and_si256(_mm256_srli_epi16(l0, 6), _mm256_set1_epi8(3));
         last = or_masked(last, _mm256_srli_epi16(l1, 4), _mm256_set1_epi8(12));
         last = or_masked(last, _mm256_srli_epi16(l2, 2), two);
-        use(6, bits(last)), use(7, bits(_mm256_srli_epi16(last, 3)));
+        use(6, lower(last)), use(7, upper(last));
     } else if constexpr (kBits<W> == 5) {
         const __m256i h = line(p + 256);
         use(0, or_masked(low(0), _mm256_slli_epi16(h, 4), bit));
@@ -109,8 +123,8 @@ constexpr int narrow_slices() {
 template <WeightType W>
 constexpr int kNarrowSlices = narrow_slices<W>();
 
-// sum[part][token] += the products of one group of 32 columns, half a panel and NT tokens; Q6_K has two
-// parts, its halves.
+// sum[part][token] += the products of one group of 32 columns, half a panel and NT tokens; with kHalfGroups
+// the halves are two parts.
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void multiply(const uint8_t* lines, const int8_t* x,
                                                     __m256i (*sum)[NT]) {
@@ -171,6 +185,7 @@ inline __m256i narrow_pair(__m256i a, int32_t right, __m256i b, int32_t left) {
 // 16 bits of each lane.
 template <WeightType W>
 inline __m256i load_group_scales(const uint8_t* s, int half, int i) {
+    if constexpr (!kHasFactors<W>) return _mm256_set1_epi16(1);
     if constexpr (kHasMinimum<W>) return load_group_pair(s + 64 + 16 * i + 8 * half);
     return _mm256_cvtepi8_epi16(half_line(s + 32 + 16 * i + 16 * half));
 }
@@ -194,19 +209,52 @@ inline __attribute__((always_inline)) void add_group_pair(const uint8_t* lines, 
     }
 }
 
-// total[token] += one group of Q6_K, whose halves have scales of their own
-template <int NT>
-inline __attribute__((always_inline)) void add_q6_group(const uint8_t* lines, __m256i scales,
-                                                        const Activations& a, size_t at, __m256i* total) {
+// The scales, and the minimums, of half a panel and the halves of group i, as the low and high 16 bits of
+// each lane.
+template <WeightType W>
+inline __m256i load_half_scales(const uint8_t* s, int half, int i) {
+    if constexpr (!kHasMinimum<W>) return _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * i + 16 * half));
+    return _mm256_cvtepu8_epi16(_mm_and_si128(half_line(s + 64 + 32 * i + 16 * half), _mm_set1_epi8(15)));
+}
+inline __m256i load_half_minimums(const uint8_t* s, int half, int i) {
+    const __m128i bytes = _mm_srli_epi16(half_line(s + 64 + 32 * i + 16 * half), 4);
+    return _mm256_cvtepu8_epi16(_mm_and_si128(bytes, _mm_set1_epi8(15)));
+}
+
+// total[token] += one group of a superblock, whose halves have scales of their own
+template <WeightType W, int NT>
+inline __attribute__((always_inline)) void add_halves(const uint8_t* lines, __m256i scales,
+                                                      const Activations& a, size_t at, __m256i* total) {
     __m256i sum[2][NT];
     for (int t = 0; t < NT; t++)
-        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(a.centred_start[2 * (at + t) + h]);
-    multiply<WeightType::Q6_K, NT>(lines, a.q + kGroup * at, sum);
+        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(half_start<W>(a, at + t, h));
+    multiply<W, NT>(lines, a.q + kGroup * at, sum);
     for (int t = 0; t < NT; t++) {
         const int32_t* shifts = a.shifts + 2 * (at + t);
         total[t] = _mm256_add_epi32(
             total[t], _mm256_madd_epi16(narrow_pair(sum[0][t], shifts[0], sum[1][t], shifts[1]), scales));
     }
+}
+
+// The products of half a panel's minimums in a superblock with the sums of token t's activations.
+template <WeightType W>
+inline __attribute__((always_inline)) __m256i minimum_sum(const uint8_t* s, int half, const Activations& a,
+                                                          const ActivationIndex& index, int t) {
+    const size_t next_group = size_t(a.tile_tokens);
+    __m256i sum = _mm256_setzero_si256();
+    const auto add = [&](__m256i minimums, const int16_t* x) {
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(minimums, broadcast2(x)));
+    };
+    if constexpr (kHasHalfMinimums<W>) {
+        for (size_t j = 0; j < kSuperblockGroups; j++)
+            add(load_half_minimums(s, half, int(j)),
+                a.half_sums_q4 + 2 * (index.group + j * next_group + size_t(t)));
+    } else {
+        for (size_t j = 0; j < kSuperblockGroups / 2; j++)
+            add(load_group_pair(s + 192 + 32 * j + 8 * size_t(half)),
+                a.min_sums_q3 + 2 * (index.pair + j * next_group + size_t(t)));
+    }
+    return sum;
 }
 
 // Adds one superblock and half a panel to f[token]. Only its own scales are floats.
@@ -222,8 +270,7 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
     const uint8_t* lines = q + 32 * half;
     for (int i = 0; i < kSuperblockGroups; i += half_groups ? 1 : 2) {
         if constexpr (half_groups) {
-            add_q6_group<NT>(lines, _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * i + 16 * half)), a, at,
-                             total);
+            add_halves<W, NT>(lines, load_half_scales<W>(s, half, i), a, at, total);
             at += next_group;
             lines += kGroupBytes<W>;
         } else {
@@ -232,22 +279,17 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
             lines += 2 * kGroupBytes<W>;
         }
     }
-    const __m256 scale = _mm256_mul_ps(load_binary16(s + 16 * half), _mm256_set1_ps(2 << kExtraShift<W>));
+    const __m256 scale = _mm256_mul_ps(load_binary16(s + 16 * half), _mm256_set1_ps(kProductScale<W>));
     for (int t = 0; t < NT; t++) {
         const __m256 products = _mm256_cvtepi32_ps(total[t]);
         __m256 value;
         if constexpr (!kHasMinimum<W>) {
             value = _mm256_mul_ps(scale, products);
         } else {
-            __m256i minimum_sum = _mm256_setzero_si256();
-            for (size_t j = 0; j < kSuperblockGroups / 2; j++)
-                minimum_sum = _mm256_add_epi32(
-                    minimum_sum,
-                    _mm256_madd_epi16(
-                        load_group_pair(s + 192 + 32 * j + 8 * size_t(half)),
-                        broadcast2(a.min_sums_q3 + 2 * (index.pair + j * next_group + size_t(t)))));
-            const __m256 minimum = _mm256_mul_ps(load_binary16(s + 32 + 16 * half), _mm256_set1_ps(0.125f));
-            value = _mm256_fmsub_ps(scale, products, _mm256_mul_ps(minimum, _mm256_cvtepi32_ps(minimum_sum)));
+            const __m256 minimum =
+                _mm256_mul_ps(load_binary16(s + 32 + 16 * half), _mm256_set1_ps(kMinimumScale<W>));
+            const __m256 minimums = _mm256_cvtepi32_ps(minimum_sum<W>(s, half, a, index, t));
+            value = _mm256_fmsub_ps(scale, products, _mm256_mul_ps(minimum, minimums));
         }
         f[t] = _mm256_fmadd_ps(_mm256_set1_ps(a.superblock_scale[index.superblock + t]), value, f[t]);
     }

@@ -10,8 +10,8 @@ inline uint16_t read16(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
 // A block of the file: its unsigned integers and its scales, still as the file encodes them.
 struct Decoded {
     uint8_t q[kSuperblock];
-    uint8_t scale[16], minimum[8];  // superblocks: integer factors of d (signed) and of dmin
-    uint16_t d, m;                  // binary16, as in the file; of MXFP4, d is an exponent (E8M0)
+    uint8_t scale[16], minimum[16];  // superblocks: integer factors of d (signed) and of dmin
+    uint16_t d, m;                   // binary16, as in the file; of MXFP4, d is an exponent (E8M0)
 };
 
 void decode(WeightType type, const uint8_t* block, Decoded& out);

@@ -17,19 +17,25 @@ void put_group(WeightType type, const uint8_t* q, int row, uint8_t* lines) {
         for (int s = 0; s < 8; s++) put(s, slice[s]);
         return;
     }
-    if (type == WeightType::Q3_0) {
+    const int bits = info(type).bits;
+    if (bits == 2) {
+        for (int i = 0; i < 2; i++)
+            put(i, slice[i] | slice[i + 2] << 2 | slice[i + 4] << 4 | slice[i + 6] << 6);
+        return;
+    }
+    if (bits == 3) {
         const uint32_t last = slice[6] | slice[7] << 3, two_bits = 0x03030303u;
         for (int i = 0; i < 3; i++) put(i, slice[i] | slice[i + 3] << 3 | (last >> (2 * i) & two_bits) << 6);
         return;
     }
     for (int i = 0; i < 4; i++) put(i, (slice[i] & 0x0f0f0f0fu) | (slice[i + 4] & 0x0f0f0f0fu) << 4);
-    if (type == WeightType::Q6_K) {
+    if (bits == 6) {
         for (int h = 0; h < 2; h++) {
             uint32_t high = 0;
             for (int i = 0; i < 4; i++) high |= (slice[4 * h + i] >> 4 & 0x03030303u) << (2 * i);
             put(4 + h, high);
         }
-    } else if (info(type).bits == 5) {
+    } else if (bits == 5) {
         uint32_t high = 0;
         for (int s = 0; s < 8; s++) high |= (slice[s] >> 4 & 0x01010101u) << s;
         put(4, high);
@@ -61,9 +67,17 @@ void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
                 scales[192 + 16 * g + row] = d.minimum[g];
             }
             break;
+        case WeightType::Q3_K:
         case WeightType::Q6_K:  // d[16], then scales in pairs, of a group's halves: [8][16][2]
             for (int g = 0; g < 16; g++) scales[32 + 32 * (g / 2) + 2 * row + g % 2] = d.scale[g];
             break;
+        case WeightType::Q2_K:  // d[16], dmin[16], then scale | minimum << 4 of a group's halves: [8][16][2]
+            put16(scales + 32, row, d.m);
+            for (int g = 0; g < 16; g++)
+                scales[64 + 32 * (g / 2) + 2 * row + g % 2] = uint8_t(d.scale[g] | d.minimum[g] << 4);
+            break;
+        case WeightType::IQ3_XXS:
+        case WeightType::IQ3_S:
         case WeightType::IQ4_XS:  // d[16], then scales in pairs of groups: [4][16][2]
             for (int g = 0; g < 8; g++) scales[32 + 32 * (g / 2) + 2 * row + g % 2] = d.scale[g];
             break;
@@ -132,7 +146,9 @@ void dequantize_row(WeightType type, const uint8_t* row, int columns, float* out
         for (int i = 0; i < k.block_columns; i++) {
             const int part = i / k.scale_columns, q = block.q[i];
             const float scale = k.is_superblock ? d * float(int8_t(block.scale[part])) : d;
-            float v = scale * float(k.codebook ? k.codebook[q] : q - k.offset);
+            const float weight =
+                k.codebook ? float(k.codebook[q]) / float(1 << k.fraction_bits) : float(q - k.offset);
+            float v = scale * weight;
             if (k.has_minimum) v = k.is_superblock ? v - m * float(block.minimum[part]) : v + m;
             out[b * k.block_columns + i] = v;
         }

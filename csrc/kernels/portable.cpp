@@ -12,6 +12,7 @@ constexpr int kTokenTile = 10, kUsualTokenTile = 8;
 template <WeightType W>
 inline int packed(const uint8_t* lines, int s, int byte) {
     if constexpr (kBits<W> == 8) return lines[64 * s + byte];
+    if constexpr (kBits<W> == 2) return lines[64 * (s % 2) + byte] >> (2 * (s / 2)) & 3;
     if constexpr (kBits<W> == 3) {
         if (s < 6) return lines[64 * (s % 3) + byte] >> (3 * (s / 3)) & 7;
         int last = 0;
@@ -29,7 +30,7 @@ template <WeightType W>
 inline int weight(const uint8_t* lines, int s, int byte) {
     const int q = packed<W>(lines, s, byte);
     if constexpr (kHasCodebook<W>) return info(W).codebook[q] + kOffset<W>;
-    return q;
+    return q << kFractionBits<W>;
 }
 
 // sum[row] = products of slices [s0, s1) of one group
@@ -72,6 +73,8 @@ inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const A
 // The scale, as an integer, of row r in half h of group i of a superblock, or in all of the group.
 template <WeightType W>
 inline int32_t superblock_factor(const uint8_t* scales, int i, int h, int r) {
+    if constexpr (!kHasFactors<W>) return 1;
+    if constexpr (kHasHalfMinimums<W>) return scales[64 + 32 * i + 2 * r + h] & 15;
     if constexpr (kHalfGroups<W>) return int8_t(scales[32 + 32 * i + 2 * r + h]);
     if constexpr (kHasMinimum<W>) return scales[64 + 16 * i + r];
     return int8_t(scales[32 + 32 * (i / 2) + 2 * r + i % 2]);
@@ -89,21 +92,27 @@ inline V16 add_superblock(const uint8_t* lines, const uint8_t* scales, int b, co
         const int shift = a.shifts[2 * at] + kExtraShift<W>;
         for (int h = 0; h < halves_of_group; h++) {
             dot<W>(lines, a.q + kGroup * at, slices * h, slices * h + slices, sum);
-            const int32_t start =
-                kHalfGroups<W> ? a.centred_start[2 * at + h] : rounded_start<W>(a, at, g % 2);
+            int32_t start;
+            if constexpr (kHalfGroups<W>)
+                start = half_start<W>(a, at, h);
+            else
+                start = rounded_start<W>(a, at, g % 2);
             for (int r = 0; r < kPanel; r++) {
                 const int32_t factor = superblock_factor<W>(scales, i, h, r);
                 total[r] += factor * int16_t((sum[r] + start) >> shift);
+                if (kHasHalfMinimums<W>)
+                    minimum[r] += (scales[64 + 32 * i + 2 * r + h] >> 4) * a.half_sums_q4[2 * at + size_t(h)];
             }
         }
-        if (kHasMinimum<W>)
+        if (kHasMinimum<W> && !kHasHalfMinimums<W>)
             for (int r = 0; r < kPanel; r++)
                 minimum[r] += scales[192 + 16 * i + r] * a.min_sums_q3[2 * a.at(t, g, 2) + size_t(g % 2)];
     }
-    const V16 scale = vmul(load_binary16(scales), vset(2 << kExtraShift<W>));
+    const V16 scale = vmul(load_binary16(scales), vset(kProductScale<W>));
     V16 value = vmul(scale, to_float(total));
     if constexpr (kHasMinimum<W>) {
-        const V16 minimums = vmul(vmul(load_binary16(scales + 32), vset(0.125f)), to_float(minimum));
+        const V16 minimums =
+            vmul(vmul(load_binary16(scales + 32), vset(kMinimumScale<W>)), to_float(minimum));
         value = vfma(scale, to_float(total), vsub(vset(-0.0f), minimums));
     }
     return vfma(vset(a.superblock_scale[a.at(t, kSuperblockGroups * b, kSuperblockGroups)]), value, f);
