@@ -61,6 +61,24 @@ void same(const std::string& what, const std::vector<T>& wanted, std::vector<T> 
                           " is " + digits(double(got[i])) + ", not " + digits(double(wanted[i])));
 }
 
+// Where in a block of the file the scale is, and after it the minimum.
+size_t place_of_scale(WeightType type) {
+    switch (type) {
+        case WeightType::Q6_K:
+            return 208;
+        case WeightType::Q3_K:
+            return 108;
+        case WeightType::Q2_K:
+            return 80;
+        case WeightType::TQ1_0:
+            return 52;
+        case WeightType::TQ2_0:
+            return 64;
+        default:
+            return 0;
+    }
+}
+
 // A file's matrix of random integers, with scales that are small and finite.
 std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
     std::vector<uint8_t> file(size_t(rows) * row_bytes(type, columns));
@@ -76,7 +94,11 @@ std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
                 put16(at, type == WeightType::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
             continue;
         }
-        const size_t d = at + (type == WeightType::Q6_K ? 208 : 0);
+        if (type == WeightType::MXFP4) {  // about 2^-8, and the exponents below the normal numbers
+            file[at] = uint8_t(pick(0, 9) ? pick(110, 126) : pick(0, 2));
+            continue;
+        }
+        const size_t d = at + place_of_scale(type);
         put16(d, float_to_half(0.01f * normal()));
         if (k.has_minimum) put16(d + 2, float_to_half(0.1f * normal()));
     }
@@ -111,6 +133,7 @@ void same(const std::string& what, const Activations& wanted, const Activations&
     both("roundings", &Activations::rounding, cells);
     both("centred starts", &Activations::centred_start, 2 * cells);
     both("sums for minimums", &Activations::min_sums_q3, cells);
+    both("sums of halves", &Activations::half_sums_q4, 2 * cells);
 }
 
 void check_matmul(const Kernels& oracle, const Kernels& kernels, WeightType type, int rows, int columns,
@@ -214,7 +237,8 @@ void check_quantize(const Kernels& oracle, const Kernels& kernels) {
         for (int columns : {32, 64, 96, 256, 1536})
             check_quantize(oracle, kernels, columns, scale, ActivationFormat::int8);
         for (int columns : {256, 1536})
-            check_quantize(oracle, kernels, columns, scale, ActivationFormat::int8_superblocks);
+            for (auto format : {ActivationFormat::int8_superblocks, ActivationFormat::int8_half_sums})
+                check_quantize(oracle, kernels, columns, scale, format);
     }
 }
 

@@ -22,6 +22,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 VOCAB_SIZE = 320
+# Types that `quantize` cannot write, or not so that many integers occur: where in a block the scale d is, the
+# standard deviation of the decoded values for d = 1, and the dmin / d that gives a mean of 0 (0: no dmin).
+RANDOM_TYPES = {
+    "Q4_K": (0, 300, 7.5),
+    "Q5_K": (0, 600, 15.5),
+    "Q6_K": (208, 1400, 0),
+    "IQ4_NL": (0, 70, 0),
+    "IQ4_XS": (0, 1300, 0),
+    "Q3_K": (108, 42, 0),
+    "Q2_K": (80, 14, 1.5),
+    "TQ1_0": (52, 0.8, 0),
+    "TQ2_0": (64, 1.2, 0),
+    "IQ3_XXS": (0, 160, 0),
+    "IQ3_S": (0, 165, 0),
+}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
@@ -126,8 +141,8 @@ def tiny_gguf(
     """Write a tiny model as GGUF and return its path.
 
     types: a tensor type for all matrices, or one for each part ("attn_q", "token_embd", …; the others
-    are F32). K-quants need sizes that are multiples of 256, which are chosen if `dims` is None. Their
-    superblocks are random bytes with realistic scales, as `quantize` cannot write them.
+    are F32). Superblocks need sizes that are multiples of 256, which are chosen if `dims` is None. Types
+    that `quantize` cannot write are random bytes with realistic scales.
     keys: values that override or (None) remove metadata. tensors: the same for the tensors.
     """
     wanted = {types} if isinstance(types, str) else set(types.values())
@@ -333,7 +348,7 @@ def _add_tensor(
         writer.add_tensor(
             name, np.ascontiguousarray(values, np.float32 if kind.name == "F32" else np.float16)
         )
-    elif GGML_QUANT_SIZES[kind][0] == 256:
+    elif kind.name in RANDOM_TYPES:
         writer.add_tensor(name, random_blocks(values.shape, kind, rng), raw_dtype=kind)
     else:
         raw = quantize(np.ascontiguousarray(values), kind).view(np.uint8)
@@ -343,17 +358,14 @@ def _add_tensor(
 def random_blocks(
     shape: tuple[int, ...], kind: GGMLQuantizationType, rng: np.random.Generator
 ) -> npt.NDArray[np.uint8]:
-    """Q4_K, Q5_K or Q6_K superblocks of a (rows, columns) matrix: uint8[rows, bytes]. The values are about
+    """Blocks of a (rows, columns) matrix of a type in RANDOM_TYPES: uint8[rows, bytes]. The values are about
     1 / sqrt(columns) in size, with a mean near 0."""
     rows, columns = shape
-    size = GGML_QUANT_SIZES[kind][1]
-    blocks = rng.integers(0, 256, (rows * columns // 256, size), np.uint8)
-    # Standard deviation of the decoded values for d = 1, and the dmin / d that gives a mean of 0.
-    spread, centre = {"Q4_K": (300, 7.5), "Q5_K": (600, 15.5), "Q6_K": (1400, 0)}[kind.name]
+    values, size = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows * columns // values, size), np.uint8)
+    at, spread, centre = RANDOM_TYPES[kind.name]
     d = rng.uniform(0.5, 1.5, len(blocks)) / (spread * np.sqrt(columns))
     scales = np.stack([d, d * centre], axis=1).astype("<f2").view(np.uint8)  # [blocks, 4]
-    if kind.name == "Q6_K":
-        blocks[:, -2:] = scales[:, :2]
-    else:
-        blocks[:, :4] = scales
+    width = 4 if centre else 2
+    blocks[:, at : at + width] = scales[:, :width]
     return blocks.reshape(rows, -1)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from outrider.models.source import ModelSource
 from outrider.models.spec import RopeSpec
+from outrider.models.weight_types import BLOCKS
 from tests.support.superblocks import superblocks
 from tests.support.three_bits import values
 
@@ -33,7 +34,7 @@ class Reference:
         floats = ("F32", "F16", "BF16")
         self.integer = {name for name, t in tensors.items() if rounded and t.type not in floats}
         self.superblocks = {
-            n: superblocks(t) for n, t in tensors.items() if rounded and t.type.endswith("_K")
+            n: superblocks(t) for n, t in tensors.items() if rounded and BLOCKS[t.type][0] == 256
         }
         self.weights = {name: values(t).astype(np.float64) for name, t in tensors.items()}
 
