@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.metrics import RequestMetrics
-from outrider.server.http.sample_reader import BlockReader, ReasoningReader, SampleReader, thinks
+from outrider.models.text.reasoning import ReasoningReader
+from outrider.server.http.sample_reader import BlockReader, SampleReader
 from outrider.server.http.tool_parser import ToolParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -118,8 +119,15 @@ def test_the_last_block_ends_with_the_sample() -> None:
     assert ends == [False, True]
 
 
-def test_which_templates_think() -> None:
-    assert thinks("x{{ '<think>\\n' }}")
-    assert thinks("content.split('</think>')")
-    assert not thinks("{{ messages }} thinks")
-    assert not thinks(None)
+def test_one_read_of_many_tokens_is_what_each_of_them_brings() -> None:
+    text = f"<think>a b</think>c {CALL} d {OTHER}"
+    whole, by_token = reader(False).reader, reader(False).reader
+    read = whole.read(tokens(list(text)), END)
+    assert (read.reasoning, read.content) == ("a b", "c d")
+    assert [delta["index"] for delta in read.deltas] == [0, 1]
+    for delta, call in zip(read.deltas, whole.calls, strict=True):
+        assert delta["function"] == {"name": call.name, "arguments": call.arguments}
+    reads = list(by_token.each(tokens(list(text)), END))
+    assert "".join(part.reasoning for part in reads) == read.reasoning
+    assert "".join(part.content for part in reads) == read.content
+    assert whole.reasoning_tokens == by_token.reasoning_tokens == len("<think>a b</think>") - len("<think")

@@ -18,6 +18,7 @@ from outrider.models.text.tool_words import CLOSE, OPEN
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.protocol import Tool
 from outrider.server.http.request_fields import shown
+from outrider.server.http.thought_grammar import mark_of, ranges
 from outrider.server.http.tool_forms import (
     AFTER_CALL,
     ARGUMENTS_KEY,
@@ -85,7 +86,7 @@ def free_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], special
                 rules += [f"special: TEXT <[{token}]> name_key call (next call)*"]
                 starts.append("special")
     if others := sorted({*special} - {marks[mark] for mark in (OPEN, MISTRAL_OPEN) if mark in marks}):
-        rules.append(f"other: TEXT <[{_ranges(others)}]>")
+        rules.append(f"other: TEXT <[{ranges(others)}]>")
         starts.append("other")
     return "\n".join(
         [f"start: ({' | '.join(starts)})* TEXT", f"TEXT: {_regex(_TEXT)}", *rules, *_schemas(use, strict)]
@@ -104,10 +105,12 @@ def blamed(use: ToolUse, form: Mapping[str, Any] | None, error: ConfigError) -> 
     fault, not the grammar that was made of them. Other errors stay as they are."""
     from outrider.grammar import form_fault, schema_fault
 
-    if not use.tools or not str(error).startswith("the grammar cannot be used"):
+    if not str(error).startswith("the grammar cannot be used"):
         return error
     if form is not None and not use.forced and (fault := form_fault(StructuredOutputsParams(**form))):
         return ConfigError(fault)
+    if not use.tools:
+        return error
     for tool in use.tools:
         if (use.forced or tool.function.strict) and (fault := schema_fault(_arguments_schema(tool))):
             return _refused(tool, fault)
@@ -129,12 +132,12 @@ def _calls(use: ToolUse, family: Family, marks: Mapping[str, int], strict: Seque
         head = f'{{"name": "{tool.function.name}", "{key}": '
         rules.append(f"call{n}: {json.dumps(head)} arguments{n} {json.dumps('}')}")
     rules += _schemas(use, strict)
-    opening, closing = _mark(OPEN, marks), _mark(CLOSE, marks)
+    opening, closing = mark_of(OPEN, marks), mark_of(CLOSE, marks)
     if family == "hermes":
         one, several = "marked", '("\\n" marked)*'
         rules.append(f'marked: {opening} "\\n" call "\\n" {closing}')
     elif family == "mistral":
-        one, several = f'{_mark(MISTRAL_OPEN, marks)} " "? "[" call', '(", " call)*'
+        one, several = f'{mark_of(MISTRAL_OPEN, marks)} " "? "[" call', '(", " call)*'
         return [f'calls: {one} {several if use.parallel else ""} "]"', *rules]
     else:
         one, several = "call", '("; " call)*'
@@ -171,10 +174,6 @@ def _end(number: int) -> str:
     return f"arguments{number} {_regex(BLANKS + '[}]')}"
 
 
-def _mark(mark: str, marks: Mapping[str, int]) -> str:
-    return f"<[{marks[mark]}]>" if mark in marks else json.dumps(mark)
-
-
 def _regex(pattern: str) -> str:
     return "/" + pattern.replace("/", r"\/") + "/"
 
@@ -182,14 +181,3 @@ def _regex(pattern: str) -> str:
 def _escaped(name: str) -> str:
     """A tool's name, which has only letters, digits, `_`, `-` and `.`, in a regex."""
     return name.replace(".", r"\.")
-
-
-def _ranges(ids: Sequence[int]) -> str:
-    """Sorted ids as llguidance writes sets of tokens: `3,7-9`."""
-    runs: list[list[int]] = []
-    for token in ids:
-        if runs and runs[-1][1] == token - 1:
-            runs[-1][1] = token
-        else:
-            runs.append([token, token])
-    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in runs)
