@@ -144,7 +144,7 @@ def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> No
         ("-m x --allowed-origins '[1]'", ["--allowed-origins"]),
         ("-m x --allowed-origins '['", ["--allowed-origins"]),
         ("-m x --uvicorn-log-level loud", ["loud"]),
-        ("-m x --tool-call-parser pythonic", ["pythonic"]),
+        ("-m x --tool-call-parser python", ["pythonic"]),
         ("-m x --memory-limit much", ["--memory-limit"]),
         ("-m x --host no.such.host.invalid", ["cannot listen", "no.such.host.invalid"]),
     ],

@@ -99,6 +99,8 @@ def _grammar(service: Service, body: ChatRequest, use: ToolUse) -> str | None:
         return tool_grammar.call_grammar(use, family, marks)
     if form is not None:
         rule = tool_grammar.form_rule(form) if calls_are_marked(family) else None
+        if rule is not None and family == "openai":
+            rule = f"{thought_grammar.final_head(marks)} ({rule})"
         return None if rule is None else tool_grammar.formed_grammar(use, family, marks, rule)
     if not use.enforced:
         return None

@@ -12,9 +12,10 @@ from outrider.errors import ConfigError
 from outrider.models.text.chat import RESERVED, ChatTemplate
 from outrider.models.text.reasoning import ReasoningFormat, format_of
 from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.tool_families import Family
 from outrider.server.http.errors import bad
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.tool_forms import Family, family_of, special_marks, special_token
+from outrider.server.http.tool_forms import family_of, special_marks, special_token
 
 MAX_REQUEST_TEMPLATES = 4  # compiled templates of requests that are kept
 WITH_TOOLS = "tool_use"  # transformers' name of a model's template for conversations with tools

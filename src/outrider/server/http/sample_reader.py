@@ -66,7 +66,10 @@ class SampleReader:
         # Where calls have no mark, JSON that is asked for could not be told from them.
         if not names or (formed and not calls_are_marked(family)):
             return cls(parallel=use.parallel, reasoning=reasoning)
-        parser = ToolParser(family, names, enforced=use.enforced, formed=formed, forced=use.forced)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in use.tools}
+        parser = ToolParser(
+            family, names, enforced=use.enforced, formed=formed, forced=use.forced, schemas=schemas
+        )
         return cls(parser, parallel=use.parallel, reasoning=reasoning)
 
     @property

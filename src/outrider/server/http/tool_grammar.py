@@ -14,6 +14,8 @@ from typing import Any
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
 from outrider.json_schema import prepared
+from outrider.models.text.harmony import CHANNEL, CONSTRAIN, MESSAGE
+from outrider.models.text.tool_families import FAMILIES, Family
 from outrider.models.text.tool_words import CLOSE, OPEN
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.protocol import Tool
@@ -23,12 +25,13 @@ from outrider.server.http.tool_forms import (
     AFTER_CALL,
     ARGUMENTS_KEY,
     BLANKS,
+    BRACKET_OPEN,
     CONTINUED,
     ENFORCED_MARKS,
     ENFORCED_STARTS,
     MISTRAL_OPEN,
     NAME_KEY,
-    Family,
+    calls_are_marked,
 )
 from outrider.server.http.tools import ToolUse
 
@@ -63,6 +66,13 @@ def free_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], special
     special: ids of the special tokens but for those that end a text; any of them may be in it.
     Raises ApiError as `call_grammar` does.
     """
+    if family not in FAMILIES:
+        raise bad(
+            "strict tools and allowed_tools are not enforced in the form in which this model writes calls "
+            f'({family}): leave them out, use tool_choice "required", or serve it with '
+            "--tool-call-parser hermes",
+            "tools",
+        )
     strict = [tool for tool in use.tools if tool.function.strict]
     rules = ["call: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
     starts = []
@@ -126,22 +136,37 @@ def _refused(tool: Tool, fault: str) -> ApiError:
 
 def _calls(use: ToolUse, family: Family, marks: Mapping[str, int], strict: Sequence[Tool]) -> list[str]:
     """The rule `calls` and those that it needs."""
-    key = "parameters" if family == "llama3_json" else "arguments"
+    if family == "openai":
+        return _channel_calls(use, marks, strict)
+    bare = not calls_are_marked(family)
+    key = "parameters" if bare else "arguments"
     rules = ["call: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
     for n, tool in enumerate(use.tools):
         head = f'{{"name": "{tool.function.name}", "{key}": '
         rules.append(f"call{n}: {json.dumps(head)} arguments{n} {json.dumps('}')}")
     rules += _schemas(use, strict)
     opening, closing = mark_of(OPEN, marks), mark_of(CLOSE, marks)
-    if family == "hermes":
+    if family in ("hermes", "qwen3_coder", "gemma4"):  # of the latter two, whose parsers read it too
         one, several = "marked", '("\\n" marked)*'
         rules.append(f'marked: {opening} "\\n" call "\\n" {closing}')
-    elif family == "mistral":
-        one, several = f'{mark_of(MISTRAL_OPEN, marks)} " "? "[" call', '(", " call)*'
+    elif not bare:
+        begin = BRACKET_OPEN if family == "granite" else MISTRAL_OPEN
+        one, several = f'{mark_of(begin, marks)} " "? "[" call', '(", " call)*'
         return [f'calls: {one} {several if use.parallel else ""} "]"', *rules]
     else:
         one, several = "call", '("; " call)*'
     return [f"calls: {one} {several if use.parallel else ''}", *rules]
+
+
+def _channel_calls(use: ToolUse, marks: Mapping[str, int], strict: Sequence[Tool]) -> list[str]:
+    """The same in harmony's format, where a message has one call and ends the answer."""
+    channel, message = mark_of(CHANNEL, marks), mark_of(MESSAGE, marks)
+    rules = ["calls: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
+    for n, tool in enumerate(use.tools):
+        head = json.dumps(f"commentary to=functions.{tool.function.name} ")
+        kind = f'{mark_of(CONSTRAIN, marks)} "json"'
+        rules.append(f"call{n}: {channel} {head} {kind} {message} arguments{n}")
+    return [*rules, *_schemas(use, strict)]
 
 
 def _schemas(use: ToolUse, strict: Sequence[Tool]) -> list[str]:
