@@ -198,3 +198,37 @@ def test_a_form_that_cannot_be_used_is_named_as_the_client_knows_it(thinking: Ru
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("the regex cannot be used")
     assert "outrider_" not in answer.text
+
+
+def test_drafts_change_nothing_where_a_form_begins_after_thoughts(roomy_file: Path) -> None:
+    lookup = {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1, "num_speculative_tokens": 4}
+    begun = {
+        "messages": [*HI, {"role": "assistant", "content": "<think>\nso"}],
+        "continue_final_message": True,
+    }
+    with running(toy_pipeline(roomy_file, lookup), chat_template=THINKING) as made:
+        for seed in range(3):
+            for fields in ({"messages": HI}, begun):
+                body = {**fields, "regex": "[ab]{20}", "seed": seed, "max_tokens": 60, "outrider": True}
+                drafted, plain = (
+                    made.post(CHAT, {**body, "speculative": on}).json()["choices"][0] for on in (True, False)
+                )
+                assert drafted["message"] == plain["message"]
+                ids = [[token["id"] for token in each["outrider"]["tokens"]] for each in (drafted, plain)]
+                assert ids[0] == ids[1]
+
+
+def test_every_dialect_parts_thoughts_in_any_familys_marks(roomy_file: Path) -> None:
+    text = "<|channel>thought\nhm<channel|>yes"
+    with running(toy_pipeline(roomy_file), chat_template=THINKING, reasoning_parser="gemma4") as made:
+        with scripted(made, text):
+            found = made.post("/v1/messages", {"messages": HI, "max_tokens": 9}).json()
+        assert [block.get("thinking", block.get("text")) for block in found["content"]] == ["hm", "yes"]
+        with scripted(made, text):
+            found = made.post("/v1/responses", {"input": "hi"}).json()
+        assert [item["type"] for item in found["output"]] == ["reasoning", "message"]
+        assert [item["content"][0]["text"] for item in found["output"]] == ["hm", "yes"]
+        assert found["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+        with scripted(made, text):
+            found = made.post("/api/chat", {"messages": HI, "stream": False, "think": True}).json()
+        assert (found["message"]["thinking"], found["message"]["content"]) == ("hm", "yes")
