@@ -288,8 +288,8 @@ def _layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ..
     q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     norms: dict[str, tuple[int, bool]] = {  # name: columns, whether the layer has it
         "attn_norm": (hidden, layer.norms.attention),
-        "attn_q_norm": (spec.head_dim, layer.norms.q),
-        "attn_k_norm": (spec.head_dim, layer.norms.k),
+        "attn_q_norm": (q_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.q),
+        "attn_k_norm": (kv_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.k),
         "post_attention_norm": (hidden, layer.norms.post_attention),
         "ffn_norm": (hidden, layer.norms.ffn),
         "post_ffw_norm": (hidden, layer.norms.post_ffn),
