@@ -90,12 +90,13 @@ def test_quantized_weights_agree_with_the_dequantized_ones(tmp_path: Path, famil
 
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, record: dict[str, Any], family: str) -> None:
     model = load(source(tmp_path, family, "folder"), kv_dtype="f32")
-    assert (model.num_layers, model.hidden_size) == (LAYERS, HIDDEN)
+    layers = family_dims(family).layers
+    assert (model.num_layers, model.hidden_size) == (layers, HIDDEN)
     work = item(model.new_cache(64), record["tokens"].tolist())
-    _, (hidden,) = model.forward_hidden([work], range(LAYERS + 1))
+    _, (hidden,) = model.forward_hidden([work], range(layers + 1))
     assert hidden.dtype == np.float32
-    states = hidden.reshape(-1, LAYERS + 1, HIDDEN)[:, :, record["hidden_columns"]]
-    for i in range(LAYERS + 1):
+    states = hidden.reshape(-1, layers + 1, HIDDEN)[:, :, record["hidden_columns"]]
+    for i in range(layers + 1):
         assert relative_error(states[:, i], record[f"{family}.hidden"][:, i]) < 1e-5
 
 
@@ -103,8 +104,9 @@ def test_hidden_states_agree_with_float64(tmp_path: Path, family: str) -> None:
     model = load(source(tmp_path, family, "gguf"), kv_dtype="f32")
     reference = Reference(source(tmp_path, family, "gguf"))
     tokens, parents = [5, 9, 7, 11, 3], [-1, 0, 0, 1, 3]
-    _, (hidden,) = model.forward_hidden([item(model.new_cache(8), tokens, parents)], [0, 2, LAYERS])
-    wanted = reference.hidden(tokens, parents)[:, [0, 2, LAYERS]].reshape(5, 3 * HIDDEN)
+    taps = [0, 2, family_dims(family).layers]
+    _, (hidden,) = model.forward_hidden([item(model.new_cache(8), tokens, parents)], taps)
+    wanted = reference.hidden(tokens, parents)[:, taps].reshape(5, 3 * HIDDEN)
     assert relative_error(hidden, wanted) < 1e-5
 
 
@@ -244,7 +246,7 @@ def test_what_a_layer_cannot_have_yet(tmp_path: Path, change: dict[str, Any], wo
 
 def test_tensor_names_are_those_of_the_gguf_package(family: str) -> None:
     names = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
-    mapped = gguf.get_tensor_name_map(names[family], LAYERS)
+    mapped = gguf.get_tensor_name_map(names[family], family_dims(family).layers)
     for name in tiny_weights(family, family_dims(family), tied=False):
-        stem, kind = hf_name(name).rsplit(".", 1)
+        stem, kind = hf_name(name, family).rsplit(".", 1)
         assert f"{mapped.get_name(stem)}.{kind}" == name
