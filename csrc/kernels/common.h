@@ -317,15 +317,41 @@ void quantize_residual(Activations& a, int t, int residual_row, int first, int l
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
 
-void silu_mul(const float* gate, const float* up, int n, float* out) {
+// x / 2 (1 + tanh z) = x / (1 + e^-2z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
+inline V16 gelu_tanh(V16 x) {
+    const V16 cubic = vfma(vmul(vmul(x, x), vset(0.044715f)), x, x);
+    return vdiv(x, vadd(vset(1.0f), vexp(vmul(cubic, vset(-1.5957691216f)))));
+}
+
+template <V16 (*Activation)(V16)>
+void activate_mul(const float* gate, const float* up, int n, float* out) {
     int i = 0;
-    for (; i + 16 <= n; i += 16) vstore(out + i, vmul(silu(vload(gate + i)), vload(up + i)));
+    for (; i + 16 <= n; i += 16) vstore(out + i, vmul(Activation(vload(gate + i)), vload(up + i)));
     if (i == n) return;
     float g[16] = {0}, u[16] = {0};
     std::memcpy(g, gate + i, size_t(n - i) * 4);
     std::memcpy(u, up + i, size_t(n - i) * 4);
-    vstore(g, vmul(silu(vload(g)), vload(u)));
+    vstore(g, vmul(Activation(vload(g)), vload(u)));
     std::memcpy(out + i, g, size_t(n - i) * 4);
+}
+void silu_mul(const float* gate, const float* up, int n, float* out) { activate_mul<silu>(gate, up, n, out); }
+void gelu_mul(const float* gate, const float* up, int n, float* out) {
+    activate_mul<gelu_tanh>(gate, up, n, out);
+}
+
+void scale_and_cap(float* x, int n, float scale, float softcap) {
+    const float inverse = softcap == 0 ? 0.0f : 1.0f / softcap;
+    const auto sixteen = [&](V16 v) {
+        v = vmul(v, vset(scale));
+        return softcap == 0 ? v : vmul(vtanh(vmul(v, vset(inverse))), vset(softcap));
+    };
+    int i = 0;
+    for (; i + 16 <= n; i += 16) vstore(x + i, sixteen(vload(x + i)));
+    if (i == n) return;
+    float rest[16] = {0};
+    std::memcpy(rest, x + i, size_t(n - i) * 4);
+    vstore(rest, sixteen(vload(rest)));
+    std::memcpy(x + i, rest, size_t(n - i) * 4);
 }
 
 // (x, y) becomes (x cos - y sin, x sin + y cos). Fused multiplications are written out, so that every build
@@ -384,7 +410,8 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
     }                                                                                                 \
     const Kernels* function() {                                                                       \
         static const Kernels table = {                                                                \
-            label,    kTokenTile, kUsualTokenTile, matmul,  rms_norm, quantize,    quantize_residual, \
-            silu_mul, rope,       store_kv,        copy_kv, attend,   merge_spans, finish_spans};     \
+            label,       kTokenTile,  kUsualTokenTile, matmul, rms_norm, quantize, quantize_residual, \
+            silu_mul,    gelu_mul,    scale_and_cap,   rope,   store_kv, copy_kv,  attend,            \
+            merge_spans, finish_spans};                                                               \
         return &table;                                                                                \
     }

@@ -188,12 +188,23 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
         };
         same("rms_norm " + std::to_string(n), norm(oracle, 0), norm(kernels, n / 32 * 16));
         const std::vector<float> wide = floats(size_t(n), 20.0f);
-        const auto gate = [&](const Kernels& table) {
-            std::vector<float> y(wide.size());
-            table.silu_mul(wide.data(), weight.data(), n, y.data());
-            return y;
-        };
-        same("silu_mul " + std::to_string(n), gate(oracle), gate(kernels));
+        for (const auto& [name, op] :
+             {std::pair{"silu_mul", &Kernels::silu_mul}, {"gelu_mul", &Kernels::gelu_mul}}) {
+            const auto gate = [&](const Kernels& table) {
+                std::vector<float> y(wide.size());
+                (table.*op)(wide.data(), weight.data(), n, y.data());
+                return y;
+            };
+            same(name + (" " + std::to_string(n)), gate(oracle), gate(kernels));
+        }
+        for (const float cap : {0.0f, 5.0f}) {
+            const auto capped = [&](const Kernels& table) {
+                std::vector<float> y = wide;
+                table.scale_and_cap(y.data(), n, 0.25f, cap);
+                return y;
+            };
+            same("scale_and_cap " + std::to_string(n), capped(oracle), capped(kernels));
+        }
     }
     for (int dim : {2, 16, 64, 128})
         for (bool interleaved : {false, true}) {
@@ -261,9 +272,10 @@ void same(const std::string& what, const Head& wanted, const Head& got) {
 }
 
 void check_attention(const Kernels& oracle, const Kernels& kernels, int positions, int head_dim, int group,
-                     bool half) {
+                     bool half, int window = 0, float softcap = 0) {
     const std::string shape = std::to_string(positions) + " positions, head of " + std::to_string(head_dim) +
-                              ", group of " + std::to_string(group) + (half ? ", half" : ", float");
+                              ", group of " + std::to_string(group) + (half ? ", half" : ", float") +
+                              ", window " + std::to_string(window);
     const int slots = positions + 24;
     Head wanted(slots, head_dim, half), got(slots, head_dim, half);
     for (int slot = 0; slot < slots; slot++) {
@@ -302,7 +314,9 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                                       visible.data() + first,
                                       count,
                                       group,
-                                      head_dim};
+                                      head_dim,
+                                      window,
+                                      softcap};
                 std::vector<float> scratch(attend_scratch(queries)), out(size_t(count) * group * head_dim);
                 std::vector<std::vector<float>> found(size_t(spans),
                                                       std::vector<float>(stride * size_t(count)));
@@ -313,8 +327,9 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                                  stride);
                 }
                 for (int r = 0; r < count * group; r++) {
-                    float* all = found[0].data() + row * size_t(r);
-                    for (int s = 1; s * kSpan < visible[size_t(first + r / group)].positions; s++)
+                    const int start = queries.first_seen(r / group) / kSpan;
+                    float* all = found[size_t(start)].data() + row * size_t(r);
+                    for (int s = start + 1; s * kSpan < visible[size_t(first + r / group)].positions; s++)
                         table.merge_spans(all, found[size_t(s)].data() + row * size_t(r), head_dim);
                     table.finish_spans(all, head_dim, out.data() + size_t(r) * head_dim);
                 }
@@ -344,6 +359,10 @@ void check(const Kernels& kernels) {
                     check_attention(oracle, kernels, positions, head_dim, group, half);
         for (int positions : {256, 258, 600})
             check_attention(oracle, kernels, positions, 48, positions % 5 + 4, half);
+        for (int window : {1, 7, 16, 40, 256, 300})
+            for (int positions : {17, 50, 300, 600})
+                check_attention(oracle, kernels, positions, 48, window % 3 + 1, half, window,
+                                window % 2 * 3.0f);
     }
 }
 

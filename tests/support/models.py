@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
+QK_NORMS, POST_NORMS = ("qwen3", "gemma3"), ("gemma3",)  # the families that have these
 VOCAB_SIZE = 320
 # Types that `quantize` cannot write, or not so that many integers occur: where in a block the scale d is, the
 # standard deviation of the decoded values for d = 1, and the dmin / d that gives a mean of 0 (0: no dmin).
@@ -61,6 +62,7 @@ class Dims:
     head_dim: int = 0
     theta: float = 10000.0
     eps: float = 1e-5
+    window: int = 0  # of Gemma's layers
 
     @property
     def head(self) -> int:
@@ -69,7 +71,9 @@ class Dims:
 
 def family_dims(arch: str) -> Dims:
     """Sizes of the models that tests/scripts/record_family_reference.py recorded. Heads are larger than
-    hidden // heads, except for qwen2, whose q is square in llama.cpp."""
+    hidden // heads, except for qwen2, whose q is square in llama.cpp. Windows are shorter than the texts."""
+    if arch == "gemma3":
+        return Dims(layers=6, hidden=128, ffn=256, head_dim=64, theta=1e6, eps=1e-6, window=16)
     return Dims(layers=3, hidden=128, ffn=256, head_dim=0 if arch == "qwen2" else 64, theta=1e6, eps=1e-6)
 
 
@@ -121,7 +125,10 @@ def tiny_weights(
         if arch == "qwen2":
             for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
                 weights[f"{part}{name}.bias"] = (0.3 * rng.standard_normal(rows)).astype(np.float32)
-        if arch == "qwen3":
+        if arch in POST_NORMS:
+            weights[part + "post_attention_norm.weight"] = norm()
+            weights[part + "post_ffw_norm.weight"] = norm()
+        if arch in QK_NORMS:
             weights[part + "attn_q_norm.weight"] = norm(dims.head)
             weights[part + "attn_k_norm.weight"] = norm(dims.head)
     return weights
@@ -211,15 +218,17 @@ def tiny_hf(
 ) -> Path:
     """Write a tiny model as a Hugging Face folder and return it.
 
-    arch: llama, mistral, qwen2 or qwen3. dtype: F32, F16 or BF16. config: overrides for config.json; a value
-    None there is JSON's null.
+    arch: llama, mistral, qwen2, qwen3 or gemma3. dtype: F32, F16 or BF16. config: overrides for config.json;
+    a value None there is JSON's null.
     """
     dims = dims or Dims()
     path.mkdir(parents=True, exist_ok=True)
     settings = {**_config(arch, dims, tied), **(config or {})}
     (path / "config.json").write_text(json.dumps(settings))
     weights = tiny_weights(arch, dims, tied=tied, seed=seed)
-    encoded = [(hf_name(name), values.shape, encode(values, dtype)) for name, values in weights.items()]
+    if arch == "gemma3":  # its norms multiply by 1 + weight
+        weights = {name: values - 1 if values.ndim == 1 else values for name, values in weights.items()}
+    encoded = [(hf_name(name, arch), values.shape, encode(values, dtype)) for name, values in weights.items()]
     if shards == 1:
         write_safetensors(path / "model.safetensors", dtype, encoded)
     else:
@@ -257,7 +266,7 @@ def write_safetensors(path: Path, dtype: str, tensors: list[tuple[str, tuple[int
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(raw for _, _, raw in tensors))
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, arch: str = "llama") -> str:
     """The Hugging Face name of a GGUF tensor."""
     parts = {
         "token_embd": "model.embed_tokens",
@@ -275,6 +284,9 @@ def hf_name(name: str) -> str:
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
     }
+    if arch in POST_NORMS:
+        parts["post_attention_norm"] = "post_attention_layernorm"
+        parts |= {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
     *block, part, kind = name.split(".")
     return f"model.layers.{block[1]}.{parts[part]}.{kind}" if block else f"{parts[part]}.{kind}"
 
@@ -294,9 +306,10 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
         f"{arch}.rope.freq_base": dims.theta,
         **(
             {f"{arch}.attention.key_length": dims.head, f"{arch}.attention.value_length": dims.head}
-            if dims.head_dim or arch == "qwen3"
+            if dims.head_dim or arch in QK_NORMS
             else {}
         ),
+        **({f"{arch}.attention.sliding_window": dims.window} if dims.window else {}),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [piece for piece, _ in vocab],
@@ -312,15 +325,16 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
 def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
     return {
         "architectures": [f"{arch.capitalize()}ForCausalLM"],
-        "model_type": arch,
-        "hidden_act": "silu",
+        "model_type": "gemma3_text" if arch == "gemma3" else arch,
+        **({"hidden_activation": "gelu_pytorch_tanh"} if arch == "gemma3" else {"hidden_act": "silu"}),
+        **({"sliding_window": dims.window, "query_pre_attn_scalar": dims.head} if dims.window else {}),
         "num_hidden_layers": dims.layers,
         "max_position_embeddings": dims.context,
         "hidden_size": dims.hidden,
         "intermediate_size": dims.ffn,
         "num_attention_heads": dims.heads,
         "num_key_value_heads": dims.kv_heads,
-        **({"head_dim": dims.head} if dims.head_dim or arch == "qwen3" else {}),
+        **({"head_dim": dims.head} if dims.head_dim or arch in QK_NORMS else {}),
         "rms_norm_eps": dims.eps,
         "rope_theta": dims.theta,
         "vocab_size": VOCAB_SIZE,
