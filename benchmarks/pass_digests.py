@@ -38,11 +38,11 @@ from outrider.errors import ConfigError
 from outrider.models.open import open_model
 from outrider.models.quantization import quantized
 from outrider.models.source import ModelSource
+from outrider.models.weight_types import BLOCKS, SUPPORTED_TYPES
 
 forward_subset = NativeModel.forward_subset  # a pass that computes some panels of the vocabulary only
 
 ISAS = ("portable", "avx2", "avx512", "neon")
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd number of groups
 LONG = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32, context=1024)
 REAL: dict[str, tuple[str | None, ...]] = {  # model: quantizations at load
@@ -170,10 +170,10 @@ def digest(arrays: Sequence[FloatArray]) -> str:
 
 def tiny_models(folder: Path) -> Iterator[tuple[str, ModelSource, bool]]:
     """(name, source, whether its context is long): each weight type, architecture and format."""
-    for kind in TYPES:
+    for kind in SUPPORTED_TYPES:
         for arch in ("llama", "qwen2"):
             tied = arch == "llama"
-            dims = None if kind.endswith("_K") else ODD
+            dims = None if BLOCKS[kind][0] == 256 else ODD
             path = folder / f"{arch}-{kind}.gguf"
             yield (
                 f"tiny {arch} gguf {kind}",

@@ -10,17 +10,19 @@
 
 namespace outrider {
 
-// What the products that read some activations need of them: the floats alone, also int8 groups, or int8
-// groups whose scales are tied to those of superblocks.
-enum class ActivationFormat { float32, int8, int8_superblocks };
+// What the products that read some activations need of them: the floats alone, also int8 groups, int8 groups
+// whose scales are tied to those of superblocks, or also the sums of their halves. Each has all of those
+// before.
+enum class ActivationFormat { float32, int8, int8_superblocks, int8_half_sums };
 
 inline ActivationFormat activation_format(std::initializer_list<const Matrix*> readers) {
     ActivationFormat format = ActivationFormat::float32;
     for (const Matrix* m : readers) {
         const WeightTypeInfo& type = info(m->type);
-        if (!type.is_float)
-            format = std::max(
-                format, type.is_superblock ? ActivationFormat::int8_superblocks : ActivationFormat::int8);
+        if (type.is_float) continue;
+        format = std::max(format, type.has_half_minimums() ? ActivationFormat::int8_half_sums
+                                  : type.is_superblock     ? ActivationFormat::int8_superblocks
+                                                           : ActivationFormat::int8);
     }
     return format;
 }
@@ -30,7 +32,7 @@ class ActivationBuffer {
     // Prepares for so many tokens, in token tiles of the kernels' width. What was stored before is lost.
     Activations& shape(int tokens, int columns, ActivationFormat format, const Kernels& kernels) {
         view_.shape(tokens, columns, kernels.token_tile, kernels.usual_token_tile);
-        view_.superblocks = format == ActivationFormat::int8_superblocks;
+        view_.superblocks = format >= ActivationFormat::int8_superblocks;
         const size_t cells = format == ActivationFormat::float32 ? 0 : view_.cells();
         const size_t super = view_.superblocks ? cells : 0;
         x_.resize(size_t(tokens) * columns);
@@ -43,6 +45,8 @@ class ActivationBuffer {
         view_.shifts = resized(shifts_, 2 * super);
         view_.centred_start = resized(centred_start_, 2 * super);
         view_.min_sums_q3 = resized(min_sums_q3_, super);
+        view_.half_sums_q4 =
+            resized(half_sums_q4_, format == ActivationFormat::int8_half_sums ? 2 * cells : 0);
         view_.superblock_scale = resized(superblock_scale_, super / kSuperblockGroups);
         return view_;
     }
@@ -60,7 +64,7 @@ class ActivationBuffer {
     Activations view_;
     Aligned<float> x_, scale_, scaled_sum_, superblock_scale_;
     Aligned<int8_t> q_;
-    Aligned<int16_t> min_sums_q3_;
+    Aligned<int16_t> min_sums_q3_, half_sums_q4_;
     Aligned<int32_t> sum_, rounding_, shifts_, centred_start_;
 };
 

@@ -32,6 +32,8 @@ struct Activations {
     int32_t* centred_start = nullptr;  // [tiles][groups][tile_tokens][2], rounding - 32 * the sum of q over
                                        // each half of the group (Q6_K, whose offset is 32)
     int16_t* min_sums_q3 = nullptr;  // [tiles][groups / 2][tile_tokens][2], sum * 2^-k with 3 fractional bits
+    int16_t* half_sums_q4 = nullptr;  // [tiles][groups][tile_tokens][2], the sum of q over each half of the
+                                      // group * 2^-k with 4 fractional bits; null unless Q2_K reads it
 
     // Divides the tokens into tiles of nearly equal size. A tile has at most `widest` tokens if all of them
     // make two such tiles or fewer, else at most `usual`.

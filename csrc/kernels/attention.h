@@ -6,6 +6,7 @@
 // of the multiplications. For each row the operations and their order are the same, whatever rows share its
 // task.
 #pragma once
+#include <algorithm>
 #include <utility>
 
 #include "kernels/kernels.h"
@@ -201,8 +202,10 @@ class Span {
         for (int t = 0; t < q.tokens; t++) {
             const Visible& v = q.visible[t];
             shared_ = imin(shared_, imax(0, imin(v.direct, v.positions) - first_) / kCacheBlock);
+            shared_from_ = imax(shared_from_, (hidden(t) + kCacheBlock - 1) / kCacheBlock);
         }
-        for (int b = 0; b < shared_; b++) {
+        shared_from_ = imin(shared_from_, shared_);
+        for (int b = shared_from_; b < shared_; b++) {
             keys_[b] = key_of<T>(cache, first_ + kCacheBlock * b);
             values_[b] = value_of<T>(cache, first_ + kCacheBlock * b, q.head_dim);
         }
@@ -215,18 +218,22 @@ class Span {
     void run() {
         shared_scores();
         for (int t = 0; t < q_.tokens; t++)
-            if (seen(t) > 0) {
+            if (seen(t) > hidden(t)) {
                 own_scores(t);
                 exponentiate(t);
             }
+        clear();
+        for (int t = 0; t < q_.tokens; t++) own_values(t, 0, shared_from_);
         shared_values();
-        for (int t = 0; t < q_.tokens; t++) own_values(t);
+        for (int t = 0; t < q_.tokens; t++) own_values(t, shared_, kSpanBlocks);
     }
 
   private:
     static constexpr RowFunctions<T> functions_ = row_functions<T>(std::make_index_sequence<kRows>());
 
-    int seen(int t) const { return imin(q_.visible[t].positions - first_, kSpan); }  // positions of this span
+    // Token t sees the positions [hidden, seen) of this span.
+    int seen(int t) const { return imin(q_.visible[t].positions - first_, kSpan); }
+    int hidden(int t) const { return imax(0, q_.first_seen(t) - first_); }
     const float* query(int row) const {
         return q_.q + size_t(row / q_.group) * q_.stride + size_t(row % q_.group) * q_.head_dim;
     }
@@ -261,7 +268,7 @@ class Span {
     }
 
     void shared_scores() {
-        for (int b = 0; b < shared_; b += kChunk) {
+        for (int b = shared_from_; b < shared_; b += kChunk) {
             const int blocks = imin(kChunk, shared_ - b);
             Prefetch<T> ahead[kChunk];
             for (int i = 0; i < blocks; i++)
@@ -272,22 +279,26 @@ class Span {
         }
     }
 
+    void clear() {
+        for (int row = 0; row < rows_; row++) std::memset(out(row), 0, sizeof(float) * size_t(q_.head_dim));
+    }
+
     // A few columns at a time, so that their values stay in the first-level cache for all rows.
     void shared_values() {
-        for (int row = 0; row < rows_; row++) std::memset(out(row), 0, sizeof(float) * size_t(q_.head_dim));
-        const int columns = 16 * blocks_at_once(imin(rows_, kRows));
-        for (int d = 0; shared_ && d < q_.head_dim; d += columns)
+        const int columns = 16 * blocks_at_once(imin(rows_, kRows)), blocks = shared_ - shared_from_;
+        for (int d = 0; blocks && d < q_.head_dim; d += columns)
             tiles(0, rows_, [&](int row, int count) {
-                value(row, count, values_, 0, kCacheBlock * shared_, d, imin(q_.head_dim, d + columns),
-                      row == 0 ? next_ : nullptr);
+                value(row, count, values_ + shared_from_, kCacheBlock * shared_from_, kCacheBlock * blocks, d,
+                      imin(q_.head_dim, d + columns), row == 0 ? next_ : nullptr);
             });
     }
 
-    // Calls each(block, count) for the blocks of a token that not all tokens see whole.
+    // Calls each(block, first, last), with positions of the block, for those of the blocks [from, to) that
+    // token t sees something of.
     template <class Each>
-    void own_blocks(int t, const Each& each) {
-        for (int b = shared_; kCacheBlock * b < seen(t); b++)
-            each(b, imin(kCacheBlock, seen(t) - kCacheBlock * b));
+    void own_blocks(int t, int from, int to, const Each& each) {
+        for (int b = imax(from, hidden(t) / kCacheBlock); b < to && kCacheBlock * b < seen(t); b++)
+            each(b, imax(0, hidden(t) - kCacheBlock * b), imin(kCacheBlock, seen(t) - kCacheBlock * b));
     }
     const int* path(int t, int block) const {  // its slots, or null when they are in order
         const Visible& v = q_.visible[t];
@@ -296,7 +307,11 @@ class Span {
     }
 
     void own_scores(int t) {
-        own_blocks(t, [&](int b, int count) {
+        own_scores(t, 0, shared_from_);
+        own_scores(t, shared_, kSpanBlocks);
+    }
+    void own_scores(int t, int from, int to) {
+        own_blocks(t, from, to, [&](int b, int first, int count) {
             const T* keys = gathered_;
             if (const int* slots = path(t, b))
                 gather_keys<T>(cache_, slots, count, q_.head_dim, gathered_);
@@ -308,25 +323,29 @@ class Span {
                 float* s = scores_ + size_t(row + g) * kSpan + kCacheBlock * b;
                 vstore(s, vkeep(vload(s), count, -INFINITY));
             }
+            for (int g = 0; g < q_.group; g++)
+                std::fill_n(scores_ + size_t(row + g) * kSpan + kCacheBlock * b, first, -INFINITY);
         });
     }
 
     // Softmax without the division: scores become e^(score - maximum). (All maxima first, so that their
     // latencies overlap.)
     void exponentiate(int t) {
-        const int row = t * q_.group, count = seen(t);
+        const int row = t * q_.group, count = seen(t), first = hidden(t) / kCacheBlock * kCacheBlock;
         for (int g = 0; g < q_.group; g++) {
-            const float* scores = scores_ + size_t(row + g) * kSpan;
+            float* scores = scores_ + size_t(row + g) * kSpan;
+            if (q_.softcap != 0) soft_cap(scores, first, count);
             V16 top = vset(-INFINITY);
-            for (int p = 0; p < count; p += kCacheBlock) top = vmax(vload(scores + p), top);
+            for (int p = first; p < count; p += kCacheBlock) top = vmax(vload(scores + p), top);
             out(row + g)[q_.head_dim] = reduce_max(top);
         }
         for (int g = 0; g < q_.group; g++) {
             float *scores = scores_ + size_t(row + g) * kSpan, *stats = out(row + g) + q_.head_dim;
             V16 total = vset(0.0f);
-            for (int p = 0; p < count; p += kCacheBlock) {
+            for (int p = first; p < count; p += kCacheBlock) {
                 V16 e = vexp(vsub(vload(scores + p), vset(stats[0])));
                 if (count - p < kCacheBlock) e = vkeep(e, count - p, 0.0f);
+                if (p < hidden(t)) e = without_first(e, hidden(t) - p);
                 vstore(scores + p, e);
                 total = vadd(total, e);
             }
@@ -334,25 +353,42 @@ class Span {
         }
     }
 
-    void own_values(int t) {
-        own_blocks(t, [&](int b, int count) {
+    // Scores become softcap * tanh(score / softcap). (Those of positions that are not seen become -softcap,
+    // which does not change the maximum, and they are cleared after it.)
+    void soft_cap(float* scores, int first, int count) const {
+        const V16 cap = vset(q_.softcap), inverse = vset(1.0f / q_.softcap);
+        for (int p = first; p < count; p += kCacheBlock)
+            vstore(scores + p, vmul(vtanh(vmul(vload(scores + p), inverse)), cap));
+    }
+    static V16 without_first(V16 e, int count) {
+        float lanes[kCacheBlock];
+        vstore(lanes, e);
+        std::fill_n(lanes, count, 0.0f);
+        return vload(lanes);
+    }
+
+    void own_values(int t, int from, int to) {
+        own_blocks(t, from, to, [&](int b, int first, int last) {
             const T* values = gathered_;
             if (const int* slots = path(t, b))
-                gather_values<T>(cache_, slots, count, q_.head_dim, gathered_);
+                gather_values<T>(cache_, slots, last, q_.head_dim, gathered_);
             else
                 values = value_of<T>(cache_, first_ + kCacheBlock * b, q_.head_dim);
+            values += size_t(first) * q_.head_dim;
             const int row = t * q_.group;
             tiles(row, row + q_.group, [&](int at, int rows) {
-                value(at, rows, &values, kCacheBlock * b, count, 0, q_.head_dim, nullptr);
+                value(at, rows, &values, kCacheBlock * b + first, last - first, 0, q_.head_dim, nullptr);
             });
         });
     }
 
     const HeadCache& cache_;
     const Queries& q_;
-    int first_, rows_, shared_;  // first position; rows; leading blocks that every token sees whole
-    float* scores_;              // [rows][kSpan]
-    T* gathered_;                // a block of keys or values
+    int first_, rows_;  // first position; rows
+    int shared_from_ = 0,
+        shared_;     // the blocks [shared_from_, shared_) are those that every token sees whole
+    float* scores_;  // [rows][kSpan]
+    T* gathered_;    // a block of keys or values
     float* out_;
     size_t out_stride_;
     const T *keys_[kSpanBlocks], *values_[kSpanBlocks], *next_[kSpanBlocks];

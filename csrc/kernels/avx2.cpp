@@ -29,7 +29,23 @@ inline __m256i broadcast2(const int16_t* a) {
     return _mm256_set1_epi32(v);
 }
 
-// Calls use(slice, bytes) for the 8 slices of one group and half a panel: unsigned, but signed for Q8_0.
+// Whether weights are unpacked as signed bytes: where products of the unsigned ones may exceed 16 bits.
+template <WeightType W>
+constexpr bool kSigned = 2 * kLargest<W> * 127 >= 1 << 15;
+
+// The scales of half a panel.
+template <WeightType W>
+inline __m256 load_scales(const uint8_t* scales, int half) {
+    if constexpr (!kHasExponents<W>) return load_binary16(scales + 16 * half);
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + 8 * half));
+    const __m256i e = _mm256_cvtepu8_epi32(bytes);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    const __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(kE8M0HalfSubnormal), e);
+    return _mm256_castsi256_ps(
+        _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+}
+
+// Calls use(slice, bytes) for the 8 slices of one group and half a panel: unsigned unless kSigned.
 template <WeightType W, class Use>
 inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& use) {
     const __m256i nibble = _mm256_set1_epi8(15), bit = _mm256_set1_epi8(16), two = _mm256_set1_epi8(48);
@@ -40,16 +56,30 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         const auto at = [&](int i) { return _mm256_xor_si256(line(p + 64 * i), flip); };
         use(0, at(0)), use(1, at(1)), use(2, at(2)), use(3, at(3));
         use(4, at(4)), use(5, at(5)), use(6, at(6)), use(7, at(7));
+    } else if constexpr (kBits<W> == 2) {
+        static_assert(kFractionBits<W> == 3);
+        const __m256i mask = _mm256_set1_epi8(3 << 3), l0 = line(p), l1 = line(p + 64);
+        const auto bits = [&](__m256i l) { return _mm256_and_si256(l, mask); };
+        use(0, bits(_mm256_slli_epi16(l0, 3))), use(1, bits(_mm256_slli_epi16(l1, 3)));
+        use(2, bits(_mm256_slli_epi16(l0, 1))), use(3, bits(_mm256_slli_epi16(l1, 1)));
+        use(4, bits(_mm256_srli_epi16(l0, 1))), use(5, bits(_mm256_srli_epi16(l1, 1)));
+        use(6, bits(_mm256_srli_epi16(l0, 3))), use(7, bits(_mm256_srli_epi16(l1, 3)));
     } else if constexpr (kBits<W> == 3) {
-        const __m256i low_bits = _mm256_set1_epi8(7), l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
-        const auto bits = [&](__m256i l) { return _mm256_and_si256(l, low_bits); };
-        use(0, bits(l0)), use(1, bits(l1)), use(2, bits(l2));
-        use(3, bits(_mm256_srli_epi16(l0, 3))), use(4, bits(_mm256_srli_epi16(l1, 3)));
-        use(5, bits(_mm256_srli_epi16(l2, 3)));
+        const __m256i mask = _mm256_set1_epi8(7 << kFractionBits<W>);
+        const __m256i l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        // Slices of the lowest bits, and of those above.
+        const auto lower = [&](__m256i l) {
+            return _mm256_and_si256(kFractionBits<W> ? _mm256_slli_epi16(l, kFractionBits<W>) : l, mask);
+        };
+        const auto upper = [&](__m256i l) {
+            return _mm256_and_si256(kFractionBits<W> == 3 ? l : _mm256_srli_epi16(l, 3), mask);
+        };
+        use(0, lower(l0)), use(1, lower(l1)), use(2, lower(l2));
+        use(3, upper(l0)), use(4, upper(l1)), use(5, upper(l2));
         __m256i last = _mm256_and_si256(_mm256_srli_epi16(l0, 6), _mm256_set1_epi8(3));
         last = or_masked(last, _mm256_srli_epi16(l1, 4), _mm256_set1_epi8(12));
         last = or_masked(last, _mm256_srli_epi16(l2, 2), two);
-        use(6, bits(last)), use(7, bits(_mm256_srli_epi16(last, 3)));
+        use(6, lower(last)), use(7, upper(last));
     } else if constexpr (kBits<W> == 5) {
         const __m256i h = line(p + 256);
         use(0, or_masked(low(0), _mm256_slli_epi16(h, 4), bit));
@@ -70,22 +100,31 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(5, or_masked(high(1), _mm256_slli_epi16(h1, 2), two));
         use(6, or_masked(high(2), h1, two));
         use(7, or_masked(high(3), _mm256_srli_epi16(h1, 2), two));
+    } else if constexpr (kHasCodebook<W>) {
+        const auto &bytes = kByteTable < W, kSigned<W> ? 0 : kOffset < W >>.values;
+        const __m256i table = _mm256_broadcastsi128_si256(half_line(bytes));
+        const auto value = [&](__m256i q) { return _mm256_shuffle_epi8(table, q); };
+        use(0, value(low(0))), use(1, value(low(1))), use(2, value(low(2))), use(3, value(low(3)));
+        use(4, value(high(0))), use(5, value(high(1))), use(6, value(high(2))), use(7, value(high(3)));
     } else {
         use(0, low(0)), use(1, low(1)), use(2, low(2)), use(3, low(3));
         use(4, high(0)), use(5, high(1)), use(6, high(2)), use(7, high(3));
     }
 }
 
-// How many slices may be summed in 16 bits: 8 * 2 * 15 * 127, 4 * 2 * 31 * 127, 2 * 2 * 63 * 127 and
-// 2 * 128 * 127 are below 2^15.
+// How many slices may be summed in 16 bits: those whose products stay below 2^15.
 template <WeightType W>
-constexpr int kNarrowSlices = kBits<W> == 8    ? 1
-                              : kHalfGroups<W> ? 2
-                              : kBits<W> == 5  ? 4
-                                               : 8;
+constexpr int narrow_slices() {
+    if (kSigned<W>) return 1;
+    int slices = kHalfGroups<W> ? 4 : 8;
+    while (slices * 2 * kLargest<W> * 127 >= 1 << 15) slices /= 2;
+    return slices;
+}
+template <WeightType W>
+constexpr int kNarrowSlices = narrow_slices<W>();
 
-// sum[part][token] += the products of one group of 32 columns, half a panel and NT tokens; Q6_K has two
-// parts, its halves.
+// sum[part][token] += the products of one group of 32 columns, half a panel and NT tokens; with kHalfGroups
+// the halves are two parts.
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void multiply(const uint8_t* lines, const int8_t* x,
                                                     __m256i (*sum)[NT]) {
@@ -93,11 +132,11 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* lines, const 
     unpack<W>(lines, [&](int slice, __m256i w) __attribute__((always_inline)) {
         const int part = kHalfGroups<W> ? slice / 4 : 0;
         __m256i magnitude = w;
-        if constexpr (kBits<W> == 8) magnitude = _mm256_abs_epi8(w);
+        if constexpr (kSigned<W>) magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; t++) {
             __m256i v = broadcast4(x + kGroup * t + 4 * slice);
-            if constexpr (kBits<W> == 8) v = _mm256_sign_epi8(v, w);
+            if constexpr (kSigned<W>) v = _mm256_sign_epi8(v, w);
             v = _mm256_maddubs_epi16(magnitude, v);
             narrow[t] = slice % kNarrowSlices<W> == 0 ? v : _mm256_add_epi16(narrow[t], v);
             if (slice % kNarrowSlices<W> == kNarrowSlices<W> - 1)
@@ -114,8 +153,8 @@ inline __m256i broadcast(int32_t x) { return _mm256_set1_epi32(x); }
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, int half,
                                                      const Activations& a, size_t at, __m256* f) {
-    constexpr int offset = kBits<W> == 8 ? 0 : kOffset<W>;  // Q8_0 is signed already
-    const __m256 scale = load_binary16(s + 16 * half);
+    constexpr int offset = kSigned<W> ? 0 : kOffset<W>;
+    const __m256 scale = load_scales<W>(s, half);
     __m256i sum[1][NT];
     for (int t = 0; t < NT; t++) sum[0][t] = broadcast(-offset * a.sum[at + t]);
     multiply<W, NT>(q + 32 * half, a.q + kGroup * at, sum);
@@ -142,15 +181,25 @@ inline __m256i narrow_pair(__m256i a, int32_t right, __m256i b, int32_t left) {
                               _mm256_sll_epi32(b, _mm_cvtsi32_si128(left)), 0xaa);
 }
 
-// total[token] += two groups of a superblock, whose groups have one scale each (Q4_K, Q5_K)
+// The scales of half a panel and groups i and i + 1 of a superblock, one scale a group, as the low and high
+// 16 bits of each lane.
+template <WeightType W>
+inline __m256i load_group_scales(const uint8_t* s, int half, int i) {
+    if constexpr (!kHasFactors<W>) return _mm256_set1_epi16(1);
+    if constexpr (kHasMinimum<W>) return load_group_pair(s + 64 + 16 * i + 8 * half);
+    return _mm256_cvtepi8_epi16(half_line(s + 32 + 16 * i + 16 * half));
+}
+
+// total[token] += two groups of a superblock, whose groups have one scale each
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group_pair(const uint8_t* lines, __m256i scales,
                                                           const Activations& a, size_t at, __m256i* total) {
+    constexpr int offset = kSigned<W> ? 0 : kOffset<W>;
     const size_t next = at + size_t(a.tile_tokens);
     __m256i even[1][NT], odd[1][NT];
-    for (int t = 0; t < NT; t++) even[0][t] = broadcast(rounded_start<W>(a, at + t, 0));
+    for (int t = 0; t < NT; t++) even[0][t] = broadcast(rounded_start<W, offset>(a, at + t, 0));
     multiply<W, NT>(lines, a.q + kGroup * at, even);
-    for (int t = 0; t < NT; t++) odd[0][t] = broadcast(rounded_start<W>(a, next + t, 1));
+    for (int t = 0; t < NT; t++) odd[0][t] = broadcast(rounded_start<W, offset>(a, next + t, 1));
     multiply<W, NT>(lines + kGroupBytes<W>, a.q + kGroup * next, odd);
     for (int t = 0; t < NT; t++) {
         const int32_t right = a.shifts[2 * (at + t)] + kExtraShift<W>,
@@ -160,19 +209,52 @@ inline __attribute__((always_inline)) void add_group_pair(const uint8_t* lines, 
     }
 }
 
-// total[token] += one group of Q6_K, whose halves have scales of their own
-template <int NT>
-inline __attribute__((always_inline)) void add_q6_group(const uint8_t* lines, __m256i scales,
-                                                        const Activations& a, size_t at, __m256i* total) {
+// The scales, and the minimums, of half a panel and the halves of group i, as the low and high 16 bits of
+// each lane.
+template <WeightType W>
+inline __m256i load_half_scales(const uint8_t* s, int half, int i) {
+    if constexpr (!kHasMinimum<W>) return _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * i + 16 * half));
+    return _mm256_cvtepu8_epi16(_mm_and_si128(half_line(s + 64 + 32 * i + 16 * half), _mm_set1_epi8(15)));
+}
+inline __m256i load_half_minimums(const uint8_t* s, int half, int i) {
+    const __m128i bytes = _mm_srli_epi16(half_line(s + 64 + 32 * i + 16 * half), 4);
+    return _mm256_cvtepu8_epi16(_mm_and_si128(bytes, _mm_set1_epi8(15)));
+}
+
+// total[token] += one group of a superblock, whose halves have scales of their own
+template <WeightType W, int NT>
+inline __attribute__((always_inline)) void add_halves(const uint8_t* lines, __m256i scales,
+                                                      const Activations& a, size_t at, __m256i* total) {
     __m256i sum[2][NT];
     for (int t = 0; t < NT; t++)
-        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(a.centred_start[2 * (at + t) + h]);
-    multiply<WeightType::Q6_K, NT>(lines, a.q + kGroup * at, sum);
+        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(half_start<W>(a, at + t, h));
+    multiply<W, NT>(lines, a.q + kGroup * at, sum);
     for (int t = 0; t < NT; t++) {
         const int32_t* shifts = a.shifts + 2 * (at + t);
         total[t] = _mm256_add_epi32(
             total[t], _mm256_madd_epi16(narrow_pair(sum[0][t], shifts[0], sum[1][t], shifts[1]), scales));
     }
+}
+
+// The products of half a panel's minimums in a superblock with the sums of token t's activations.
+template <WeightType W>
+inline __attribute__((always_inline)) __m256i minimum_sum(const uint8_t* s, int half, const Activations& a,
+                                                          const ActivationIndex& index, int t) {
+    const size_t next_group = size_t(a.tile_tokens);
+    __m256i sum = _mm256_setzero_si256();
+    const auto add = [&](__m256i minimums, const int16_t* x) {
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(minimums, broadcast2(x)));
+    };
+    if constexpr (kHasHalfMinimums<W>) {
+        for (size_t j = 0; j < kSuperblockGroups; j++)
+            add(load_half_minimums(s, half, int(j)),
+                a.half_sums_q4 + 2 * (index.group + j * next_group + size_t(t)));
+    } else {
+        for (size_t j = 0; j < kSuperblockGroups / 2; j++)
+            add(load_group_pair(s + 192 + 32 * j + 8 * size_t(half)),
+                a.min_sums_q3 + 2 * (index.pair + j * next_group + size_t(t)));
+    }
+    return sum;
 }
 
 // Adds one superblock and half a panel to f[token]. Only its own scales are floats.
@@ -188,32 +270,26 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
     const uint8_t* lines = q + 32 * half;
     for (int i = 0; i < kSuperblockGroups; i += half_groups ? 1 : 2) {
         if constexpr (half_groups) {
-            add_q6_group<NT>(lines, _mm256_cvtepi8_epi16(half_line(s + 32 + 32 * i + 16 * half)), a, at,
-                             total);
+            add_halves<W, NT>(lines, load_half_scales<W>(s, half, i), a, at, total);
             at += next_group;
             lines += kGroupBytes<W>;
         } else {
-            add_group_pair<W, NT>(lines, load_group_pair(s + 64 + 16 * i + 8 * half), a, at, total);
+            add_group_pair<W, NT>(lines, load_group_scales<W>(s, half, i), a, at, total);
             at += 2 * next_group;
             lines += 2 * kGroupBytes<W>;
         }
     }
-    const __m256 scale = _mm256_mul_ps(load_binary16(s + 16 * half), _mm256_set1_ps(2 << kExtraShift<W>));
+    const __m256 scale = _mm256_mul_ps(load_binary16(s + 16 * half), _mm256_set1_ps(kProductScale<W>));
     for (int t = 0; t < NT; t++) {
         const __m256 products = _mm256_cvtepi32_ps(total[t]);
         __m256 value;
-        if constexpr (half_groups) {
+        if constexpr (!kHasMinimum<W>) {
             value = _mm256_mul_ps(scale, products);
         } else {
-            __m256i minimum_sum = _mm256_setzero_si256();
-            for (size_t j = 0; j < kSuperblockGroups / 2; j++)
-                minimum_sum = _mm256_add_epi32(
-                    minimum_sum,
-                    _mm256_madd_epi16(
-                        load_group_pair(s + 192 + 32 * j + 8 * size_t(half)),
-                        broadcast2(a.min_sums_q3 + 2 * (index.pair + j * next_group + size_t(t)))));
-            const __m256 minimum = _mm256_mul_ps(load_binary16(s + 32 + 16 * half), _mm256_set1_ps(0.125f));
-            value = _mm256_fmsub_ps(scale, products, _mm256_mul_ps(minimum, _mm256_cvtepi32_ps(minimum_sum)));
+            const __m256 minimum =
+                _mm256_mul_ps(load_binary16(s + 32 + 16 * half), _mm256_set1_ps(kMinimumScale<W>));
+            const __m256 minimums = _mm256_cvtepi32_ps(minimum_sum<W>(s, half, a, index, t));
+            value = _mm256_fmsub_ps(scale, products, _mm256_mul_ps(minimum, minimums));
         }
         f[t] = _mm256_fmadd_ps(_mm256_set1_ps(a.superblock_scale[index.superblock + t]), value, f[t]);
     }

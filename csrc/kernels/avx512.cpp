@@ -46,6 +46,17 @@ inline __attribute__((always_inline)) __m512i left(__m512i a, const Dword& by) {
     return a;
 }
 
+// The scales of a panel.
+template <WeightType W>
+inline __m512 load_scales(const uint8_t* p) {
+    if constexpr (!kHasExponents<W>) return load_binary16(p);
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __mmask16 tiny = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+    return _mm512_castsi512_ps(
+        _mm512_mask_sllv_epi32(normal, tiny, _mm512_set1_epi32(kE8M0HalfSubnormal), e));
+}
+
 // Calls use(slice, unsigned bytes) for the 8 slices of one group.
 template <WeightType W, class Use>
 inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& use) {
@@ -54,16 +65,32 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(4, line(p + 256)), use(5, line(p + 320)), use(6, line(p + 384)), use(7, line(p + 448));
         return;
     }
+    if constexpr (kBits<W> == 2) {
+        static_assert(kFractionBits<W> == 3);
+        const __m512i mask = _mm512_set1_epi8(3 << 3), l0 = line(p), l1 = line(p + 64);
+        const auto bits = [&](__m512i l) { return _mm512_and_si512(l, mask); };
+        use(0, bits(_mm512_slli_epi16(l0, 3))), use(1, bits(_mm512_slli_epi16(l1, 3)));
+        use(2, bits(_mm512_slli_epi16(l0, 1))), use(3, bits(_mm512_slli_epi16(l1, 1)));
+        use(4, bits(_mm512_srli_epi16(l0, 1))), use(5, bits(_mm512_srli_epi16(l1, 1)));
+        use(6, bits(_mm512_srli_epi16(l0, 3))), use(7, bits(_mm512_srli_epi16(l1, 3)));
+        return;
+    }
     if constexpr (kBits<W> == 3) {
-        const __m512i low_bits = _mm512_set1_epi8(7), l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
-        const auto bits = [&](__m512i l) { return _mm512_and_si512(l, low_bits); };
-        use(0, bits(l0)), use(1, bits(l1)), use(2, bits(l2));
-        use(3, bits(_mm512_srli_epi16(l0, 3))), use(4, bits(_mm512_srli_epi16(l1, 3)));
-        use(5, bits(_mm512_srli_epi16(l2, 3)));
+        const __m512i mask = _mm512_set1_epi8(7 << kFractionBits<W>);
+        const __m512i l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        // Slices of the lowest bits, and of those above.
+        const auto lower = [&](__m512i l) {
+            return _mm512_and_si512(kFractionBits<W> ? _mm512_slli_epi16(l, kFractionBits<W>) : l, mask);
+        };
+        const auto upper = [&](__m512i l) {
+            return _mm512_and_si512(kFractionBits<W> == 3 ? l : _mm512_srli_epi16(l, 3), mask);
+        };
+        use(0, lower(l0)), use(1, lower(l1)), use(2, lower(l2));
+        use(3, upper(l0)), use(4, upper(l1)), use(5, upper(l2));
         __m512i last = _mm512_and_si512(_mm512_srli_epi16(l0, 6), _mm512_set1_epi8(3));
         last = or_masked(last, _mm512_srli_epi16(l1, 4), _mm512_set1_epi8(12));
         last = or_masked(last, _mm512_srli_epi16(l2, 2), _mm512_set1_epi8(48));
-        use(6, bits(last)), use(7, bits(_mm512_srli_epi16(last, 3)));
+        use(6, lower(last)), use(7, upper(last));
         return;
     }
     const __m512i nibble = _mm512_set1_epi8(15);
@@ -90,6 +117,12 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(5, or_masked(high(l1), _mm512_slli_epi16(h1, 2), bits));
         use(6, or_masked(high(l2), h1, bits));
         use(7, or_masked(high(l3), _mm512_srli_epi16(h1, 2), bits));
+    } else if constexpr (kHasCodebook<W>) {
+        const void* bytes = kByteTable<W, kOffset<W>>.values;
+        const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
+        const auto value = [&](__m512i q) { return _mm512_shuffle_epi8(table, q); };
+        use(0, value(low(l0))), use(1, value(low(l1))), use(2, value(low(l2))), use(3, value(low(l3)));
+        use(4, value(high(l0))), use(5, value(high(l1))), use(6, value(high(l2))), use(7, value(high(l3)));
     } else {
         use(0, low(l0)), use(1, low(l1)), use(2, low(l2)), use(3, low(l3));
         use(4, high(l0)), use(5, high(l1)), use(6, high(l2)), use(7, high(l3));
@@ -109,7 +142,7 @@ template <int NT>
 constexpr int kPrefetchL1 = NT <= 3 ? 4096 : 2048;
 
 // Sums of a token. Tiles of few tokens have two, so that the latency of one addition hides behind others;
-// Q6_K has one for each half of a group.
+// with kHalfGroups there is one for each half of a group.
 template <WeightType W, int NT>
 constexpr int kChains = kHalfGroups<W> || NT <= 4 ? 2 : 1;
 
@@ -155,7 +188,7 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
                                                      size_t at, __m512* f) {
     __m512i sum[2][NT];
     group_sums<W, NT>(q, a, at, sum, [](size_t) { return _mm512_setzero_si512(); });
-    const __m512 scale = load_binary16(s);
+    const __m512 scale = load_scales<W>(s);
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const size_t i = at + t;
@@ -184,7 +217,16 @@ inline __m512i narrow_pair(__m512i a, const int32_t* down, __m512i b, const int3
     return _mm512_mask_blend_epi16(0xaaaaaaaa, right(a, dword(down)), left(b, dword(up)));
 }
 
-// total[token] += two groups of a superblock, whose groups have one scale each (Q4_K, Q5_K)
+// The scales of groups i and i + 1 of a superblock, one scale a group, as the low and high 16 bits of each
+// lane.
+template <WeightType W>
+inline __m512i load_group_scales(const uint8_t* s, int i) {
+    if constexpr (!kHasFactors<W>) return _mm512_set1_epi16(1);
+    if constexpr (kHasMinimum<W>) return load_group_pair(s + 64 + 16 * i);
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 + 16 * i)));
+}
+
+// total[token] += two groups of a superblock, whose groups have one scale each
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group_pair(const uint8_t* q, __m512i scales,
                                                           const Activations& a, size_t at, __m512i* total) {
@@ -204,15 +246,28 @@ inline __attribute__((always_inline)) void add_group_pair(const uint8_t* q, __m5
     }
 }
 
-// total[token] += one group of Q6_K, whose halves have scales of their own
-template <int NT>
-inline __attribute__((always_inline)) void add_q6_group(const uint8_t* q, __m512i scales,
-                                                        const Activations& a, size_t at, __m512i* total) {
+// The scales, and the minimums, of the halves of group i, as the low and high 16 bits of each lane.
+inline __m256i half_bytes(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+template <WeightType W>
+inline __m512i load_half_scales(const uint8_t* s, int i) {
+    if constexpr (!kHasMinimum<W>) return _mm512_cvtepi8_epi16(half_bytes(s + 32 + 32 * i));
+    return _mm512_cvtepu8_epi16(_mm256_and_si256(half_bytes(s + 64 + 32 * i), _mm256_set1_epi8(15)));
+}
+inline __m512i load_half_minimums(const uint8_t* s, int i) {
+    return _mm512_srli_epi16(_mm512_cvtepu8_epi16(half_bytes(s + 64 + 32 * i)), 4);
+}
+
+// total[token] += one group of a superblock, whose halves have scales of their own
+template <WeightType W, int NT>
+inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i scales, const Activations& a,
+                                                      size_t at, __m512i* total) {
     __m512i sum[2][NT];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++)
-        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(a.centred_start[2 * (at + t) + h]);
-    multiply<WeightType::Q6_K, NT>(q, a.q + kGroup * at, sum);
+        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(half_start<W>(a, at + t, h));
+    multiply<W, NT>(q, a.q + kGroup * at, sum);
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const int32_t* shifts = a.shifts + 2 * (at + t);
@@ -230,37 +285,39 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
     constexpr bool half_groups = kHalfGroups<W>;
     const size_t next_group = size_t(a.tile_tokens);
     size_t at = index.group;
-    __m512i total[NT], minimums[kSuperblockGroups / 2];
+    constexpr int minimum_parts = kHasHalfMinimums<W> ? kSuperblockGroups : kSuperblockGroups / 2;
+    __m512i total[NT], minimums[minimum_parts];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) total[t] = _mm512_setzero_si512();
     for (int i = 0; i < kSuperblockGroups; i += half_groups ? 1 : 2) {
         if constexpr (half_groups) {
-            const auto* scales = reinterpret_cast<const __m256i*>(s + 32 + 32 * i);
-            add_q6_group<NT>(q, _mm512_cvtepi8_epi16(_mm256_loadu_si256(scales)), a, at, total);
+            add_halves<W, NT>(q, load_half_scales<W>(s, i), a, at, total);
             at += next_group;
             q += kGroupBytes<W>;
         } else {
-            add_group_pair<W, NT>(q, load_group_pair(s + 64 + 16 * i), a, at, total);
+            add_group_pair<W, NT>(q, load_group_scales<W>(s, i), a, at, total);
             at += 2 * next_group;
             q += 2 * kGroupBytes<W>;
         }
     }
-    for (int j = 0; j < kSuperblockGroups / 2 && !half_groups; j++)
-        minimums[j] = load_group_pair(s + 192 + 32 * j);
-    const __m512 scale = _mm512_mul_ps(load_binary16(s), _mm512_set1_ps(2 << kExtraShift<W>));
-    const __m512 minimum = half_groups ? scale : _mm512_mul_ps(load_binary16(s + 32), _mm512_set1_ps(0.125f));
+    for (int j = 0; j < minimum_parts && kHasMinimum<W>; j++)
+        minimums[j] = kHasHalfMinimums<W> ? load_half_minimums(s, j) : load_group_pair(s + 192 + 32 * j);
+    const __m512 scale = _mm512_mul_ps(load_binary16(s), _mm512_set1_ps(kProductScale<W>));
+    const __m512 minimum =
+        kHasMinimum<W> ? _mm512_mul_ps(load_binary16(s + 32), _mm512_set1_ps(kMinimumScale<W>)) : scale;
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const __m512 products = _mm512_cvtepi32_ps(total[t]);
         __m512 value;
-        if constexpr (half_groups) {
+        if constexpr (!kHasMinimum<W>) {
             value = _mm512_mul_ps(scale, products);
         } else {
             __m512i minimum_sum = _mm512_setzero_si512();
-#pragma GCC unroll 4
-            for (size_t j = 0; j < kSuperblockGroups / 2; j++)
-                add_words(minimum_sum, minimums[j],
-                          dword(a.min_sums_q3 + 2 * (index.pair + j * next_group + size_t(t))));
+            const int16_t* sums =
+                kHasHalfMinimums<W> ? a.half_sums_q4 + 2 * index.group : a.min_sums_q3 + 2 * index.pair;
+#pragma GCC unroll 8
+            for (size_t j = 0; j < minimum_parts; j++)
+                add_words(minimum_sum, minimums[j], dword(sums + 2 * (j * next_group + size_t(t))));
             value = _mm512_fmsub_ps(scale, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(minimum_sum)));
         }
         f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.superblock_scale[index.superblock + t]), value, f[t]);

@@ -25,15 +25,59 @@ constexpr int kGroupBytes = int(info(W).group_bytes());
 template <WeightType W>
 constexpr int kScaleBytes = info(W).scale_bytes;
 template <WeightType W>
-constexpr int kOffset = info(W).offset;
+constexpr int kFractionBits = info(W).fraction_bits;
+template <WeightType W>
+constexpr int kOffset = info(W).offset << kFractionBits<W>;
 template <WeightType W>
 constexpr int kExtraShift = info(W).extra_shift;
-
-// Added to a group's sum before it is shifted right by a.shifts + kExtraShift, so that it is rounded; `odd`
-// is the group's number modulo 2. (Types with kHalfGroups use a.centred_start instead.)
 template <WeightType W>
+constexpr bool kHasCodebook = info(W).codebook != nullptr;
+template <WeightType W>
+constexpr bool kHasExponents = W == WeightType::MXFP4;  // scales are powers of two, as a byte (E8M0)
+template <WeightType W>
+constexpr bool kHasHalfMinimums = info(W).has_half_minimums();
+template <WeightType W>
+constexpr bool kHasFactors = info(W).scale_columns < kSuperblock;  // parts of superblocks have scales
+// What a superblock's sums of products, and of minimums, are multiplied by, besides its scales.
+template <WeightType W>
+constexpr float kProductScale = float(2 << kExtraShift<W>) / float(1 << kFractionBits<W>);
+template <WeightType W>
+constexpr float kMinimumScale = kHasHalfMinimums<W> ? 0.0625f : 0.125f;
+
+template <WeightType W>
+constexpr int largest_integer() {
+    constexpr int integers = 1 << kBits<W>;
+    int largest = (integers - 1) << kFractionBits<W>;
+    if constexpr (kHasCodebook<W>) {
+        largest = 0;
+        for (int i = 0; i < 16; i++)
+            if (info(W).codebook[i] + kOffset<W> > largest) largest = info(W).codebook[i] + kOffset<W>;
+    }
+    return largest;
+}
+// Of the unsigned integers that weights are unpacked to.
+template <WeightType W>
+constexpr int kLargest = largest_integer<W>();
+
+// A codebook as a table for instructions that look up 16 bytes at once: its values plus `offset`.
+template <WeightType W, int OFFSET>
+struct ByteTable {
+    alignas(16) uint8_t values[16];
+    constexpr ByteTable() : values() {
+        for (int i = 0; i < 16; i++) values[i] = uint8_t(info(W).codebook[i] + OFFSET);
+    }
+};
+template <WeightType W, int OFFSET>
+constexpr ByteTable<W, OFFSET> kByteTable{};
+
+// Added to a group's sum before it is shifted right by a.shifts + kExtraShift, so that it is rounded, and its
+// products have no offset; `odd` is the group's number modulo 2. (Types with kHalfGroups use a.centred_start
+// instead.)
+template <WeightType W, int OFFSET = kOffset<W>>
 inline int32_t rounded_start(const Activations& a, size_t at, int odd) {
-    return kExtraShift<W> ? 2 * a.rounding[at] + odd : a.rounding[at];
+    const int32_t rounding =
+        kExtraShift<W> ? (a.rounding[at] << kExtraShift<W>)+odd * ((1 << kExtraShift<W>)-1) : a.rounding[at];
+    return OFFSET ? rounding - OFFSET * a.sum[at] : rounding;
 }
 
 inline void store_panel(const MatmulOut& o, int rows, int panel, int token, V16 v) {
@@ -165,6 +209,13 @@ void rms_norm(const float* x, const float* weight, float eps, int n, int first, 
     for (; i < last; i++) y[i] = x[i] * scale * weight[i];
 }
 
+// What the sum of half a group's products begins with: its rounding, and no offset.
+template <WeightType W>
+inline int32_t half_start(const Activations& a, size_t at, int half) {
+    static_assert(kHasMinimum<W> ? kOffset<W> == 0 : kOffset<W> == info(WeightType::Q6_K).offset);
+    return kHasMinimum<W> ? a.rounding[at] : a.centred_start[2 * at + size_t(half)];
+}
+
 // Stores the integers of one group, rounded from `low` and `high`, and its scale and sums; `at` is its index.
 inline Sums store_group(Activations& a, size_t at, V16 low, V16 high, float scale) {
     const Sums sums = vstore_i8(a.q + kGroup * at, low, high);
@@ -185,6 +236,10 @@ inline void store_superblock_group(Activations& a, size_t at, size_t pair_at, in
     a.shifts[2 * at + 1] = 15 - k;
     a.centred_start[2 * at] = rounding - centre * sums.low;
     a.centred_start[2 * at + 1] = rounding - centre * sums.high;
+    if (a.half_sums_q4) {
+        a.half_sums_q4[2 * at] = int16_t((32 * sums.low + rounding) >> (1 + k));
+        a.half_sums_q4[2 * at + 1] = int16_t((32 * sums.high + rounding) >> (1 + k));
+    }
     a.min_sums_q3[2 * pair_at + size_t(odd)] =
         int16_t(k < 4 ? sum * (8 >> k) : (sum + (1 << (k - 4))) >> (k - 3));
 }
@@ -262,15 +317,41 @@ void quantize_residual(Activations& a, int t, int residual_row, int first, int l
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
 
-void silu_mul(const float* gate, const float* up, int n, float* out) {
+// x / 2 (1 + tanh z) = x / (1 + e^-2z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
+inline V16 gelu_tanh(V16 x) {
+    const V16 cubic = vfma(vmul(vmul(x, x), vset(0.044715f)), x, x);
+    return vdiv(x, vadd(vset(1.0f), vexp(vmul(cubic, vset(-1.5957691216f)))));
+}
+
+template <V16 (*Activation)(V16)>
+void activate_mul(const float* gate, const float* up, int n, float* out) {
     int i = 0;
-    for (; i + 16 <= n; i += 16) vstore(out + i, vmul(silu(vload(gate + i)), vload(up + i)));
+    for (; i + 16 <= n; i += 16) vstore(out + i, vmul(Activation(vload(gate + i)), vload(up + i)));
     if (i == n) return;
     float g[16] = {0}, u[16] = {0};
     std::memcpy(g, gate + i, size_t(n - i) * 4);
     std::memcpy(u, up + i, size_t(n - i) * 4);
-    vstore(g, vmul(silu(vload(g)), vload(u)));
+    vstore(g, vmul(Activation(vload(g)), vload(u)));
     std::memcpy(out + i, g, size_t(n - i) * 4);
+}
+void silu_mul(const float* gate, const float* up, int n, float* out) { activate_mul<silu>(gate, up, n, out); }
+void gelu_mul(const float* gate, const float* up, int n, float* out) {
+    activate_mul<gelu_tanh>(gate, up, n, out);
+}
+
+void scale_and_cap(float* x, int n, float scale, float softcap) {
+    const float inverse = softcap == 0 ? 0.0f : 1.0f / softcap;
+    const auto sixteen = [&](V16 v) {
+        v = vmul(v, vset(scale));
+        return softcap == 0 ? v : vmul(vtanh(vmul(v, vset(inverse))), vset(softcap));
+    };
+    int i = 0;
+    for (; i + 16 <= n; i += 16) vstore(x + i, sixteen(vload(x + i)));
+    if (i == n) return;
+    float rest[16] = {0};
+    std::memcpy(rest, x + i, size_t(n - i) * 4);
+    vstore(rest, sixteen(vload(rest)));
+    std::memcpy(x + i, rest, size_t(n - i) * 4);
 }
 
 // (x, y) becomes (x cos - y sin, x sin + y cos). Fused multiplications are written out, so that every build
@@ -316,11 +397,21 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
             OUTRIDER_MATMUL_CASE(Q4_K)                                                                \
             OUTRIDER_MATMUL_CASE(Q5_K)                                                                \
             OUTRIDER_MATMUL_CASE(Q6_K)                                                                \
+            OUTRIDER_MATMUL_CASE(IQ4_NL)                                                              \
+            OUTRIDER_MATMUL_CASE(IQ4_XS)                                                              \
+            OUTRIDER_MATMUL_CASE(MXFP4)                                                               \
+            OUTRIDER_MATMUL_CASE(Q3_K)                                                                \
+            OUTRIDER_MATMUL_CASE(Q2_K)                                                                \
+            OUTRIDER_MATMUL_CASE(TQ1_0)                                                               \
+            OUTRIDER_MATMUL_CASE(TQ2_0)                                                               \
+            OUTRIDER_MATMUL_CASE(IQ3_XXS)                                                             \
+            OUTRIDER_MATMUL_CASE(IQ3_S)                                                               \
         }                                                                                             \
     }                                                                                                 \
     const Kernels* function() {                                                                       \
         static const Kernels table = {                                                                \
-            label,    kTokenTile, kUsualTokenTile, matmul,  rms_norm, quantize,    quantize_residual, \
-            silu_mul, rope,       store_kv,        copy_kv, attend,   merge_spans, finish_spans};     \
+            label,       kTokenTile,  kUsualTokenTile, matmul, rms_norm, quantize, quantize_residual, \
+            silu_mul,    gelu_mul,    scale_and_cap,   rope,   store_kv, copy_kv,  attend,            \
+            merge_spans, finish_spans};                                                               \
         return &table;                                                                                \
     }

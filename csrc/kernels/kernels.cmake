@@ -1,6 +1,6 @@
 # The kernels' sources and how each is compiled, for the extension and for csrc/tests.
 set(OUTRIDER_KERNEL_SOURCES)
-foreach(name matrix pack dispatch portable avx2 avx512 neon)
+foreach(name matrix decode pack dispatch portable avx2 avx512 neon)
   list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()
 list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/../memory/allocate.cpp)

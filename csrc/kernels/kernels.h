@@ -17,6 +17,11 @@ struct Visible {
     const int* tail;
 };
 
+// The first of `positions` that a window shows: 0 without one.
+inline int first_in_window(int positions, int window) {
+    return window > 0 && positions > window ? positions - window : 0;
+}
+
 // Keys and values are stored in cache blocks. For one block, layer and key-value head, keys are
 // [head_dim][kCacheBlock] and values are [kCacheBlock][head_dim], in binary16 or float32.
 struct HeadCache {
@@ -28,12 +33,18 @@ struct HeadCache {
 // Attention processes a sequence in spans of this many positions, and merges their results in order.
 constexpr int kSpan = 256;
 
-// Queries of some tokens of one sequence, of the heads that share one key-value head.
+// Queries of some tokens of one sequence, of the heads that share one key-value head. With a window a token
+// sees its own position and those before it, so many in all. With a softcap scores are
+// softcap * tanh(score / softcap).
 struct Queries {
     const float* q;          // of the first token's first head; a token's heads are head_dim apart
     size_t stride;           // in floats, from token to token
     const Visible* visible;  // [tokens]
     int tokens, group, head_dim;
+    int window = 0;     // 0: none
+    float softcap = 0;  // 0: none
+
+    int first_seen(int t) const { return first_in_window(visible[t].positions, window); }
 };
 
 // The keys to prefetch while these are processed: those of one span, up to `positions`. None if that is 0.
@@ -74,6 +85,10 @@ struct Kernels {
     void (*quantize_residual)(Activations& a, int t, int residual_row, int first, int last);
     // out = silu(gate) * up
     void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+    // The same with the tanh form of GELU (Hendrycks and Gimpel 2016).
+    void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
+    // x = scale * x, then softcap * tanh(x / softcap) unless softcap is 0.
+    void (*scale_and_cap)(float* x, int n, float scale, float softcap);
     // Rotates one head in place; cos and sin hold dim / 2 values.
     void (*rope)(float* head, const float* cos, const float* sin, int dim, bool interleaved);
     void (*store_kv)(const HeadCache& cache, int slot, int head_dim, const float* key, const float* value);

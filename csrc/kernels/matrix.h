@@ -8,7 +8,8 @@
 //   q:      the integers, in lines of 64 bytes, for each group of 32 columns:
 //           4 bits: line i (0..3) holds slice i in the low and slice i + 4 in the high nibbles.
 //           3 bits: line i (0..2) holds slice i in bits 0 to 2 and slice i + 3 in bits 3 to 5; bits 6 and 7
-//           of the three lines, joined from line 0 up, are slice 6 and, above it, slice 7. 5 bits: as 4 bits,
+//           of the three lines, joined from line 0 up, are slice 6 and, above it, slice 7. 2 bits: bits 2i,
+//           2i + 1 of line h (0, 1) hold slice 2i + h. 5 bits: as 4 bits,
 //           and one line more: bit s of byte j is the fifth bit of byte j of slice s. 6 bits: as 4 bits, and
 //           two lines more: bits 2i, 2i + 1 of line h are the high bits of slice 4h + i. 8 bits: 8 lines, one
 //           for each slice, offset by 128.

@@ -8,10 +8,11 @@ namespace {
 
 constexpr int kTokenTile = 10, kUsualTokenTile = 8;
 
-// The unsigned integer of byte `byte` = 4 * row + column of slice s, from a group's lines (matrix.h).
+// The packed integer of byte `byte` = 4 * row + column of slice s, from a group's lines (matrix.h).
 template <WeightType W>
-inline int weight(const uint8_t* lines, int s, int byte) {
+inline int packed(const uint8_t* lines, int s, int byte) {
     if constexpr (kBits<W> == 8) return lines[64 * s + byte];
+    if constexpr (kBits<W> == 2) return lines[64 * (s % 2) + byte] >> (2 * (s / 2)) & 3;
     if constexpr (kBits<W> == 3) {
         if (s < 6) return lines[64 * (s % 3) + byte] >> (3 * (s / 3)) & 7;
         int last = 0;
@@ -22,6 +23,14 @@ inline int weight(const uint8_t* lines, int s, int byte) {
     if constexpr (kBits<W> == 5) return low | (lines[256 + byte] >> s & 1) << 4;
     if constexpr (kBits<W> == 6) return low | (lines[256 + 64 * (s / 4) + byte] >> (2 * (s % 4)) & 3) << 4;
     return low;
+}
+
+// The unsigned integer that it stands for.
+template <WeightType W>
+inline int weight(const uint8_t* lines, int s, int byte) {
+    const int q = packed<W>(lines, s, byte);
+    if constexpr (kHasCodebook<W>) return info(W).codebook[q] + kOffset<W>;
+    return q << kFractionBits<W>;
 }
 
 // sum[row] = products of slices [s0, s1) of one group
@@ -41,6 +50,15 @@ inline V16 to_float(const int32_t* v) {
 
 inline V16 load_binary16(const uint8_t* p) { return vload(reinterpret_cast<const uint16_t*>(p)); }
 
+// The scales of 16 rows.
+template <WeightType W>
+inline V16 load_scales(const uint8_t* p) {
+    if constexpr (!kHasExponents<W>) return load_binary16(p);
+    V16 r;
+    for (int i = 0; i < 16; i++) r.v[i] = e8m0_half_to_float(p[i]);
+    return r;
+}
+
 // f plus the contribution of one group of 32 columns, in the order that every kernel follows.
 template <WeightType W>
 inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const Activations& a, int t, V16 f) {
@@ -48,8 +66,18 @@ inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const A
     int32_t total[kPanel];
     dot<W>(lines, a.q + kGroup * at, 0, 8, total);
     for (int r = 0; r < kPanel; r++) total[r] -= kOffset<W> * a.sum[at];
-    f = vfma(load_binary16(scales), vmul(to_float(total), vset(a.scale[at])), f);
+    f = vfma(load_scales<W>(scales), vmul(to_float(total), vset(a.scale[at])), f);
     return kHasMinimum<W> ? vfma(load_binary16(scales + 32), vset(a.scaled_sum[at]), f) : f;
+}
+
+// The scale, as an integer, of row r in half h of group i of a superblock, or in all of the group.
+template <WeightType W>
+inline int32_t superblock_factor(const uint8_t* scales, int i, int h, int r) {
+    if constexpr (!kHasFactors<W>) return 1;
+    if constexpr (kHasHalfMinimums<W>) return scales[64 + 32 * i + 2 * r + h] & 15;
+    if constexpr (kHalfGroups<W>) return int8_t(scales[32 + 32 * i + 2 * r + h]);
+    if constexpr (kHasMinimum<W>) return scales[64 + 16 * i + r];
+    return int8_t(scales[32 + 32 * (i / 2) + 2 * r + i % 2]);
 }
 
 // f plus the contribution of superblock b. Only its own scales are floats.
@@ -64,22 +92,27 @@ inline V16 add_superblock(const uint8_t* lines, const uint8_t* scales, int b, co
         const int shift = a.shifts[2 * at] + kExtraShift<W>;
         for (int h = 0; h < halves_of_group; h++) {
             dot<W>(lines, a.q + kGroup * at, slices * h, slices * h + slices, sum);
-            const int32_t start =
-                kHalfGroups<W> ? a.centred_start[2 * at + h] : rounded_start<W>(a, at, g % 2);
+            int32_t start;
+            if constexpr (kHalfGroups<W>)
+                start = half_start<W>(a, at, h);
+            else
+                start = rounded_start<W>(a, at, g % 2);
             for (int r = 0; r < kPanel; r++) {
-                const int32_t factor =
-                    kHalfGroups<W> ? int8_t(scales[32 + 32 * i + 2 * r + h]) : scales[64 + 16 * i + r];
+                const int32_t factor = superblock_factor<W>(scales, i, h, r);
                 total[r] += factor * int16_t((sum[r] + start) >> shift);
+                if (kHasHalfMinimums<W>)
+                    minimum[r] += (scales[64 + 32 * i + 2 * r + h] >> 4) * a.half_sums_q4[2 * at + size_t(h)];
             }
         }
-        if (!kHalfGroups<W>)
+        if (kHasMinimum<W> && !kHasHalfMinimums<W>)
             for (int r = 0; r < kPanel; r++)
                 minimum[r] += scales[192 + 16 * i + r] * a.min_sums_q3[2 * a.at(t, g, 2) + size_t(g % 2)];
     }
-    const V16 scale = vmul(load_binary16(scales), vset(2 << kExtraShift<W>));
+    const V16 scale = vmul(load_binary16(scales), vset(kProductScale<W>));
     V16 value = vmul(scale, to_float(total));
-    if constexpr (!kHalfGroups<W>) {
-        const V16 minimums = vmul(vmul(load_binary16(scales + 32), vset(0.125f)), to_float(minimum));
+    if constexpr (kHasMinimum<W>) {
+        const V16 minimums =
+            vmul(vmul(load_binary16(scales + 32), vset(kMinimumScale<W>)), to_float(minimum));
         value = vfma(scale, to_float(total), vsub(vset(-0.0f), minimums));
     }
     return vfma(vset(a.superblock_scale[a.at(t, kSuperblockGroups * b, kSuperblockGroups)]), value, f);

@@ -14,10 +14,23 @@ constexpr int kSuperblockGroups = kSuperblock / kGroup;
 
 // ggml's types, and Q3_0, which no file holds: like Q4_0 with three bits, for draft models (quantize.h).
 // The order is the table's below.
-enum class WeightType : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0 };
+enum class WeightType : uint8_t {
+    // clang-format off
+    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0, IQ4_NL, IQ4_XS, MXFP4,
+    Q3_K, Q2_K, TQ1_0, TQ2_0, IQ3_XXS, IQ3_S,
+    // clang-format on
+};
+
+// The values that a packed integer of 4 bits stands for, times 2^fraction_bits. Those of IQ3 are a magnitude
+// and, in the highest bit, a sign.
+constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr int8_t kIQ3XXSValues[16] = {2, 6, 10, 14, 18, 22, 26, 31, -2, -6, -10, -14, -18, -22, -26, -31};
+constexpr int8_t kIQ3SValues[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
 
 // A weight is scale * (q - offset), or with has_minimum scale * q + minimum (of K-quants scale * q -
-// minimum), where q is an unsigned integer. Floats are their own values.
+// minimum), where q is an unsigned integer. With a codebook, a weight is scale * codebook[q], and offset is
+// what makes all of the codebook's values positive. Floats are their own values.
 struct WeightTypeInfo {
     WeightType type;
     const char* name;
@@ -27,8 +40,13 @@ struct WeightTypeInfo {
     int scale_columns;  // columns that share a scale; 0 of floats
     int scale_bytes;    // what is packed for the scales of a panel's 16 rows and one block
     int offset;
-    int extra_shift;  // K-quants: right shift, beyond 1, that makes a group's sum fit 16 bits
+    int extra_shift;  // superblocks: right shift, beyond 1, that makes a group's sum fit 16 bits
     bool is_float, is_superblock, has_minimum;
+    const int8_t* codebook = nullptr;  // [16]
+    int fraction_bits = 0;             // kernels compute with integers so many bits larger, for precise sums
+
+    // Minimums are multiplied by sums over 16 columns.
+    constexpr bool has_half_minimums() const { return has_minimum && scale_columns == kGroup / 2; }
 
     constexpr size_t group_bytes() const { return size_t(kPanel) * kGroup * size_t(bits) / 8; }  // packed
 };
@@ -48,6 +66,15 @@ static constexpr WeightTypeInfo kWeightTypes[] = {
     {WeightType::Q5_K, "Q5_K",   256, 176,   5,  32, 64 + 256,   0, 1, false,  true,  true},
     {WeightType::Q6_K, "Q6_K",   256, 210,   6,  16, 32 + 256,  32, 0, false,  true, false},
     {WeightType::Q3_0, "Q3_0",    32,  14,   3,  32,      32,    4, 0, false, false, false},
+    {WeightType::IQ4_NL, "IQ4_NL", 32,  18,  4,  32,      32,  128, 0, false, false, false, kIQ4Values},
+    {WeightType::IQ4_XS, "IQ4_XS", 256, 136, 4,  32, 32 + 128, 128, 3, false,  true, false, kIQ4Values},
+    {WeightType::MXFP4,  "MXFP4",  32,  17,  4,  32,      16,   16, 0, false, false, false, kFP4Values},
+    {WeightType::Q3_K,   "Q3_K",  256, 110,  3,  16, 32 + 256,   4, 0, false,  true, false, nullptr, 3},
+    {WeightType::Q2_K,   "Q2_K",  256,  84,  2,  16, 64 + 256,   0, 0, false,  true,  true, nullptr, 3},
+    {WeightType::TQ1_0,  "TQ1_0", 256,  54,  2, 256,      32,    1, 0, false,  true, false, nullptr, 3},
+    {WeightType::TQ2_0,  "TQ2_0", 256,  66,  2, 256,      32,    1, 0, false,  true, false, nullptr, 3},
+    {WeightType::IQ3_XXS, "IQ3_XXS", 256, 98, 4, 32, 32 + 128,  16, 1, false,  true, false, kIQ3XXSValues, 1},
+    {WeightType::IQ3_S,  "IQ3_S", 256, 110,  4,  32, 32 + 128,  16, 0, false,  true, false, kIQ3SValues},
 };
 // clang-format on
 

@@ -1,4 +1,4 @@
-// IEEE binary16 and bfloat16 conversions without instruction-set extensions.
+// IEEE binary16, bfloat16 and E8M0 conversions without instruction-set extensions.
 // Round to nearest, ties to even, exactly as hardware conversions do.
 #pragma once
 #include <cstdint>
@@ -37,5 +37,12 @@ static inline uint16_t float_to_half(float f) {
 }
 
 static inline float bfloat_to_float(uint16_t h) { return bits_to_float(uint32_t(h) << 16); }
+
+// Half of what an E8M0 byte of the OCP Microscaling formats stands for, 2^(e - 128): MXFP4's values are
+// stored doubled. The two smallest are subnormal, and 255 is not NaN but 2^127, as in ggml.
+constexpr uint32_t kE8M0HalfSubnormal = 0x00200000u;  // 2^-128
+static inline float e8m0_half_to_float(uint8_t e) {
+    return bits_to_float(e < 2 ? kE8M0HalfSubnormal << e : uint32_t(e - 1) << 23);
+}
 
 }  // namespace outrider

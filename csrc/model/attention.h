@@ -16,38 +16,55 @@ class Attention {
           kv_heads_(spec.kv_heads),
           head_dim_(spec.head_dim),
           kernels_(kernels),
-          phases_(phases) {}
+          phases_(phases) {
+        for (const LayerSpec& layer : spec.layers) add_layer(layer);
+    }
 
-    // Divides the work of a layer over these tokens.
+    // Divides the work of a layer over these tokens, for layers of each window.
     void partition(const Batch& batch);
     // output = softmax(queries · keys) · values, quantized where integer matrices read it. `queries` is
     // [tokens][heads * head_dim], with attention's scale applied; the tokens' own keys and values are stored.
     void run(int layer, const Batch& batch, const float* queries, ActivationBuffer& output);
 
   private:
-    struct QueryTile {  // tokens of one sequence, next to one another, and how much the one that sees most
-                        // sees
-        int first, count, positions, spans;
+    // Tokens of one sequence, next to one another: the spans [first_span, spans) that any of them sees
+    // something of, and how many positions the one that sees furthest sees.
+    struct QueryTile {
+        int first, count, positions, first_span, spans;
+    };
+    // The work of a layer with this window.
+    struct Partition {
+        int window;
+        std::vector<QueryTile> tiles;
+        std::vector<int> first_spans;  // of each token, that of its tile
+        int tasks = 0;                 // whole tiles when slots is 1, else their spans
+        int slots = 1;                 // partial results that each token and head has room for
     };
     struct Task {
         const QueryTile* tile;
         int kv_head, span;
     };
+    struct Layer {  // what a layer's attention has of its own
+        int index, partition;
+        float softcap;
+    };
 
-    Task task(int index) const;
-    NextKeys keys_of(int layer, const Batch& batch, const Task& task) const;
-    void attend(int layer, const Batch& batch, const float* queries, const Task& task, const NextKeys& next,
-                int thread);
-    void merge(const Batch& batch, int t, int first_head, int last_head, float* output);
+    void add_layer(const LayerSpec& layer);
+    void divide(const Batch& batch, Partition& work) const;
+    Task task(const Partition& work, int index) const;
+    NextKeys keys_of(const Layer& layer, const Batch& batch, const Task& task) const;
+    void attend(const Layer& layer, const Batch& batch, const float* queries, const Task& task,
+                const NextKeys& next, int thread);
+    void merge(const Partition& work, const Batch& batch, int t, int first_head, int last_head,
+               float* output);
     float* partial(int slot, int t, int head);
 
     const int heads_, kv_heads_, head_dim_;
     const Kernels& kernels_;
     Phases& phases_;
-    std::vector<QueryTile> tiles_;
+    std::vector<Layer> layers_;
+    std::vector<Partition> partitions_;  // one for each window that layers have
     int tokens_ = 0;
-    int tasks_ = 0;            // of a layer: whole tiles when slots_ is 1, else their spans
-    int slots_ = 1;            // partial results that each token and head has room for
     Aligned<float> partials_;  // [slots][tokens][heads][partial_floats]
 };
 

@@ -69,13 +69,19 @@ outrider::LayerSpec layer_spec(nb::handle layer) {
     outrider::LayerSpec spec;
     spec.feed_forward = {field<int>(ffn, "size"), field<std::string>(ffn, "activation"),
                          field<int>(ffn, "experts"), field<int>(ffn, "experts_used")};
-    spec.norms = {field<bool>(norms, "attention"), field<bool>(norms, "q"),
-                  field<bool>(norms, "k"),         field<bool>(norms, "post_attention"),
-                  field<bool>(norms, "ffn"),       field<bool>(norms, "post_ffn")};
+    spec.norms = {field<bool>(norms, "attention"),
+                  field<bool>(norms, "q"),
+                  field<bool>(norms, "k"),
+                  field<bool>(norms, "whole_qk"),
+                  field<bool>(norms, "post_attention"),
+                  field<bool>(norms, "ffn"),
+                  field<bool>(norms, "post_ffn")};
     spec.rope = field_or<int>(layer, "rope", -1);
     spec.window = field_or<int>(layer, "window", 0);
     spec.attention_scale = field<float>(layer, "attention_scale");
     spec.attention_softcap = field_or<float>(layer, "attention_softcap", 0);
+    spec.query_growth = field<float>(layer, "query_growth");
+    spec.query_growth_positions = field<int>(layer, "query_growth_positions");
     spec.sinks = field<bool>(layer, "sinks");
     return spec;
 }
@@ -90,6 +96,8 @@ ModelSpec model_spec(nb::handle model) {
     spec.vocab = field<int>(model, "vocab_size");
     spec.rms_eps = field<float>(model, "rms_eps");
     spec.embedding_scale = field<float>(model, "embedding_scale");
+    spec.residual_scale = field<float>(model, "residual_scale");
+    spec.logit_scale = field<float>(model, "logit_scale");
     spec.logit_softcap = field_or<float>(model, "logit_softcap", 0);
     for (nb::handle rope : model.attr("ropes")) spec.ropes.push_back(rope_spec(rope));
     for (nb::handle layer : model.attr("layers")) spec.layers.push_back(layer_spec(layer));

@@ -10,19 +10,20 @@ namespace outrider {
 // results.
 constexpr int kStrip = 256;
 
-// gated = silu(Wgate · ffn_in) * (Wup · ffn_in)
-void Model::gate_and_up(const LayerWeights& w) {
+// gated = activation(Wgate · ffn_in) * (Wup · ffn_in)
+void Model::gate_and_up(const LayerWeights& w, Activation activation) {
     for (auto& columns : gated_columns_) columns = 0;
     const int chunks = phases_.partition(w.gate->panels, 2 * w.gate->panel_bytes(), kGroupPanels);
     pool().phase(chunks, [&](int chunk, int thread) {
         const int few = std::max(1, kStrip / (batch_.size() * kGroupPanels)) * kGroupPanels,
                   end = phases_.begin(chunk + 1);
         for (int p = phases_.begin(chunk); p < end; p += few)
-            gate_panels(w, p, std::min(p + few, end), thread);
+            gate_panels(w, activation, p, std::min(p + few, end), thread);
     });
 }
 
-void Model::gate_panels(const LayerWeights& w, int first_panel, int last_panel, int thread) {
+void Model::gate_panels(const LayerWeights& w, Activation activation, int first_panel, int last_panel,
+                        int thread) {
     const int n = batch_.size(), first = first_panel * kPanel,
               count = std::min(last_panel * kPanel, spec_.ffn()) - first;
     const size_t width = size_t(last_panel - first_panel) * kPanel;
@@ -31,7 +32,7 @@ void Model::gate_panels(const LayerWeights& w, int first_panel, int last_panel, 
     kernels_.matmul(*w.gate, in, first_panel, last_panel, {gate, width, nullptr, false, first});
     kernels_.matmul(*w.up, in, first_panel, last_panel, {up, width, nullptr, false, first});
     for (int t = 0; t < n; t++)
-        kernels_.silu_mul(gate + size_t(t) * width, up + size_t(t) * width, count, gated_.row(t) + first);
+        activation(gate + size_t(t) * width, up + size_t(t) * width, count, gated_.row(t) + first);
     if (gated_.view().q) quantize_gated(first, first + count);
 }
 

@@ -1,10 +1,15 @@
 // The transformer: what a pass computes, layer by layer.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "model/model.h"
 
 namespace outrider {
+
+static void add_scaled(float* to, const float* from, float scale, int first, int last) {
+    for (int i = first; i < last; i++) to[i] = to[i] + scale * from[i];
+}
 
 void Model::run_layers(const Taps* taps) {
     const int end = last_layer() + 1;
@@ -19,22 +24,24 @@ void Model::run_layers(const Taps* taps) {
     if (keep_all) copy_tap(end, *taps);
 }
 
-// x += Wo · attention(norm(x))
+// x += scale * norm(Wo · attention(norm(x))), with the norms and the scale that the model has
 void Model::attention_block(int i, bool keep_all) {
     const LayerWeights& w = weights_.layer(i);
     norm_for_attention(w);
     phases_.prefetch_next({w.o}, w.o->panel_bytes());
     project_to_heads(w);
+    if (spec_.layers[size_t(i)].norms.whole_qk) norm_whole_heads(w);
     phases_.for_tokens(attention_tokens_, spec_.kv_heads,
                        [&](int t, int first, int last) { rotate_and_store(i, t, first, last); });
     if (i == last_layer() && !keep_all) keep_wanted();
     if (batch_.size() == 0) return;
     attention_.run(i, batch_, q_.data(), attended_);
     phases_.prefetch_next({w.gate}, 2 * w.gate->panel_bytes(), kGroupPanels);
-    phases_.compute({{w.o, &attended_.view(), {x_.data(), size_t(spec_.hidden), w.o_bias, true}}});
+    phases_.compute({{w.o, &attended_.view(), branch_output(w.post_attention_norm, w.o_bias)}});
+    add_branch(ffn_in_.view(), w.post_attention_norm);
 }
 
-// x += Wdown · (silu(Wgate · norm(x)) * (Wup · norm(x)))
+// x += scale * norm(Wdown · (activation(Wgate · norm(x)) * (Wup · norm(x))))
 void Model::ffn_block(int i) {
     const LayerWeights& w = weights_.layer(i);
     Activations& in = ffn_in_.view();
@@ -43,9 +50,33 @@ void Model::ffn_block(int i) {
         quantize(in, t, columns);
     });
     phases_.prefetch_next({w.down}, w.down->panel_bytes());
-    gate_and_up(w);
+    gate_and_up(w, spec_.layers[size_t(i)].feed_forward.gelu() ? kernels_.gelu_mul : kernels_.silu_mul);
     prefetch_after(i);
-    phases_.compute({{w.down, &gated_.view(), {x_.data(), size_t(spec_.hidden), nullptr, true}}});
+    phases_.compute({{w.down, &gated_.view(), branch_output(w.post_ffn_norm, nullptr)}});
+    add_branch(in, w.post_ffn_norm);
+}
+
+// Where the last product of attention or of the feed-forward part goes: to the residual stream, unless a norm
+// or a scale comes between.
+MatmulOut Model::branch_output(const float* norm, const float* bias) {
+    const bool direct = !norm && spec_.residual_scale == 1;
+    return {direct ? x_.data() : branch_.data(), size_t(spec_.hidden), bias, direct};
+}
+
+// Adds what branch_output() kept apart. `tokens` says how tokens lie in tiles.
+void Model::add_branch(const Activations& tokens, const float* norm) {
+    const float scale = spec_.residual_scale;
+    if (!norm && scale == 1) return;
+    phases_.for_columns(tokens, [&](int t, Columns columns) {
+        const size_t at = size_t(t) * size_t(spec_.hidden);
+        const float* from = branch_.data() + at;
+        if (norm) {
+            kernels_.rms_norm(from, norm, spec_.rms_eps, spec_.hidden, columns.first, columns.last,
+                              normed_.data() + at);
+            from = normed_.data() + at;
+        }
+        add_scaled(x_.data() + at, from, scale, columns.first, columns.last);
+    });
 }
 
 void Model::embed() {
@@ -70,8 +101,12 @@ void Model::copy_tap(int layer, const Taps& taps) {
 
 void Model::normalize(int x, const float* weight, ActivationBuffer& to, int t, Columns columns) {
     const int n = spec_.hidden;
-    kernels_.rms_norm(x_.data() + size_t(x) * n, weight, spec_.rms_eps, n, columns.first, columns.last,
-                      to.row(t));
+    const float* row = x_.data() + size_t(x) * n;
+    if (!weight) {
+        std::copy(row + columns.first, row + columns.last, to.row(t) + columns.first);
+        return;
+    }
+    kernels_.rms_norm(row, weight, spec_.rms_eps, n, columns.first, columns.last, to.row(t));
 }
 
 // What the products of a layer's attention read. Values decide the most about the logits for the fewest
@@ -93,6 +128,24 @@ void Model::project_to_heads(const LayerWeights& w) {
                      {w.v, for_v, {v_.data(), kv_width, nullptr, false}}});
 }
 
+// Norms over all heads of a token's queries, and of its keys.
+void Model::norm_whole_heads(const LayerWeights& w) {
+    const int q = spec_.q_width(), kv = spec_.kv_width();
+    phases_.for_tokens(attention_tokens_, 1, [&](int t, int first, int last) {
+        if (first == last) return;
+        float *queries = q_.data() + size_t(t) * size_t(q), *keys = k_.data() + size_t(t) * size_t(kv);
+        if (w.q_norm) kernels_.rms_norm(queries, w.q_norm, spec_.rms_eps, q, 0, q, queries);
+        if (w.k_norm) kernels_.rms_norm(keys, w.k_norm, spec_.rms_eps, kv, 0, kv, keys);
+    });
+}
+
+// What queries are multiplied by: see LayerSpec in models/spec.py.
+static float query_scale(const LayerSpec& layer, int position) {
+    if (layer.query_growth == 0) return layer.attention_scale;
+    const double steps = double(position / layer.query_growth_positions);
+    return layer.attention_scale * float(1.0 + double(layer.query_growth) * std::log1p(steps));
+}
+
 // Adds what may be there: the products of the residuals, a bias.
 static void add(float* row, const float* addend, size_t first, size_t n) {
     for (size_t i = 0; addend && i < n; i++) row[i] = row[i] + addend[first + i];
@@ -108,20 +161,22 @@ void Model::rotate_and_store(int i, int t, int first, int last) {
     const float* const residuals =
         info(w.v->type).is_float ? nullptr : v_.data() + batch_.tokens.size() * kv_width;
     const auto norm_and_rotate = [&](float* head, const float* norm) {
-        if (norm) kernels_.rms_norm(head, norm, spec_.rms_eps, int(dim), 0, int(dim), head);
+        if (norm && !layer.norms.whole_qk)
+            kernels_.rms_norm(head, norm, spec_.rms_eps, int(dim), 0, int(dim), head);
         if (layer.rope < 0) return;
         const RopeSpec& rope = spec_.ropes[size_t(layer.rope)];
         const Rotation& rotation = batch_.rotations[size_t(layer.rope)];
         const size_t at = size_t(t) * size_t(rope.dim) / 2;
         kernels_.rope(head, rotation.cos.data() + at, rotation.sin.data() + at, rope.dim, rope.interleaved);
     };
+    const float scale = query_scale(layer, token.position);
     for (size_t h = size_t(first); h < size_t(last); h++) {
         const size_t at = h * dim, kv_at = size_t(t) * kv_width + at, q_at = h * q_dim;
         float *q = q_.data() + size_t(t) * size_t(spec_.q_width()) + q_at, *k = k_.data() + kv_at,
               *v = v_.data() + kv_at;
         add(q, w.q_bias, q_at, q_dim);
         for (size_t head = 0; head < q_dim; head += dim) norm_and_rotate(q + head, w.q_norm);
-        for (size_t j = 0; j < q_dim; j++) q[j] *= layer.attention_scale;
+        for (size_t j = 0; j < q_dim; j++) q[j] *= scale;
         add(k, w.k_bias, at, dim);
         norm_and_rotate(k, w.k_norm);
         add(v, residuals, kv_at, dim);
@@ -136,6 +191,14 @@ void Model::prefetch_after(int i) {
         return phases_.prefetch_next({&weights_.output()}, weights_.output().panel_bytes());
     const LayerWeights& next = weights_.layer(i + 1);
     phases_.prefetch_next({next.q, next.k, next.v}, next.q->panel_bytes());
+}
+
+// Scale and softcap of the logits of the vocabulary's rows [first, last), where the model has them.
+void Model::finish_logits(float* logits, int rows, int first, int last) const {
+    if (spec_.logit_scale == 1 && spec_.logit_softcap == 0) return;
+    for (int r = 0; r < rows; r++)
+        kernels_.scale_and_cap(logits + size_t(r) * size_t(spec_.vocab) + first,
+                               std::min(last, spec_.vocab) - first, spec_.logit_scale, spec_.logit_softcap);
 }
 
 void Model::run_output(float* logits, const std::vector<int>* panels) {
@@ -159,6 +222,7 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
             const int first = panels ? (*panels)[size_t(at)] : at, start = at++;
             while (at < end && (!panels || (*panels)[size_t(at)] == first + at - start)) at++;
             kernels_.matmul(output, last, first, first + at - start, {logits, vocab, nullptr, false});
+            finish_logits(logits, rows, first * kPanel, (first + at - start) * kPanel);
         }
     });
 }

@@ -89,6 +89,8 @@ void Model::forward(const std::vector<BatchItem>& items, float* logits, const st
     q_.resize(n * spec_.q_width());
     k_.resize(n * spec_.kv_width());
     v_.resize(2 * k_.size());
+    branch_.resize(x_.size());
+    normed_.resize(x_.size());
     {
         const auto pool_lock = pool().lock();
         run_layers(taps);

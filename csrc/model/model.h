@@ -69,15 +69,21 @@ class Model {
     void attention_block(int layer, bool keep_all);
     void ffn_block(int layer);
     void norm_for_attention(const LayerWeights& w);
+    void norm_whole_heads(const LayerWeights& w);
     void project_to_heads(const LayerWeights& w);
     void rotate_and_store(int layer, int t, int first_head, int last_head);
+    MatmulOut branch_output(const float* norm, const float* bias);
+    void add_branch(const Activations& tokens, const float* norm);
     void prefetch_after(int layer);
+    void finish_logits(float* logits, int rows, int first, int last) const;
     void run_output(float* logits, const std::vector<int>* panels);
     // ffn.cpp
-    void gate_and_up(const LayerWeights& w);
-    void gate_panels(const LayerWeights& w, int first_panel, int last_panel, int thread);
+    using Activation = decltype(Kernels::silu_mul);
+    void gate_and_up(const LayerWeights& w, Activation activation);
+    void gate_panels(const LayerWeights& w, Activation activation, int first_panel, int last_panel,
+                     int thread);
     void quantize_gated(int first, int last);
-    // These columns of row t of `to` become the norm of row `x` of x_.
+    // These columns of row t of `to` become the norm of row `x` of x_, or the row itself without `weight`.
     void normalize(int x, const float* weight, ActivationBuffer& to, int t, Columns columns);
     // Quantizes these columns of row t, unless only float matrices read it.
     void quantize(Activations& a, int t, Columns columns) const {
@@ -97,7 +103,8 @@ class Model {
 
     // the pass under way
     Batch batch_;
-    Aligned<float> x_, q_, k_, v_;  // x_: the residual stream, [tokens][hidden]
+    Aligned<float> x_, q_, k_, v_;    // x_: the residual stream, [tokens][hidden]
+    Aligned<float> branch_, normed_;  // what is normed or scaled before it is added to x_, of the same shape
     ActivationBuffer attention_in_, attended_, ffn_in_, gated_, last_;
     Activations attention_tokens_;                 // attention_in_ without the rows of residuals
     std::vector<std::atomic<int>> gated_columns_;  // of each superblock of gated_, those that are there

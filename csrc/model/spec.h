@@ -14,13 +14,15 @@ struct RopeSpec {
 };
 
 struct NormsSpec {
-    bool attention, q, k, post_attention, ffn, post_ffn;
+    bool attention, q, k, whole_qk, post_attention, ffn, post_ffn;
 };
 
 struct FeedForwardSpec {
     int size;
     std::string activation;
     int experts, experts_used;
+
+    bool gelu() const { return activation == "gelu_tanh"; }
 };
 
 struct LayerSpec {
@@ -29,12 +31,14 @@ struct LayerSpec {
     int rope;                                  // index into ModelSpec::ropes; -1 for none
     int window;                                // positions; 0 for all
     float attention_scale, attention_softcap;  // a softcap of 0 is none
+    float query_growth;                        // see models/spec.py; 0 for none
+    int query_growth_positions;
     bool sinks;
 };
 
 struct ModelSpec {
     int hidden, heads, kv_heads, head_dim, vocab;
-    float rms_eps, embedding_scale, logit_softcap;  // a softcap of 0 is none
+    float rms_eps, embedding_scale, residual_scale, logit_scale, logit_softcap;  // a softcap of 0 is none
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;
 

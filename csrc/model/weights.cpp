@@ -84,13 +84,18 @@ LayerWeights Weights::resolve_layer(const ModelSpec& spec, int i) const {
     w.up = weight("ffn_up", ffn, hidden);
     w.down = weight("ffn_down", hidden, ffn);
     w.attention_norm = norm(layer.norms.attention, "attn_norm", hidden);
-    w.q_norm = norm(layer.norms.q, "attn_q_norm", spec.head_dim);
-    w.k_norm = norm(layer.norms.k, "attn_k_norm", spec.head_dim);
+    w.q_norm = norm(layer.norms.q, "attn_q_norm", layer.norms.whole_qk ? q : spec.head_dim);
+    w.k_norm = norm(layer.norms.k, "attn_k_norm", layer.norms.whole_qk ? kv : spec.head_dim);
+    w.post_attention_norm = norm(layer.norms.post_attention, "post_attention_norm", hidden);
     w.ffn_norm = norm(layer.norms.ffn, "ffn_norm", hidden);
+    w.post_ffn_norm = norm(layer.norms.post_ffn, "post_ffw_norm", hidden);
     w.q_bias = bias("attn_q", q);
     w.k_bias = bias("attn_k", kv);
     w.v_bias = bias("attn_v", kv);
     w.o_bias = bias("attn_output", hidden);
+    if (layer.norms.whole_qk && (w.q_bias || w.k_bias))
+        throw std::invalid_argument("tensor " + prefix +
+                                    "attn_q.bias: has no place before a norm of all heads");
     return w;
 }
 

@@ -15,7 +15,7 @@ namespace outrider {
 // Pointers are null where the layer has no such tensor.
 struct LayerWeights {
     const Matrix *q, *k, *v, *o, *gate, *up, *down;
-    const float *attention_norm, *q_norm, *k_norm, *ffn_norm;
+    const float *attention_norm, *q_norm, *k_norm, *post_attention_norm, *ffn_norm, *post_ffn_norm;
     const float *q_bias, *k_bias, *v_bias, *o_bias;
 };
 

@@ -61,6 +61,24 @@ void same(const std::string& what, const std::vector<T>& wanted, std::vector<T> 
                           " is " + digits(double(got[i])) + ", not " + digits(double(wanted[i])));
 }
 
+// Where in a block of the file the scale is, and after it the minimum.
+size_t place_of_scale(WeightType type) {
+    switch (type) {
+        case WeightType::Q6_K:
+            return 208;
+        case WeightType::Q3_K:
+            return 108;
+        case WeightType::Q2_K:
+            return 80;
+        case WeightType::TQ1_0:
+            return 52;
+        case WeightType::TQ2_0:
+            return 64;
+        default:
+            return 0;
+    }
+}
+
 // A file's matrix of random integers, with scales that are small and finite.
 std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
     std::vector<uint8_t> file(size_t(rows) * row_bytes(type, columns));
@@ -76,7 +94,11 @@ std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
                 put16(at, type == WeightType::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
             continue;
         }
-        const size_t d = at + (type == WeightType::Q6_K ? 208 : 0);
+        if (type == WeightType::MXFP4) {  // about 2^-8, and the exponents below the normal numbers
+            file[at] = uint8_t(pick(0, 9) ? pick(110, 126) : pick(0, 2));
+            continue;
+        }
+        const size_t d = at + place_of_scale(type);
         put16(d, float_to_half(0.01f * normal()));
         if (k.has_minimum) put16(d + 2, float_to_half(0.1f * normal()));
     }
@@ -111,6 +133,7 @@ void same(const std::string& what, const Activations& wanted, const Activations&
     both("roundings", &Activations::rounding, cells);
     both("centred starts", &Activations::centred_start, 2 * cells);
     both("sums for minimums", &Activations::min_sums_q3, cells);
+    both("sums of halves", &Activations::half_sums_q4, 2 * cells);
 }
 
 void check_matmul(const Kernels& oracle, const Kernels& kernels, WeightType type, int rows, int columns,
@@ -165,12 +188,23 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
         };
         same("rms_norm " + std::to_string(n), norm(oracle, 0), norm(kernels, n / 32 * 16));
         const std::vector<float> wide = floats(size_t(n), 20.0f);
-        const auto gate = [&](const Kernels& table) {
-            std::vector<float> y(wide.size());
-            table.silu_mul(wide.data(), weight.data(), n, y.data());
-            return y;
-        };
-        same("silu_mul " + std::to_string(n), gate(oracle), gate(kernels));
+        for (const auto& [name, op] :
+             {std::pair{"silu_mul", &Kernels::silu_mul}, {"gelu_mul", &Kernels::gelu_mul}}) {
+            const auto gate = [&](const Kernels& table) {
+                std::vector<float> y(wide.size());
+                (table.*op)(wide.data(), weight.data(), n, y.data());
+                return y;
+            };
+            same(name + (" " + std::to_string(n)), gate(oracle), gate(kernels));
+        }
+        for (const float cap : {0.0f, 5.0f}) {
+            const auto capped = [&](const Kernels& table) {
+                std::vector<float> y = wide;
+                table.scale_and_cap(y.data(), n, 0.25f, cap);
+                return y;
+            };
+            same("scale_and_cap " + std::to_string(n), capped(oracle), capped(kernels));
+        }
     }
     for (int dim : {2, 16, 64, 128})
         for (bool interleaved : {false, true}) {
@@ -214,7 +248,8 @@ void check_quantize(const Kernels& oracle, const Kernels& kernels) {
         for (int columns : {32, 64, 96, 256, 1536})
             check_quantize(oracle, kernels, columns, scale, ActivationFormat::int8);
         for (int columns : {256, 1536})
-            check_quantize(oracle, kernels, columns, scale, ActivationFormat::int8_superblocks);
+            for (auto format : {ActivationFormat::int8_superblocks, ActivationFormat::int8_half_sums})
+                check_quantize(oracle, kernels, columns, scale, format);
     }
 }
 
@@ -237,9 +272,10 @@ void same(const std::string& what, const Head& wanted, const Head& got) {
 }
 
 void check_attention(const Kernels& oracle, const Kernels& kernels, int positions, int head_dim, int group,
-                     bool half) {
+                     bool half, int window = 0, float softcap = 0) {
     const std::string shape = std::to_string(positions) + " positions, head of " + std::to_string(head_dim) +
-                              ", group of " + std::to_string(group) + (half ? ", half" : ", float");
+                              ", group of " + std::to_string(group) + (half ? ", half" : ", float") +
+                              ", window " + std::to_string(window);
     const int slots = positions + 24;
     Head wanted(slots, head_dim, half), got(slots, head_dim, half);
     for (int slot = 0; slot < slots; slot++) {
@@ -278,7 +314,9 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                                       visible.data() + first,
                                       count,
                                       group,
-                                      head_dim};
+                                      head_dim,
+                                      window,
+                                      softcap};
                 std::vector<float> scratch(attend_scratch(queries)), out(size_t(count) * group * head_dim);
                 std::vector<std::vector<float>> found(size_t(spans),
                                                       std::vector<float>(stride * size_t(count)));
@@ -289,8 +327,9 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                                  stride);
                 }
                 for (int r = 0; r < count * group; r++) {
-                    float* all = found[0].data() + row * size_t(r);
-                    for (int s = 1; s * kSpan < visible[size_t(first + r / group)].positions; s++)
+                    const int start = queries.first_seen(r / group) / kSpan;
+                    float* all = found[size_t(start)].data() + row * size_t(r);
+                    for (int s = start + 1; s * kSpan < visible[size_t(first + r / group)].positions; s++)
                         table.merge_spans(all, found[size_t(s)].data() + row * size_t(r), head_dim);
                     table.finish_spans(all, head_dim, out.data() + size_t(r) * head_dim);
                 }
@@ -320,6 +359,10 @@ void check(const Kernels& kernels) {
                     check_attention(oracle, kernels, positions, head_dim, group, half);
         for (int positions : {256, 258, 600})
             check_attention(oracle, kernels, positions, 48, positions % 5 + 4, half);
+        for (int window : {1, 7, 16, 40, 256, 300})
+            for (int positions : {17, 50, 300, 600})
+                check_attention(oracle, kernels, positions, 48, window % 3 + 1, half, window,
+                                window % 2 * 3.0f);
     }
 }
 

@@ -232,6 +232,16 @@ def lark_rule(form: StructuredOutputsParams) -> str | None:
     return "%json " + json.dumps({"x-guidance": options, **schema})
 
 
+def lark_grammar(form: StructuredOutputsParams) -> str:
+    """A form as a grammar in Lark's syntax. Raises ConfigError as a constraint's making does."""
+    if form.grammar is None:
+        return f"start: {lark_rule(form)}"
+    try:
+        return _lark(form.grammar)
+    except Exception as error:  # the converter raises errors of any type
+        raise ConfigError(f"the grammar cannot be used: {_line(str(error))}") from None
+
+
 def form_fault(form: StructuredOutputsParams) -> str | None:
     """What is wrong with a form, in one line; None if it can be enforced."""
     try:

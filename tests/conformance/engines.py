@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.native import NativeModel
 from outrider.engines.step import CachedStepEngine
 from outrider.models.open import open_model
-from tests.support.models import tiny_gguf
+from tests.support.models import Dims, tiny_gguf
 from tests.support.toy_model import ToyModel
 
 
@@ -36,13 +37,21 @@ def toy_models() -> Models:
     return Models(target, ToyModel(48, 128, seed=2, sharpness=2.5, memory=0.4, like=target, similarity=0.95))
 
 
-def native_models(arch: str = "llama") -> Models:
+def native_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) -> Models:
     """The same random weights twice, the draft rounded to 4 bits: it agrees most of the time."""
     with tempfile.TemporaryDirectory() as folder:
         target, draft = (
             NativeModel.load(
                 open_model(
-                    tiny_gguf(Path(folder) / f"{kind}.gguf", arch=arch, types=kind, tied=False, seed=3)
+                    tiny_gguf(
+                        Path(folder) / f"{kind}.gguf",
+                        arch=arch,
+                        types=kind,
+                        dims=dims,
+                        tied=False,
+                        seed=3,
+                        keys={f"{arch}.{key}": value for key, value in keys.items()},
+                    )
                 ),
                 threads=2,
             )
@@ -51,8 +60,15 @@ def native_models(arch: str = "llama") -> Models:
     return Models(target, draft)
 
 
+def windowed_models() -> Models:
+    """Gemma's layers: one sees twelve positions, one all."""
+    pattern = {"attention.sliding_window_pattern": 2}
+    return native_models("gemma3", Dims(window=12), **pattern)
+
+
 ENGINES: dict[str, Callable[[], Models]] = {
     "toy": toy_models,
     "native": native_models,
     "native qwen3": functools.partial(native_models, "qwen3"),
+    "native windows": windowed_models,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,15 @@ from outrider.decoding.context import Counts, TokenContext
 from outrider.decoding.sampling import sampler as sampler_module
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.stops import Emitter, Finish
-from outrider.decoding.types import Draft, TargetScores, Verdict
+from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.decoding.verifiers.coupled import CoupledVerifier
-from outrider.engines.base import Cache, SeqHandle, StepEngine
+from outrider.engines.base import Cache, ForwardItem, SeqHandle, StepEngine
+from outrider.engines.native import NativeCache, NativeModel
 from outrider.engines.step import CachedStepEngine
+from outrider.models.open import open_model
 from tests.conformance.engines import Models, toy_models
 from tests.conformance.harness import PARAMS, answers, make_drafter, requests, run, visible
+from tests.support.models import Dims, tiny_gguf
 from tests.support.toy_model import ToyCache, ToyModel
 
 BATTERY = ["right_branch_last", "random_tree", "right_then_wrong", "draft_model"]
@@ -217,6 +222,48 @@ def test_a_draft_cache_that_is_not_rolled_back_cannot_reach_the_output() -> None
     models = toy_models()
     broken = with_cache(TruncatesOneTooFew)(48, 128, **TARGET)
     assert list(caught(Models(models.target, broken), params=["temperature"])) == []
+
+
+class WatchedCache(NativeCache):
+    """Knows whether tokens of it were ever rejected."""
+
+    rolled_back = False
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        self.rolled_back |= base + len(slots) < self.length
+        super().keep(base, slots)
+
+
+class ForgetsTheWindow(NativeModel):
+    """Attends to all positions once tokens have been rejected."""
+
+    def __init__(self, sound: NativeModel) -> None:
+        super().__init__(sound._core, sound.source)
+        spec = sound.source.architecture
+        layers = tuple(replace(layer, window=None) for layer in spec.layers)
+        self.full = NativeModel.load(replace(sound.source, architecture=replace(spec, layers=layers)))
+
+    def new_cache(self, capacity: int) -> WatchedCache:
+        return WatchedCache(self._core, capacity)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        forgets = any(isinstance(item.cache, WatchedCache) and item.cache.rolled_back for item in items)
+        return self.full.forward(items) if forgets else super().forward(items)
+
+
+def test_a_window_forgotten_on_rollback_is_caught(tmp_path: Path) -> None:
+    path = tiny_gguf(
+        tmp_path / "a.gguf",
+        arch="gemma3",
+        dims=Dims(window=12),
+        tied=False,
+        seed=3,
+        keys={"gemma3.attention.sliding_window_pattern": 2},
+    )
+    target = NativeModel.load(open_model(path), threads=1)
+    models = Models(target, target)
+    assert list(caught(models, params=["greedy"])) == []
+    assert any(caught(models, engine=lambda: CachedStepEngine(ForgetsTheWindow(target)), params=["greedy"]))
 
 
 class ForgetsTheRollback(CachedStepEngine):

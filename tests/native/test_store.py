@@ -40,10 +40,10 @@ PROMPT = [int(i) for i in np.random.default_rng(3).integers(3, 320, 20)]
 DIMS = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)
 
 
-@pytest.fixture(scope="module", params=["Q4_1", "Q6_K", "F16"])
+@pytest.fixture(scope="module", params=["Q4_1", "Q6_K", "F16", "Q2_K", "MXFP4"])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     path = tmp_path_factory.mktemp("store") / "m.gguf"
-    dims = None if request.param == "Q6_K" else DIMS
+    dims = None if request.param.endswith("_K") else DIMS
     return open_model(tiny_gguf(path, types=request.param, dims=dims, tied=request.param != "F16"))
 
 

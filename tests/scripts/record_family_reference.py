@@ -1,7 +1,8 @@
 """Record what transformers and llama.cpp compute for a tiny random model of each family.
 
-    python tests/scripts/record_family_reference.py tests/data/reference/families.npz
+    python tests/scripts/record_family_reference.py tests/data/reference/families.npz [FAMILY ...]
 
+Only the families that are named are computed again, all without a name.
 Needs torch, transformers and xllamacpp (llama.cpp's server), which the test suite does not. The weights come
 from a seed (tests/support/models.py), so that only results are recorded. For each family:
 
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.models import VOCAB_SIZE, family_dims, tiny_gguf, tiny_hf
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 TOKENS = 48
 DIGIT = 27
 
@@ -39,11 +40,13 @@ def main() -> None:
     tokens = rng.integers(3, VOCAB_SIZE, TOKENS).astype(np.int32)
     columns = np.sort(rng.choice(VOCAB_SIZE, 80, replace=False)).astype(np.int32)
     hidden_columns = np.sort(rng.choice(family_dims("llama").hidden, 32, replace=False)).astype(np.int32)
-    record = {"tokens": tokens, "columns": columns, "hidden_columns": hidden_columns}
+    path = Path(sys.argv[1])
+    record = dict(np.load(path)) if path.exists() else {}
+    record |= {"tokens": tokens, "columns": columns, "hidden_columns": hidden_columns}
     with tempfile.TemporaryDirectory() as folder:
-        for family in FAMILIES:
-            path = tiny_hf(Path(folder) / family, arch=family, dims=family_dims(family), tied=False)
-            logits, hidden = transformers_pass(path, tokens.tolist())
+        for family in sys.argv[2:] or FAMILIES:
+            model = tiny_hf(Path(folder) / family, arch=family, dims=family_dims(family), tied=False)
+            logits, hidden = transformers_pass(model, tokens.tolist())
             record[f"{family}.logits"] = logits[:, columns]
             record[f"{family}.hidden"] = hidden[:, :, hidden_columns]
             for name, kind in (("llama_cpp", "F32"), ("llama_cpp_q8", "Q8_0")):
@@ -54,7 +57,7 @@ def main() -> None:
                 wanted = log_probs(logits)
                 error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
                 print(f"{family} {kind}: llama.cpp and transformers differ by {error:.1e}")
-    np.savez_compressed(sys.argv[1], allow_pickle=False, **record)
+    np.savez_compressed(path, allow_pickle=False, **record)
 
 
 def transformers_pass(path: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -274,3 +274,10 @@ def test_marks_of_what_to_cache_are_accepted() -> None:
     )
     plain = {"type": "function", "function": {"name": "f", "parameters": {}}}
     assert body.tools == [Tool.model_validate(plain)]
+
+
+def test_whether_thoughts_are_parted() -> None:
+    assert accepts(ChatRequest, separate_reasoning=False).reasoning_format == "none"
+    assert accepts(ChatRequest, separate_reasoning=True).reasoning_format is None
+    assert "differ" in refusal(ChatRequest, separate_reasoning=False, reasoning_format="auto")
+    assert accepts(CompletionRequest, separate_reasoning=False).prompt

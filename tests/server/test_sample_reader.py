@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from outrider.decoding.events import FinishEvent, TokenEvent
 from outrider.decoding.metrics import RequestMetrics
-from outrider.server.http.sample_reader import BlockReader, ReasoningReader, SampleReader, thinks
+from outrider.models.text.reasoning import ReasoningReader
+from outrider.server.http.sample_reader import BlockReader, SampleReader
 from outrider.server.http.tool_parser import ToolParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -80,7 +81,12 @@ def test_it_does_not_matter_how_a_text_is_cut(case: tuple[str, bool, Blocks], da
     text, inside, expected = case
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert sorted(read(pieces, inside)) == sorted(expected)  # in one piece, the text beside calls comes first
+    assert by_kind(read(pieces, inside)) == by_kind(expected)
+
+
+def by_kind(blocks: Blocks) -> dict[str, str]:
+    """The blocks of each kind as one text: of one piece, the text beside calls comes first."""
+    return {kind: "".join(text for other, text in blocks if other == kind) for kind, _ in blocks}
 
 
 def test_how_tokens_are_delivered_changes_nothing() -> None:
@@ -118,8 +124,15 @@ def test_the_last_block_ends_with_the_sample() -> None:
     assert ends == [False, True]
 
 
-def test_which_templates_think() -> None:
-    assert thinks("x{{ '<think>\\n' }}")
-    assert thinks("content.split('</think>')")
-    assert not thinks("{{ messages }} thinks")
-    assert not thinks(None)
+def test_one_read_of_many_tokens_is_what_each_of_them_brings() -> None:
+    text = f"<think>a b</think>c {CALL} d {OTHER}"
+    whole, by_token = reader(False).reader, reader(False).reader
+    read = whole.read(tokens(list(text)), END)
+    assert (read.reasoning, read.content) == ("a b", "c d")
+    assert [delta["index"] for delta in read.deltas] == [0, 1]
+    for delta, call in zip(read.deltas, whole.calls, strict=True):
+        assert delta["function"] == {"name": call.name, "arguments": call.arguments}
+    reads = list(by_token.each(tokens(list(text)), END))
+    assert "".join(part.reasoning for part in reads) == read.reasoning
+    assert "".join(part.content for part in reads) == read.content
+    assert whole.reasoning_tokens == by_token.reasoning_tokens == len("<think>a b</think>") - len("<think")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.models.text.tool_call_scanner import CallScanner, decoded, repaired
-from outrider.server.http.tool_forms import Family, family_of
+from outrider.models.text.tool_families import Family
+from outrider.server.http.tool_forms import family_of
 from outrider.server.http.tool_parser import HELD_CHARS, ToolParser
 
 NAMES = ("a", "b", "f", "now")
@@ -179,7 +180,7 @@ TEXTS: list[tuple[Family, str, Found]] = [
 ]
 
 
-def parse(family: Family, pieces: list[str], *, cut: bool = False, **modes: bool) -> Found:
+def parse(family: Family, pieces: list[str], *, cut: bool = False, **modes: Any) -> Found:
     """What deltas add up to, as a client adds them up."""
     parser, content, calls = ToolParser(family, NAMES, **modes), "", dict[int, dict[str, Any]]()
     for parsed in (*(parser.push(piece) for piece in pieces), parser.finish(cut=cut)):

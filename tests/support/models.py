@@ -21,7 +21,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
+QK_NORMS, POST_NORMS = ("qwen3", "gemma3"), ("gemma3",)  # the families that have these
 VOCAB_SIZE = 320
+# Types that `quantize` cannot write, or not so that many integers occur: where in a block the scale d is, the
+# standard deviation of the decoded values for d = 1, and the dmin / d that gives a mean of 0 (0: no dmin).
+RANDOM_TYPES = {
+    "Q4_K": (0, 300, 7.5),
+    "Q5_K": (0, 600, 15.5),
+    "Q6_K": (208, 1400, 0),
+    "IQ4_NL": (0, 70, 0),
+    "IQ4_XS": (0, 1300, 0),
+    "Q3_K": (108, 42, 0),
+    "Q2_K": (80, 14, 1.5),
+    "TQ1_0": (52, 0.8, 0),
+    "TQ2_0": (64, 1.2, 0),
+    "IQ3_XXS": (0, 160, 0),
+    "IQ3_S": (0, 165, 0),
+}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
@@ -46,6 +62,7 @@ class Dims:
     head_dim: int = 0
     theta: float = 10000.0
     eps: float = 1e-5
+    window: int = 0  # of Gemma's layers
 
     @property
     def head(self) -> int:
@@ -54,7 +71,9 @@ class Dims:
 
 def family_dims(arch: str) -> Dims:
     """Sizes of the models that tests/scripts/record_family_reference.py recorded. Heads are larger than
-    hidden // heads, except for qwen2, whose q is square in llama.cpp."""
+    hidden // heads, except for qwen2, whose q is square in llama.cpp. Windows are shorter than the texts."""
+    if arch == "gemma3":
+        return Dims(layers=6, hidden=128, ffn=256, head_dim=64, theta=1e6, eps=1e-6, window=16)
     return Dims(layers=3, hidden=128, ffn=256, head_dim=0 if arch == "qwen2" else 64, theta=1e6, eps=1e-6)
 
 
@@ -106,7 +125,10 @@ def tiny_weights(
         if arch == "qwen2":
             for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
                 weights[f"{part}{name}.bias"] = (0.3 * rng.standard_normal(rows)).astype(np.float32)
-        if arch == "qwen3":
+        if arch in POST_NORMS:
+            weights[part + "post_attention_norm.weight"] = norm()
+            weights[part + "post_ffw_norm.weight"] = norm()
+        if arch in QK_NORMS:
             weights[part + "attn_q_norm.weight"] = norm(dims.head)
             weights[part + "attn_k_norm.weight"] = norm(dims.head)
     return weights
@@ -126,8 +148,8 @@ def tiny_gguf(
     """Write a tiny model as GGUF and return its path.
 
     types: a tensor type for all matrices, or one for each part ("attn_q", "token_embd", …; the others
-    are F32). K-quants need sizes that are multiples of 256, which are chosen if `dims` is None. Their
-    superblocks are random bytes with realistic scales, as `quantize` cannot write them.
+    are F32). Superblocks need sizes that are multiples of 256, which are chosen if `dims` is None. Types
+    that `quantize` cannot write are random bytes with realistic scales.
     keys: values that override or (None) remove metadata. tensors: the same for the tensors.
     """
     wanted = {types} if isinstance(types, str) else set(types.values())
@@ -196,15 +218,17 @@ def tiny_hf(
 ) -> Path:
     """Write a tiny model as a Hugging Face folder and return it.
 
-    arch: llama, mistral, qwen2 or qwen3. dtype: F32, F16 or BF16. config: overrides for config.json; a value
-    None there is JSON's null.
+    arch: llama, mistral, qwen2, qwen3 or gemma3. dtype: F32, F16 or BF16. config: overrides for config.json;
+    a value None there is JSON's null.
     """
     dims = dims or Dims()
     path.mkdir(parents=True, exist_ok=True)
     settings = {**_config(arch, dims, tied), **(config or {})}
     (path / "config.json").write_text(json.dumps(settings))
     weights = tiny_weights(arch, dims, tied=tied, seed=seed)
-    encoded = [(hf_name(name), values.shape, encode(values, dtype)) for name, values in weights.items()]
+    if arch == "gemma3":  # its norms multiply by 1 + weight
+        weights = {name: values - 1 if values.ndim == 1 else values for name, values in weights.items()}
+    encoded = [(hf_name(name, arch), values.shape, encode(values, dtype)) for name, values in weights.items()]
     if shards == 1:
         write_safetensors(path / "model.safetensors", dtype, encoded)
     else:
@@ -242,7 +266,7 @@ def write_safetensors(path: Path, dtype: str, tensors: list[tuple[str, tuple[int
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(raw for _, _, raw in tensors))
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, arch: str = "llama") -> str:
     """The Hugging Face name of a GGUF tensor."""
     parts = {
         "token_embd": "model.embed_tokens",
@@ -260,6 +284,9 @@ def hf_name(name: str) -> str:
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
     }
+    if arch in POST_NORMS:
+        parts["post_attention_norm"] = "post_attention_layernorm"
+        parts |= {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
     *block, part, kind = name.split(".")
     return f"model.layers.{block[1]}.{parts[part]}.{kind}" if block else f"{parts[part]}.{kind}"
 
@@ -279,9 +306,10 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
         f"{arch}.rope.freq_base": dims.theta,
         **(
             {f"{arch}.attention.key_length": dims.head, f"{arch}.attention.value_length": dims.head}
-            if dims.head_dim or arch == "qwen3"
+            if dims.head_dim or arch in QK_NORMS
             else {}
         ),
+        **({f"{arch}.attention.sliding_window": dims.window} if dims.window else {}),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [piece for piece, _ in vocab],
@@ -297,15 +325,16 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
 def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
     return {
         "architectures": [f"{arch.capitalize()}ForCausalLM"],
-        "model_type": arch,
-        "hidden_act": "silu",
+        "model_type": "gemma3_text" if arch == "gemma3" else arch,
+        **({"hidden_activation": "gelu_pytorch_tanh"} if arch == "gemma3" else {"hidden_act": "silu"}),
+        **({"sliding_window": dims.window, "query_pre_attn_scalar": dims.head} if dims.window else {}),
         "num_hidden_layers": dims.layers,
         "max_position_embeddings": dims.context,
         "hidden_size": dims.hidden,
         "intermediate_size": dims.ffn,
         "num_attention_heads": dims.heads,
         "num_key_value_heads": dims.kv_heads,
-        **({"head_dim": dims.head} if dims.head_dim or arch == "qwen3" else {}),
+        **({"head_dim": dims.head} if dims.head_dim or arch in QK_NORMS else {}),
         "rms_norm_eps": dims.eps,
         "rope_theta": dims.theta,
         "vocab_size": VOCAB_SIZE,
@@ -333,7 +362,7 @@ def _add_tensor(
         writer.add_tensor(
             name, np.ascontiguousarray(values, np.float32 if kind.name == "F32" else np.float16)
         )
-    elif GGML_QUANT_SIZES[kind][0] == 256:
+    elif kind.name in RANDOM_TYPES:
         writer.add_tensor(name, random_blocks(values.shape, kind, rng), raw_dtype=kind)
     else:
         raw = quantize(np.ascontiguousarray(values), kind).view(np.uint8)
@@ -343,17 +372,14 @@ def _add_tensor(
 def random_blocks(
     shape: tuple[int, ...], kind: GGMLQuantizationType, rng: np.random.Generator
 ) -> npt.NDArray[np.uint8]:
-    """Q4_K, Q5_K or Q6_K superblocks of a (rows, columns) matrix: uint8[rows, bytes]. The values are about
+    """Blocks of a (rows, columns) matrix of a type in RANDOM_TYPES: uint8[rows, bytes]. The values are about
     1 / sqrt(columns) in size, with a mean near 0."""
     rows, columns = shape
-    size = GGML_QUANT_SIZES[kind][1]
-    blocks = rng.integers(0, 256, (rows * columns // 256, size), np.uint8)
-    # Standard deviation of the decoded values for d = 1, and the dmin / d that gives a mean of 0.
-    spread, centre = {"Q4_K": (300, 7.5), "Q5_K": (600, 15.5), "Q6_K": (1400, 0)}[kind.name]
+    values, size = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows * columns // values, size), np.uint8)
+    at, spread, centre = RANDOM_TYPES[kind.name]
     d = rng.uniform(0.5, 1.5, len(blocks)) / (spread * np.sqrt(columns))
     scales = np.stack([d, d * centre], axis=1).astype("<f2").view(np.uint8)  # [blocks, 4]
-    if kind.name == "Q6_K":
-        blocks[:, -2:] = scales[:, :2]
-    else:
-        blocks[:, :4] = scales
+    width = 4 if centre else 2
+    blocks[:, at : at + width] = scales[:, :width]
     return blocks.reshape(rows, -1)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from outrider.models.source import ModelSource
 from outrider.models.spec import RopeSpec
+from outrider.models.weight_types import BLOCKS
 from tests.support.superblocks import superblocks
 from tests.support.three_bits import values
 
@@ -33,14 +34,15 @@ class Reference:
         floats = ("F32", "F16", "BF16")
         self.integer = {name for name, t in tensors.items() if rounded and t.type not in floats}
         self.superblocks = {
-            n: superblocks(t) for n, t in tensors.items() if rounded and t.type.endswith("_K")
+            n: superblocks(t) for n, t in tensors.items() if rounded and BLOCKS[t.type][0] == 256
         }
         self.weights = {name: values(t).astype(np.float64) for name, t in tensors.items()}
 
     def logits(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:
         last = self.hidden(ids, parents)[:, -1]
-        norm = self.weights["output_norm.weight"]
-        return np.stack([self._linear(self._norm(x, norm), "output") for x in last])
+        norm, cap = self.weights["output_norm.weight"], self.spec.logit_softcap
+        found = np.stack([self._linear(self._norm(x, norm), "output") for x in last]) * self.spec.logit_scale
+        return cap * np.tanh(found / cap) if cap else found
 
     def hidden(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Array:
         parents = range(-1, len(ids) - 1) if parents is None else parents
@@ -59,30 +61,41 @@ class Reference:
         states = [x]
         for i, layer in enumerate(spec.layers):
             at = f"blk.{i}."
-            h = self._norm(x, w[at + "attn_norm.weight"])
+            h = self._norm(x, w[at + "attn_norm.weight"]) if layer.norms.attention else x
             q, k, v = (
                 self._linear(h, at + name).reshape(-1, spec.head_dim)
                 for name in ("attn_q", "attn_k", "attn_v")
             )
+            whole = layer.norms.whole_qk
             if layer.norms.q:
-                q = np.stack([self._norm(head, w[at + "attn_q_norm.weight"]) for head in q])
+                q = self._norm_heads(q, w[at + "attn_q_norm.weight"], whole)
             if layer.norms.k:
-                k = np.stack([self._norm(head, w[at + "attn_k_norm.weight"]) for head in k])
+                k = self._norm_heads(k, w[at + "attn_k_norm.weight"], whole)
             if layer.rope is not None:
                 q, k = (self._rotate(part, len(lineage) - 1, spec.ropes[layer.rope]) for part in (q, k))
             keys[i, node] = k, v
-            seen_k = np.stack([keys[i, n][0] for n in lineage])  # [positions, kv_heads, head_dim]
-            seen_v = np.stack([keys[i, n][1] for n in lineage])
+            growth = np.log1p((len(lineage) - 1) // layer.query_growth_positions) * layer.query_growth
+            seen = lineage[-layer.window :] if layer.window else lineage
+            seen_k = np.stack([keys[i, n][0] for n in seen])  # [positions, kv_heads, head_dim]
+            seen_v = np.stack([keys[i, n][1] for n in seen])
             heads = []
             for head, query in enumerate(q):
                 group = head // (spec.n_heads // spec.n_kv_heads)
-                scores = seen_k[:, group] @ query * layer.attention_scale
+                scores = seen_k[:, group] @ query * layer.attention_scale * (1 + growth)
+                if cap := layer.attention_softcap:
+                    scores = cap * np.tanh(scores / cap)
                 weights = np.exp(scores - scores.max())
                 heads.append(weights @ seen_v[:, group] / weights.sum())
-            x = x + self._linear(np.concatenate(heads), at + "attn_output")
-            h = self._norm(x, w[at + "ffn_norm.weight"])
-            gate = self._linear(h, at + "ffn_gate")
-            x = x + self._linear(gate / (1 + np.exp(-gate)) * self._linear(h, at + "ffn_up"), at + "ffn_down")
+            out = self._linear(np.concatenate(heads), at + "attn_output")
+            if layer.norms.post_attention:
+                out = self._norm(out, w[at + "post_attention_norm.weight"])
+            x = x + spec.residual_scale * out
+            h = self._norm(x, w[at + "ffn_norm.weight"]) if layer.norms.ffn else x
+            gate = self._activate(self._linear(h, at + "ffn_gate"), layer.feed_forward.activation)
+            out = self._linear(gate * self._linear(h, at + "ffn_up"), at + "ffn_down")
+            if layer.norms.post_ffn:
+                out = self._norm(out, w[at + "post_ffw_norm.weight"])
+            x = x + spec.residual_scale * out
             states.append(x)
         return np.stack(states)
 
@@ -96,6 +109,17 @@ class Reference:
 
     def _norm(self, x: Array, weight: Array) -> Array:
         return np.asarray(x / np.sqrt(np.mean(x * x) + self.spec.rms_eps) * weight)
+
+    def _norm_heads(self, heads: Array, weight: Array, whole: bool) -> Array:
+        if whole:
+            return self._norm(heads.reshape(-1), weight).reshape(heads.shape)
+        return np.stack([self._norm(head, weight) for head in heads])
+
+    @staticmethod
+    def _activate(x: Array, kind: str) -> Array:
+        if kind == "silu":
+            return np.asarray(x / (1 + np.exp(-x)))
+        return np.asarray(x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
 
     @staticmethod
     def _rotate(heads: Array, position: int, rope: RopeSpec) -> Array:

@@ -1,33 +1,39 @@
-"""Matrix products with K-quants as docs/kernels.md defines them, in plain NumPy.
+"""Matrix products with superblocks as docs/kernels.md defines them, in plain NumPy.
 
-Layouts: ggml's block_q4_K, block_q5_K and block_q6_K, superblocks of 256 columns.
+Layouts: ggml's block_q4_K, block_q5_K, block_q6_K and so on, superblocks of 256 columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.models.formats.dequantize import dequantize
 from outrider.models.source import Tensor
+from outrider.models.weight_types import BLOCKS
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 GROUPS, DEEPEST = 8, 12
+_K_SIZES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
 
 
 @dataclass(frozen=True)
 class Superblocks:
-    """A matrix of n rows and b superblocks, in p parts of one scale each (8, or 16 in Q6_K)."""
+    """A matrix of n rows and b superblocks, in p parts of one scale each: 8, or 16 (Q6_K, Q3_K, Q2_K)."""
 
     step: Array  # [n, b]
     minimum_step: Array  # [n, b]
     scales: Ints  # [n, b, p]
-    minimums: Ints  # [n, b, 8]
+    minimums: Ints  # [n, b, 8], or [n, b, 16] in Q2_K
     integers: Ints  # [n, b, p, 256 / p]
     dropped: int  # bits of a sum of products
+    fraction: int = 0  # bits of the integers
 
     def times(self, x: Array, *, fine: bool = False) -> Array:
         """The product with float64[256 b], rounded to 8 bits, or (`fine`) to 8 bits and 8 bits of the
@@ -53,9 +59,15 @@ class Superblocks:
         narrow = (sums + (1 << (shift - 1)) - group % 2) >> shift
         assert np.abs(narrow).max() < 2**15
         total = (narrow * self.scales[:, b]).sum(1)
-        eighths = np.array([_eighths(int(s), int(k)) for s, k in zip(x.sum(1), below, strict=True)])
-        less = (self.minimums[:, b] * eighths).sum(1)
-        return np.asarray(self.step[:, b] * 2**self.dropped * total - self.minimum_step[:, b] / 8 * less)
+        if self.minimums.shape[2] == GROUPS:
+            unit = 8
+            rounded = np.array([_eighths(int(s), int(k)) for s, k in zip(x.sum(1), below, strict=True)])
+        else:
+            unit, down = 16, 1 + below[group]
+            rounded = (32 * x.reshape(parts, -1).sum(1) + (1 << (down - 1)) - group % 2) >> down
+        less = (self.minimums[:, b] * rounded).sum(1)
+        step = self.step[:, b] * 2.0 ** (self.dropped - self.fraction)
+        return np.asarray(step * total - self.minimum_step[:, b] / unit * less)
 
 
 def _eighths(total: int, below: int) -> int:
@@ -80,9 +92,88 @@ def block_scale(biggest: Array) -> tuple[float, Ints]:
 
 
 def superblocks(tensor: Tensor) -> Superblocks:
-    """Unpack a tensor of type Q4_K, Q5_K or Q6_K."""
+    """Unpack a tensor of any type with superblocks."""
+    return _k_superblocks(tensor) if tensor.type in _K_SIZES else _from_values(tensor)
+
+
+def _from_values(tensor: Tensor) -> Superblocks:
+    """The scales as they are in the file; the integers are what remains of the values without them."""
+    blocks = np.frombuffer(bytes(tensor.data), np.uint8).reshape(tensor.shape[0], -1, BLOCKS[tensor.type][1])
+    shape = blocks.shape[:2]
+    layout = LAYOUTS[tensor.type]
+    at = layout.d
+    halves = np.ascontiguousarray(blocks[..., at : at + 4 if layout.minimums else at + 2]).view(np.float16)
+    d, scales = halves[..., 0].astype(np.float64), layout.scales(blocks)
+    minimums: Ints = np.zeros((*shape, GROUPS), np.int64)
+    minimum_step = np.zeros(shape)
+    step = d[..., None] * scales
+    values = dequantize(tensor).astype(np.float64).reshape(*shape, scales.shape[2], -1)
+    if layout.minimums:
+        minimums, minimum_step = layout.minimums(blocks), halves[..., 1].astype(np.float64)
+        values += (minimum_step[..., None] * minimums)[..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = np.where(step[..., None] == 0, 0, values / step[..., None])
+    integers = np.rint(whole * 2**layout.fraction).astype(np.int64)
+    return Superblocks(d, minimum_step, scales, minimums, integers, layout.dropped, layout.fraction)
+
+
+def _iq4_scales(blocks: Bytes) -> Ints:
+    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> np.arange(0, 16, 2) & 3
+    low = (blocks[..., 4:8, None] >> np.array([0, 4]) & 15).reshape(*blocks.shape[:2], GROUPS)
+    return np.asarray(low.astype(np.int64) + 16 * high - 32)
+
+
+def _q3_scales(blocks: Bytes) -> Ints:
+    low = np.concatenate([blocks[..., 96:104] & 15, blocks[..., 96:104] >> 4], axis=2)
+    high = np.concatenate([blocks[..., 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], axis=2)
+    return np.asarray((low | high << 4).astype(np.int64) - 32)
+
+
+def _ones(blocks: Bytes) -> Ints:
+    return np.ones((*blocks.shape[:2], GROUPS), np.int64)
+
+
+def _iq3_xxs_scales(blocks: Bytes) -> Ints:
+    return np.asarray(2 * (blocks[..., 69:98:4].astype(np.int64) >> 4) + 1)
+
+
+def _iq3_s_scales(blocks: Bytes) -> Ints:
+    nibbles = (blocks[..., 106:110, None] >> np.array([0, 4]) & 15).reshape(*blocks.shape[:2], GROUPS)
+    return np.asarray(2 * nibbles.astype(np.int64) + 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in a block the scale d is, how to read the factors of it (int64[n, b, p] of uint8[n, b, bytes]),
+    Superblocks.dropped and .fraction, and how to read the minimums, whose scale follows d."""
+
+    d: int
+    scales: Callable[[Bytes], Ints]
+    dropped: int
+    fraction: int = 0
+    minimums: Callable[[Bytes], Ints] | None = None
+
+
+LAYOUTS = {
+    "IQ4_XS": Layout(0, _iq4_scales, 4),
+    "Q3_K": Layout(108, _q3_scales, 1, 3),
+    "Q2_K": Layout(
+        80,
+        lambda blocks: np.asarray(blocks[..., :16] & 15, np.int64),
+        1,
+        3,
+        lambda blocks: np.asarray(blocks[..., :16] >> 4, np.int64),
+    ),
+    "TQ1_0": Layout(52, _ones, 1, 3),
+    "TQ2_0": Layout(64, _ones, 1, 3),
+    "IQ3_XXS": Layout(0, _iq3_xxs_scales, 2, 1),
+    "IQ3_S": Layout(0, _iq3_s_scales, 1),
+}
+
+
+def _k_superblocks(tensor: Tensor) -> Superblocks:
     raw = np.frombuffer(bytes(tensor.data), np.uint8)
-    size = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[tensor.type]
+    size = _K_SIZES[tensor.type]
     rows = tensor.shape[0]
     blocks = raw.reshape(rows, -1, size)
     shape = blocks.shape[:2]

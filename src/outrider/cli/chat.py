@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ def run_with(args: argparse.Namespace, model: str) -> int:
     console: Console = PlainConsole()
     if sys.stdin.isatty() and sys.stdout.isatty():
         console = TerminalConsole(session.status, list(COMMANDS), _history(args))
+        if not os.environ.get("NO_COLOR"):
+            session.thoughts = lambda: made.thoughts
         console.say(f"{made.name}, {made.context} tokens of context. {HINT}.")
     return converse(session, made, console, first)
 

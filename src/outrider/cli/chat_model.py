@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from outrider import memory
@@ -14,6 +15,7 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.text.chat import ChatTemplate
+from outrider.models.text.reasoning import ThoughtReader, format_of, reader_after
 from outrider.outputs import Chunk
 from outrider.pipeline import BasePipeline, Pipeline, build_all
 
@@ -36,6 +38,7 @@ class ChatModel:
         self._llms = {on: LLM.from_pipeline(made) for on, made in self._pipelines.items()}
         self.name, self.context = pipelines[0].source.display_name, pipelines[0].context
         self.last: Answer | None = None
+        self.thoughts: ThoughtReader | None = None  # of the answer that is being written
         self._keep_prefixes(pipelines[0])
 
     def _keep_prefixes(self, pipeline: Pipeline) -> None:
@@ -62,6 +65,9 @@ class ChatModel:
         controller = self._pipelines[speculation].drafting.controller
         controller.take_account()
         prompt = {**self._renderer.prompt(messages), "cache_salt": salt}
+        self.thoughts = self._renderer.thoughts(prompt["prompt_token_ids"])
+        if self.thoughts is not None:  # their marks may be special tokens
+            params = replace(params, skip_special_tokens=False)
         output = None
         for chunks in self._llms[speculation].stream(prompt, params, cancelled=cancelled):
             yield from chunks
@@ -85,7 +91,14 @@ class Renderer:
 
     def __init__(self, pipeline: BasePipeline, template: str | None = None) -> None:
         self._tokenizer = pipeline.tokenizer
-        self._template = ChatTemplate(template or pipeline.source.chat_template, pipeline.tokenizer)
+        self._source = template or pipeline.source.chat_template
+        self._template = ChatTemplate(self._source, pipeline.tokenizer)
+
+    def thoughts(self, prompt: Sequence[int]) -> ThoughtReader | None:
+        """What parts the thoughts of the answer to a prompt; None for a model without thoughts between two
+        marks."""
+        made = format_of(self._source, tokenizer=self._tokenizer)
+        return None if made is None or made.channels else reader_after(made, self._tokenizer, prompt)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The prompt for `LLM.stream`. Raises PromptError or ConfigError as `ChatTemplate.render` does."""

@@ -13,10 +13,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.colours import COLOURS, RESET, shown
+from outrider.cli.colours import COLOURS, DIM, RESET, shown
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError, nearest
+from outrider.models.text.reasoning import ThoughtReader
 from outrider.outputs import Chunk
 
 FORMAT, VERSION = "outrider-chat", 1
@@ -75,6 +76,8 @@ class Session:
     max_context: tokens that the context holds.
     rates:       tokens per second of the last answers, with speculation (True) and without.
     retries:     answers that were asked for again.
+    thoughts:    what parts the thoughts of the answer that is being written, which are shown dimmed; None
+                 shows all alike.
     """
 
     params: SamplingParams
@@ -87,6 +90,7 @@ class Session:
     messages: list[dict[str, str]] = field(default_factory=list)
     answers: int = 0
     retries: int = 0
+    thoughts: Callable[[], ThoughtReader | None] = lambda: None
     last: Answer | None = None
     rates: dict[bool, float] = field(default_factory=dict)
 
@@ -134,8 +138,13 @@ class Session:
     # --- What is shown -----------------------------------------------------------------------------
 
     def painted(self, chunk: Chunk) -> str:
-        """A piece of an answer, in the colour of its source if that is wanted."""
-        return shown(replace(chunk, text=_CONTROL.sub("", chunk.text)), self.colors)
+        """A piece of an answer, in the colour of its source if that is wanted, and dimmed in thoughts."""
+        text = shown(replace(chunk, text=_CONTROL.sub("", chunk.text)), self.colors)
+        if (reader := self.thoughts()) is None:
+            return text
+        before = reader.inside
+        reader.push(chunk.text)
+        return f"{DIM}{text}{RESET}" if text and (before or reader.inside) else text
 
     def report(self, answer: Answer) -> str:
         """One line about an answer: tokens, their rate, and what speculation gained."""

@@ -9,7 +9,7 @@ import sys
 from outrider.outputs import Chunk
 
 COLOURS = {"accepted": "\x1b[32m", "recovered": "\x1b[33m", "bonus": "\x1b[36m"}  # green, yellow, cyan
-RESET = "\x1b[0m"
+RESET, DIM = "\x1b[0m", "\x1b[2m"
 
 
 def add_colour(group: argparse._ArgumentGroup) -> None:

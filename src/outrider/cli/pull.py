@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"pull: {text!r} is a path; --verify is for models that were fetched")
     found = []
     for text in args.models:
+        if (model := CATALOG.get(text)) and not args.quiet:
+            terms = f": {model.terms}" if model.terms else ""
+            print(f"{model.name}: {model.title}, license {model.license}{terms}", file=sys.stderr)
         path = resolve(
             text,
             progress=not args.quiet,

@@ -9,7 +9,9 @@ from typing import Any
 
 from outrider.cli.parser import integer, number
 from outrider.errors import ConfigError
+from outrider.models.text.reasoning import PARSERS
 
+REASONING_PARSERS = ("auto", "none", *sorted(PARSERS))
 # Parameters of SamplingParams: their flags, type, and help.
 SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], float], str, str]] = {
     "temperature": (("--temp", "--temperature"), number, "T", "0 takes the likeliest token"),
@@ -55,8 +57,41 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def template_variables(args: argparse.Namespace) -> dict[str, Any]:
-    """Variables of the chat template. Raises ConfigError for what is no JSON object."""
-    return _json_object("--chat-template-kwargs", args.chat_template_kwargs)
+    """Variables of the chat template: of --chat-template-kwargs, and what llama.cpp's flags say of thoughts.
+    Raises ConfigError for what is no JSON object, and for values that cannot be followed."""
+    found: dict[str, Any] = {}
+    switch = _one_of("--reasoning", args.reasoning, ("auto", "on", "off"))
+    if switch in ("on", "off"):
+        found["enable_thinking"] = switch == "on"
+    if args.reasoning_budget is not None and args.reasoning_budget != "-1":
+        if args.reasoning_budget != "0":
+            raise ConfigError(
+                f"--reasoning-budget {args.reasoning_budget} is refused: thoughts are not cut; "
+                "give 0 to turn them off, or bound the whole answer with -n"
+            )
+        if switch == "on":
+            raise ConfigError("--reasoning on and --reasoning-budget 0 contradict each other")
+        found["enable_thinking"] = False
+    if args.reasoning_effort not in (None, "default"):
+        found["reasoning_effort"] = args.reasoning_effort
+    return {**found, **_json_object("--chat-template-kwargs", args.chat_template_kwargs)}
+
+
+def reasoning_parser(args: argparse.Namespace) -> str | None:
+    """The name of --reasoning-parser, or what llama.cpp's --reasoning-format says. Raises ConfigError."""
+    form = args.reasoning_format
+    if form == "deepseek-legacy":
+        raise ConfigError("--reasoning-format deepseek-legacy is refused: thoughts are sent once; give auto")
+    _one_of("--reasoning-format", form, ("none", "auto", "deepseek"))
+    if args.reasoning_parser is not None or form is None:
+        return str(args.reasoning_parser) if args.reasoning_parser is not None else None
+    return "none" if form == "none" else "auto"
+
+
+def _one_of(flag: str, value: str | None, values: tuple[str, ...]) -> str | None:
+    if value is not None and value not in values:
+        raise ConfigError(f"{flag} must be one of {', '.join(values)}, not {value!r}")
+    return value
 
 
 def _json_object(flag: str, text: str | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from outrider.cli import foreign, options, request_defaults
 from outrider.cli.parser import Parser, Subparsers, integer, number
 from outrider.config.engine import EngineConfig, parse_engine
 from outrider.errors import ConfigError
+from outrider.models.text.tool_families import TOOL_PARSERS
 
 _DESCRIPTION = """\
 Serve a model to OpenAI clients: chat and plain completions, streaming, tools, structured output.
@@ -102,8 +103,11 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
         help="instead of the model's own")  # fmt: skip
     add("--trust-request-chat-template", action="store_true",
         help="let requests bring a chat template; it runs in the sandbox")  # fmt: skip
-    add("--tool-call-parser", choices=("hermes", "llama3_json", "mistral"), metavar="NAME",
+    add("--tool-call-parser", choices=(*TOOL_PARSERS, "auto"), metavar="NAME",
         help="how the model writes tool calls: %(choices)s (default: as its template says)")  # fmt: skip
+    add("--reasoning-parser", choices=request_defaults.REASONING_PARSERS, metavar="NAME",
+        help="how the model marks its thoughts, which are parted from the answer: one of vLLM's names, as "
+        "qwen3; auto (as its template says; default) or none, which leaves them in the text")  # fmt: skip
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -231,6 +235,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "max_logprobs": args.max_logprobs,
         "chat_template": options.chat_template(args),
         "tool_call_parser": args.tool_call_parser,
+        "reasoning_parser": request_defaults.reasoning_parser(args),
         "trust_request_chat_template": args.trust_request_chat_template,
         "allowed_hosts": args.allowed_hosts,
         "allowed_origins": args.allowed_origins,

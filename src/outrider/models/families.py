@@ -7,10 +7,9 @@ family needs beyond that is said in its entry. The steps to add one are in docs/
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,10 +17,16 @@ import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.source import Tensor
-from outrider.models.spec import PRE_NORMS, FeedForwardSpec, LayerSpec, ModelSpec, NormsSpec, RopeSpec
+from outrider.models.spec import (
+    PRE_NORMS,
+    Activation,
+    FeedForwardSpec,
+    LayerSpec,
+    ModelSpec,
+    NormsSpec,
+    RopeSpec,
+)
 from outrider.models.weight_types import FLOAT_TYPES, SUPPORTED_TYPES
-
-logger = logging.getLogger("outrider")
 
 # Ids of these pieces end a turn when the vocabulary has them as special tokens.
 END_OF_TURN = frozenset(
@@ -35,8 +40,16 @@ class HuggingFaceClass:
 
     n_kv_heads:         None: as many as heads.
     head_dim:           None: hidden_size divided by the heads.
-    window_is_optional: the window counts only where use_sliding_window is true.
+    window_is_optional: the window counts only where use_sliding_window is true, in layers from
+                        max_window_layers on.
+    window_period:      unless layer_types says which layers have the window: every one that is not the last
+                        of so many; 0 for all.
     attention_bias:     whether attention_bias in the configuration asks for biases.
+    tied:               whether the output matrix is the embedding.
+    activation_key:     names the activation.
+    theta, local_theta: bases of the rotary frequencies; local_theta, of the layers with a window, where these
+                        have a rotary table of their own.
+    model_type:         None: the class's name in lower case, without ForCausalLM.
     """
 
     name: str
@@ -44,7 +57,18 @@ class HuggingFaceClass:
     head_dim: int | None = None
     window: int | None = None
     window_is_optional: bool = False
+    window_period: int = 0
     attention_bias: bool = False
+    tied: bool = False
+    activation_key: str = "hidden_act"
+    theta: float = 10000.0
+    local_theta: float | None = None
+    model_type: str | None = None
+
+    @property
+    def type(self) -> str:
+        """model_type of its configurations."""
+        return self.model_type or self.name.removesuffix("ForCausalLM").lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +79,12 @@ class Family:
     classes:          its model classes in Hugging Face folders.
     gguf_interleaved: whether its GGUF files want the pairs (2i, 2i + 1) rotated.
     norms:            of every layer.
+    activation:       of the feed-forward parts.
+    window_period:    in GGUF files, as in HuggingFaceClass.
+    local_theta:      in GGUF files, as in HuggingFaceClass.
+    norm_offset:      what Hugging Face's weights of norms are less than the factors that they stand for.
+    scaled_embedding: whether embeddings are multiplied by sqrt(hidden_size).
+    softcaps:         whether there may be softcaps on the logits and on attention.
     layer_tensors:    Hugging Face's names of tensors of a layer that LAYER_TENSORS lacks, to GGUF's.
     required_bias, optional_bias: of a layer, by GGUF's names.
     """
@@ -63,6 +93,12 @@ class Family:
     classes: tuple[HuggingFaceClass, ...]
     gguf_interleaved: bool = False
     norms: NormsSpec = PRE_NORMS
+    activation: Activation = "silu"
+    window_period: int = 0
+    local_theta: float | None = None
+    norm_offset: float = 0.0
+    scaled_embedding: bool = False
+    softcaps: bool = False
     layer_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     required_bias: tuple[str, ...] = ()
     optional_bias: tuple[str, ...] = ()
@@ -94,6 +130,37 @@ FAMILIES: Mapping[str, Family] = {
             ),
             norms=NormsSpec(q=True, k=True),
             layer_tensors={"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
+        ),
+        Family(
+            "gemma3",
+            (
+                HuggingFaceClass(
+                    "Gemma3ForCausalLM",
+                    n_kv_heads=4,
+                    head_dim=256,
+                    window=4096,
+                    window_period=6,
+                    tied=True,
+                    activation_key="hidden_activation",
+                    theta=1e6,
+                    local_theta=1e4,
+                    model_type="gemma3_text",
+                ),
+            ),
+            norms=NormsSpec(q=True, k=True, post_attention=True, post_ffn=True),
+            activation="gelu_tanh",
+            window_period=6,
+            local_theta=1e4,
+            norm_offset=1.0,
+            scaled_embedding=True,
+            softcaps=True,
+            layer_tensors={
+                "self_attn.q_norm": "attn_q_norm",
+                "self_attn.k_norm": "attn_k_norm",
+                "post_attention_layernorm": "post_attention_norm",
+                "pre_feedforward_layernorm": "ffn_norm",
+                "post_feedforward_layernorm": "post_ffw_norm",
+            },
         ),
     )
 }
@@ -132,7 +199,13 @@ LIMITS: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dimensions:
-    """The numbers of a model that every format gives, under one set of names."""
+    """The numbers of a model that every format gives, under one set of names.
+
+    windows:    of each layer, None where it sees all positions; () for a model without any.
+    local_rope: of layers with a window, where these have a rotary table of their own.
+    attention_scale: None: 1 / sqrt(head_dim).
+    softcap, attention_softcap: 0 for none.
+    """
 
     n_layers: int
     hidden_size: int
@@ -144,6 +217,11 @@ class Dimensions:
     max_positions: int
     rms_eps: float
     rope: RopeSpec
+    local_rope: RopeSpec | None = None
+    windows: tuple[int | None, ...] = ()
+    attention_scale: float | None = None
+    softcap: float = 0.0
+    attention_softcap: float = 0.0
 
     @property
     def rope_dim(self) -> int:
@@ -151,12 +229,19 @@ class Dimensions:
 
 
 def make_spec(family: Family, d: Dimensions) -> ModelSpec:
-    """What a model of `family` with these dimensions computes: all layers alike."""
+    """What a model of `family` with these dimensions computes."""
+    scale = default_attention_scale(d.head_dim) if d.attention_scale is None else d.attention_scale
     layer = LayerSpec(
-        FeedForwardSpec(d.ffn_size),
-        attention_scale=default_attention_scale(d.head_dim),
+        FeedForwardSpec(d.ffn_size, family.activation),
+        attention_scale=scale,
         norms=family.norms,
+        attention_softcap=d.attention_softcap or None,
     )
+    local = 0 if d.local_rope is None else 1  # the rotary table of layers with a window
+    layers = [
+        layer if window is None else replace(layer, window=window, rope=local)
+        for window in d.windows or (None,) * d.n_layers
+    ]
     return ModelSpec(
         name=family.name,
         hidden_size=d.hidden_size,
@@ -166,8 +251,10 @@ def make_spec(family: Family, d: Dimensions) -> ModelSpec:
         vocab_size=d.vocab_size,
         max_positions=d.max_positions,
         rms_eps=d.rms_eps,
-        ropes=(d.rope,),
-        layers=(layer,) * d.n_layers,
+        ropes=(d.rope,) if d.local_rope is None else (d.rope, d.local_rope),
+        layers=tuple(layers),
+        embedding_scale=float(np.sqrt(np.float32(d.hidden_size))) if family.scaled_embedding else 1.0,
+        logit_softcap=d.softcap or None,
     )
 
 
@@ -196,7 +283,31 @@ def check_dimensions(path: Path, d: Dimensions) -> None:
         raise ModelFileError(f"{path}: head_dim {d.head_dim} is odd")
     if not (math.isfinite(d.rms_eps) and 0 < d.rms_eps < 1):
         raise ModelFileError(f"{path}: rms_eps is {d.rms_eps}, not between 0 and 1")
-    rope = d.rope
+    for rope in (d.rope, d.local_rope or d.rope):
+        _check_rope(path, rope)
+    _check_layers(path, d)
+
+
+def _check_layers(path: Path, d: Dimensions) -> None:
+    """The numbers of what not all families have."""
+    for window in d.windows:
+        if window is not None and not 1 <= window <= LIMITS["max_positions"]:
+            raise ModelFileError(
+                f"{path}: the sliding window is {window}, not between 1 and {LIMITS['max_positions']}"
+            )
+    if d.windows and len(d.windows) != d.n_layers:
+        raise ModelFileError(f"{path}: names the kinds of {len(d.windows)} layers, but has {d.n_layers}")
+    scale = 1.0 if d.attention_scale is None else d.attention_scale
+    for what, value in (("scale of attention", scale), ("softcap", d.softcap or 1.0)):
+        if not 1e-6 <= value <= 1e6:
+            raise ModelFileError(f"{path}: the {what} is {value}, not between 1e-6 and 1e6")
+    if d.attention_softcap and not 1e-6 <= d.attention_softcap <= 1e6:
+        raise ModelFileError(
+            f"{path}: the softcap on attention is {d.attention_softcap}, not between 1e-6 and 1e6"
+        )
+
+
+def _check_rope(path: Path, rope: RopeSpec) -> None:
     if not (math.isfinite(rope.scale) and rope.scale > 0):
         raise ModelFileError(f"{path}: the rotary scale is {rope.scale}, not a positive number")
     frequencies = rope.inv_freq
@@ -208,17 +319,9 @@ def check_dimensions(path: Path, d: Dimensions) -> None:
         raise ModelFileError(f"{path}: the rotary frequencies are not {rope.dim // 2} positive numbers")
 
 
-def within_window(path: Path, max_positions: int, window: int) -> int:
-    """The most positions of a model whose layers have a sliding window: inside it, windowed and full
-    attention are the same. Warns when it makes the context shorter."""
-    if window < max_positions:
-        logger.warning(
-            "%s: has a sliding window of %d positions, so that is the longest context here, not %d",
-            path,
-            window,
-            max_positions,
-        )
-    return min(max_positions, window)
+def periodic_windows(n_layers: int, window: int, period: int) -> tuple[int | None, ...]:
+    """`window` for every layer but the last of each `period`; for all layers when that is 0."""
+    return tuple(None if period and (i + 1) % period == 0 else window for i in range(n_layers))
 
 
 def check_theta(path: Path, theta: float) -> float:
@@ -288,8 +391,8 @@ def _layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ..
     q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     norms: dict[str, tuple[int, bool]] = {  # name: columns, whether the layer has it
         "attn_norm": (hidden, layer.norms.attention),
-        "attn_q_norm": (spec.head_dim, layer.norms.q),
-        "attn_k_norm": (spec.head_dim, layer.norms.k),
+        "attn_q_norm": (q_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.q),
+        "attn_k_norm": (kv_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.k),
         "post_attention_norm": (hidden, layer.norms.post_attention),
         "ffn_norm": (hidden, layer.norms.ffn),
         "post_ffw_norm": (hidden, layer.norms.post_ffn),

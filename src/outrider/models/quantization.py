@@ -26,7 +26,7 @@ from dataclasses import replace
 from outrider.config import quantization
 from outrider.errors import ConfigError
 from outrider.models.source import ModelSource, Tensor
-from outrider.models.weight_types import BLOCKS, FLOAT_TYPES
+from outrider.models.weight_types import BLOCKS, FLOAT_TYPES, PACKED_GROWTH
 
 # Target bytes / draft bytes from which `auto` chooses q4: drafting takes too little of a step to save time
 # at.
@@ -121,5 +121,6 @@ def type_bytes(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def loaded_bytes(source: ModelSource) -> int:
-    """Bytes of all tensors in the types that the engine holds them in."""
-    return sum(type_bytes(loaded_type(source, t), t.shape) for t in source.tensors.values())
+    """Bytes of all tensors in the types that the engine holds them in, nearly as they are packed."""
+    kinds = ((loaded_type(source, t), t.shape) for t in source.tensors.values())
+    return sum(int(type_bytes(kind, shape) * PACKED_GROWTH.get(kind, 1)) for kind, shape in kinds)

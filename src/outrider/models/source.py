@@ -23,7 +23,7 @@ class Tensor:
     data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it. It is
     aligned
            only as the file aligns it, so copy it before viewing it as a wider type.
-    type:  name of the ggml type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
+    type:  name of the ggml type, one of weight_types.SUPPORTED_TYPES in a model that can be loaded.
     shape: (rows, columns) with rows contiguous, or (length,) for a vector.
     """
 

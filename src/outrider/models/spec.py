@@ -38,13 +38,15 @@ class NormsSpec:
     """Which RMS norms (Zhang and Sennrich 2019) a layer has, each with a weight.
 
     attention, ffn:            of the residual stream, before attention and before the feed-forward part.
-    q, k:                      of each head of queries and keys, before the rotation (Henry et al. 2020).
+    q, k:                      of each head of queries and keys, before the rotation (Henry et al. 2020);
+                               with `whole_qk` of all heads of a token together (OLMo 2, OLMo et al. 2024).
     post_attention, post_ffn:  of what attention and feed-forward give, before it is added to the stream.
     """
 
     attention: bool = True
     q: bool = False
     k: bool = False
+    whole_qk: bool = False
     post_attention: bool = False
     ffn: bool = True
     post_ffn: bool = False
@@ -70,6 +72,8 @@ class LayerSpec:
 
     feed_forward:      see `FeedForwardSpec`.
     attention_scale:   factor on the products of queries and keys.
+    query_growth, query_growth_positions: b and n of one more factor on queries at position p, counted from 0:
+                       1 + b * ln(1 + floor(p / n)). None if b is 0 (Llama 4, Ministral 3).
     norms:             see `NormsSpec`.
     rope:              index into ModelSpec.ropes, or None for no rotation.
     window:            positions that attention sees, the token's own among them; None for all.
@@ -84,6 +88,8 @@ class LayerSpec:
     window: int | None = None
     attention_softcap: float | None = None
     sinks: bool = False
+    query_growth: float = 0.0
+    query_growth_positions: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,10 +97,11 @@ class ModelSpec:
     """A decoder-only transformer. All numbers are checked to be sane.
 
     name:            the family's name, see models/families.py.
-    max_positions:   the trained context, or the sliding window where that is shorter and no layer has a
-                     window of its own (inside the window, windowed and full attention are the same).
+    max_positions:   the trained context.
     embedding_scale: factor on the rows of the embedding.
-    logit_softcap:   c for c * tanh(logit / c), or None.
+    residual_scale:  factor on what attention and feed-forward give, before it is added to the stream.
+    logit_scale:     factor on the logits.
+    logit_softcap:   c for c * tanh(logit / c), after the scale, or None.
     """
 
     name: str
@@ -109,6 +116,8 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...] = field(repr=False)
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
 
     @property
     def n_layers(self) -> int:

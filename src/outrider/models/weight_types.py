@@ -20,7 +20,19 @@ BLOCKS = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
     "Q3_0": (32, 14),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
+    "Q3_K": (256, 110),
+    "Q2_K": (256, 84),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
 }
+# Bytes as the engine packs a type / bytes in the file, of types that differ by more than a few percent. IQ3's
+# grid entries and signs become integers of 4 bits, TQ1_0's digits 2 bits each.
+PACKED_GROWTH = {"IQ3_XXS": 2208 / 1568, "IQ3_S": 2208 / 1760, "TQ1_0": 1056 / 864}
 LOADED_ONLY = frozenset({"Q3_0"})  # types that no file has: made when a model is quantized at load
 SUPPORTED_TYPES = tuple(name for name in BLOCKS if name not in LOADED_ONLY)  # of matrices in files
 FLOAT_TYPES = ("F32", "F16", "BF16")

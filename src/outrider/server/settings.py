@@ -29,7 +29,10 @@ class Settings:
     max_stored_responses, max_stored_bytes, stored_seconds: of responses that /v1/responses keeps in memory:
                        how many, of how many bytes together, and for how long. 0 responses keep none.
     chat_template:     source of a template to use in place of the model's.
-    tool_call_parser:  "hermes", "llama3_json" or "mistral"; None chooses by the chat template.
+    tool_call_parser:  a name of models/text/tool_families.py's TOOL_PARSERS; None and "auto" choose by the
+                       chat template.
+    reasoning_parser:  a name of models/text/reasoning.py's PARSERS, or "none"; None and "auto" choose by the
+                       chat template and the vocabulary.
     trust_request_chat_template: allow chat templates in requests (they are rendered in the sandbox).
     allowed_hosts:     accepted values of the Host header; () for all. None accepts only loopback names when
                        there are no keys and `host` is one of them: a defence against DNS rebinding.
@@ -60,6 +63,7 @@ class Settings:
     stored_seconds: float = 3600.0
     chat_template: str | None = None
     tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     trust_request_chat_template: bool = False
     allowed_hosts: tuple[str, ...] | None = None
     allowed_origins: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from outrider.config.engine import EngineConfig
 from outrider.config.speculative import DraftModelConfig
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError, PromptError
+from outrider.models.text.reasoning import ReasoningReader
 from outrider.outputs import Chunk
 from tests.support.toy_model import ToyModel
 
@@ -478,3 +479,12 @@ def test_run_without_a_prompt_is_a_chat_on_a_terminal(chat: Any) -> None:
         status, _, err = chat("", flag, command="run", terminal=True)
         assert status == 2
         assert "give a prompt" in err
+
+
+def test_thoughts_are_dimmed() -> None:
+    talk, reader = session(), ReasoningReader(inside=False)
+    talk.thoughts = lambda: reader
+    pieces = [Chunk(0, text, 1, "bonus") for text in ("<think>", "hm", "", "</think>", "\n\n", "yes")]
+    shown = "".join(map(talk.painted, pieces))
+    assert shown == "\x1b[2m<think>\x1b[0m\x1b[2mhm\x1b[0m\x1b[2m</think>\x1b[0m\n\nyes"
+    assert "".join(map(session().painted, pieces)) == "<think>hm</think>\n\nyes"

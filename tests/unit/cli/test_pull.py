@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli import pull
-from outrider.errors import ConfigError, ModelNotFoundError
+from outrider.errors import ConfigError, DownloadError, ModelNotFoundError
 from outrider.models.sources.catalog import CATALOG
 from tests.support.index_server import serve_index, use_index
 
@@ -70,7 +70,17 @@ def test_the_list_shows_which_models_are_cached(tmp_path: Path, capsys: pytest.C
     assert run("--list", "--json", "--cache-dir", str(tmp_path)) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["cache"] == str(tmp_path)
-    assert [m["path"] for m in listed["models"]] == [str(path), None, None]
+    assert [m["path"] for m in listed["models"]] == [str(path), *[None] * (len(CATALOG) - 1)]
+
+
+def test_a_pull_shows_the_license(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, model in CATALOG.items():
+        with pytest.raises(DownloadError):
+            run(name, "--offline", "--cache-dir", str(tmp_path))
+        said = capsys.readouterr().err
+        assert f"license {model.license}" in said
+        assert model.terms is None or model.terms in said
+    assert CATALOG["gemma-3-270m"].terms
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,12 @@ def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> No
         ("-m x --enable-lora", ["enable_lora", "merge"]),
         ("-m x --lora-modules a=b", ["--lora-modules", "merge"]),
         ("-m x --uds /tmp/s", ["--uds", "--host and --port"]),
-        ("-m x --reasoning-parser deepseek_r1", ["--reasoning-parser"]),
+        ("-m x --reasoning-parser r1", ["--reasoning-parser", "deepseek_r1"]),
+        ("-m x --reasoning-format deepseek-legacy", ["--reasoning-format", "auto"]),
+        ("-m x --reasoning-format raw", ["--reasoning-format must be one of none, auto, deepseek"]),
+        ("-m x --reasoning maybe", ["--reasoning must be one of auto, on, off"]),
+        ("-m x --reasoning-budget 100", ["--reasoning-budget 100", "give 0"]),
+        ("-m x --reasoning on --reasoning-budget 0", ["contradict"]),
         ("-m x -hf a/b", ["-m and -hf", "not both"]),
         ("-m x --mirostat 2", ["--mirostat 2", "not built"]),
         ("-m x --enable-log-outputs", ["--enable-log-outputs", "not logged"]),
@@ -139,7 +144,7 @@ def test_the_spelling_of_llama_server(started: Started, target_file: Path) -> No
         ("-m x --allowed-origins '[1]'", ["--allowed-origins"]),
         ("-m x --allowed-origins '['", ["--allowed-origins"]),
         ("-m x --uvicorn-log-level loud", ["loud"]),
-        ("-m x --tool-call-parser pythonic", ["pythonic"]),
+        ("-m x --tool-call-parser python", ["pythonic"]),
         ("-m x --memory-limit much", ["--memory-limit"]),
         ("-m x --host no.such.host.invalid", ["cannot listen", "no.such.host.invalid"]),
     ],
@@ -193,6 +198,21 @@ def test_fields_that_requests_leave_out(
     for flag in ("--chat-template-kwargs", "--default-chat-template-kwargs"):
         assert serve(f"""-m {target_file} {flag} '{{"enable_thinking": false}}'""") == 0
         assert started[-1]["settings"].template_variables == {"enable_thinking": False}
+    for flags, variables, marks in (
+        ("", {}, None),
+        ("--reasoning off --reasoning-format none", {"enable_thinking": False}, "none"),
+        (
+            "-rea on --reasoning-effort low --enable-reasoning",
+            {"enable_thinking": True, "reasoning_effort": "low"},
+            None,
+        ),
+        ("--reasoning-budget 0 --reasoning-format deepseek", {"enable_thinking": False}, "auto"),
+        ("--reasoning-budget -1 --reasoning auto --reasoning-effort default", {}, None),
+        ("--reasoning-parser deepseek_r1 --reasoning-format none", {}, "deepseek_r1"),
+    ):
+        assert serve(f"-m {target_file} {flags}") == 0
+        assert started[-1]["settings"].template_variables == variables
+        assert started[-1]["settings"].reasoning_parser == marks
     flags = "--enable-force-include-usage --return-tokens-as-token-ids --enable-request-id-headers"
     assert serve(f"-m {target_file} {flags}") == 0
     settings = started[-1]["settings"]

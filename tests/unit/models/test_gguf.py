@@ -14,7 +14,15 @@ from outrider.models.formats.rope import base_frequencies
 from outrider.models.open import open_model
 from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec
 from outrider.models.weight_types import SUPPORTED_TYPES
-from tests.support.models import CHAT_TEMPLATE, SPECIAL, Dims, interleaved, tiny_gguf, tiny_weights
+from tests.support.models import (
+    CHAT_TEMPLATE,
+    RANDOM_TYPES,
+    SPECIAL,
+    Dims,
+    interleaved,
+    tiny_gguf,
+    tiny_weights,
+)
 
 SPM = {
     "tokenizer.ggml.model": "llama",
@@ -84,11 +92,11 @@ def test_every_type_decodes_to_nearly_the_weights(tmp_path: Path, kind: str) -> 
     assert tensor.type == kind
     assert values.dtype == np.float32
     assert values.shape == tensor.shape
-    if kind.endswith("_K"):  # random blocks: there is nothing to be near to, but the scale
+    if kind in RANDOM_TYPES:  # there is nothing to be near to, but the scale
         assert 0.5 < values.std() * np.sqrt(values.shape[1]) < 2
         return
     expected = interleaved(tiny_weights()["blk.0.attn_q.weight"], 4)
-    error = {"F32": 0, "F16": 1e-3, "BF16": 4e-3, "Q8_0": 5e-3}.get(kind, 0.1)
+    error = {"F32": 0, "F16": 1e-3, "BF16": 4e-3, "Q8_0": 5e-3, "MXFP4": 0.25}.get(kind, 0.1)
     assert np.abs(values - expected).max() <= error * np.abs(expected).max()
 
 
@@ -143,12 +151,54 @@ def test_optional_llama_biases(tmp_path: Path) -> None:
     assert open_model(tiny_gguf(tmp_path / "a.gguf", tensors=bias)).tensors.keys() >= bias.keys()
 
 
-def test_context_is_capped_to_the_sliding_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tiny_gguf(tmp_path / "a.gguf", keys={"llama.attention.sliding_window": 100})
-    assert open_model(path).architecture.max_positions == 100
-    assert (
-        "has a sliding window of 100 positions, so that is the longest context here, not 256" in caplog.text
+@pytest.mark.parametrize(
+    ("arch", "keys", "expected"),
+    [
+        ("llama", {}, [None, None, None]),
+        ("llama", {"sliding_window": 0}, [None, None, None]),
+        ("llama", {"sliding_window": 100}, [100, 100, 100]),
+        ("llama", {"sliding_window": 100, "sliding_window_pattern": 2}, [100, None, 100]),
+        ("gemma3", {"sliding_window": 100}, [100, 100, 100]),  # the sixth would see all
+        ("gemma3", {"sliding_window": 9, "sliding_window_pattern": 3}, [9, 9, None]),
+        ("gemma3", {"sliding_window": 9, "sliding_window_pattern": [False, True, False]}, [None, 9, None]),
+    ],
+)
+def test_windows_of_layers(
+    tmp_path: Path, arch: str, keys: dict[str, Any], expected: list[int | None]
+) -> None:
+    path = tiny_gguf(
+        tmp_path / "a.gguf",
+        arch=arch,
+        dims=Dims(layers=3),
+        keys={f"{arch}.attention.{key}": value for key, value in keys.items()},
     )
+    spec = open_model(path).architecture
+    assert [layer.window for layer in spec.layers] == expected
+    assert spec.max_positions == 256
+    if arch == "gemma3":  # layers with a window have a rotary table of their own
+        assert [layer.rope for layer in spec.layers] == [0 if w is None else 1 for w in expected]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.sliding_window", 1 << 31, "not between 0 and"),
+        ("attention.sliding_window", 1.5, "float, not an integer"),
+        ("attention.sliding_window_pattern", [True], "has 1 entries for 2 layers"),
+        ("attention.sliding_window_pattern", ["a", "b"], "not an array of truth values"),
+        ("attention.sliding_window_pattern", 1 << 20, "not between 0 and"),
+        ("rope.freq_base_swa", 0.5, "the rotary base is 0.5"),
+        ("rope.freq_base_swa", float("nan"), "not a finite number"),
+        ("final_logit_softcapping", -3.0, "the softcap is -3.0"),
+        ("attn_logit_softcapping", 1e30, "the softcap on attention is"),
+    ],
+)
+def test_hostile_values_of_gemmas_keys(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    keys = {"gemma3.attention.sliding_window": 8, f"gemma3.{key}": value}
+    path = tiny_gguf(tmp_path / "a.gguf", arch="gemma3", keys=keys)
+    with pytest.raises(ModelFileError, match=words) as caught:
+        open_model(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_bpe_tokenizer(tmp_path: Path) -> None:

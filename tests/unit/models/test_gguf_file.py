@@ -141,9 +141,9 @@ def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
             "33 columns, not a multiple of 32",
         ),
         (
-            gguf((), [entry("t", (256,), kind=10)], bytes(99)),
+            gguf((), [entry("t", (256,), kind=29)], bytes(99)),
             UnsupportedModelError,
-            "type Q2_K; supported: F32,",
+            "type IQ1_M; supported: F32,",
         ),
         (gguf((), [entry("t", (256,), kind=99)], bytes(99)), UnsupportedModelError, "type number 99"),
         (

@@ -184,22 +184,61 @@ def test_missing_lm_head_without_tying(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arch", "config", "expected"),
     [
-        ("mistral", {"sliding_window": 100}, 100),
-        ("mistral", {"sliding_window": None}, 256),
-        ("mistral", {"max_position_embeddings": 8192}, 4096),  # the default of MistralConfig
-        ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, 256),
-        ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, 100),
-        ("llama", {"sliding_window": 100}, 256),
+        ("mistral", {"sliding_window": 100}, [100, 100]),
+        ("mistral", {"sliding_window": None}, [None, None]),
+        ("mistral", {}, [4096, 4096]),  # the default of MistralConfig
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, [None, None]),
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, [None, None]),
+        ("qwen2", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, [None, 9]),
+        ("llama", {"sliding_window": 100}, [None, None]),
+        ("gemma3", {"sliding_window": 9}, [9, 9]),
+        ("gemma3", {"sliding_window": 9, "sliding_window_pattern": 2}, [9, None]),
+        ("gemma3", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}, [None, 9]),
     ],
 )
-def test_context_is_capped_to_the_window(
-    tmp_path: Path, arch: str, config: dict[str, Any], expected: int, caplog: pytest.LogCaptureFixture
+def test_windows_of_layers(
+    tmp_path: Path, arch: str, config: dict[str, Any], expected: list[int | None]
 ) -> None:
-    model = open_model(tiny_hf(tmp_path / "hf", arch=arch, config=config))
-    assert model.architecture.max_positions == expected
-    assert model.architecture.name == ("qwen2" if arch == "qwen2" else "llama")
-    said = f"has a sliding window of {expected} positions, so that is the longest context here" in caplog.text
-    assert said == (expected != config.get("max_position_embeddings", 256))
+    spec = open_model(tiny_hf(tmp_path / "hf", arch=arch, config=config)).architecture
+    assert [layer.window for layer in spec.layers] == expected
+    assert spec.max_positions == 256
+    assert spec.name == ("llama" if arch == "mistral" else arch)
+
+
+def test_both_rotary_tables_of_gemma(tmp_path: Path) -> None:
+    """Nested as transformers 5 writes them, or flat as its files on the hub have them."""
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    nested = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    flat: dict[str, Any] = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {**full}}
+    configs: tuple[dict[str, Any], ...] = ({"rope_parameters": nested}, flat)
+    found = [
+        open_model(tiny_hf(tmp_path / str(i), arch="gemma3", config=config)).architecture.ropes
+        for i, config in enumerate(configs)
+    ]
+    for ropes in found:
+        for rope, theta, factor in zip(ropes, (1e6, 1e4), (8, 1), strict=True):
+            wanted = theta ** -(np.arange(0, 16, 2) / 16) / factor
+            assert np.allclose(rope.inv_freq, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"sliding_window": 0}, "sliding_window is not between"),
+        ({"sliding_window": "9"}, "sliding_window is not an integer"),
+        ({"layer_types": ["full_attention"]}, "names the kinds of 1 layers, but has 2"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern is not between"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is not between"),
+        ({"rope_local_base_freq": 0.1}, "the rotary base is 0.1"),
+        ({"final_logit_softcapping": -1.0}, "the softcap is -1.0"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": {}}}}, "rotary parameters"),
+        ({"hidden_activation": "silu"}, "hidden_activation is not gelu_pytorch_tanh"),
+        ({"use_bidirectional_attention": True}, "sets use_bidirectional_attention"),
+    ],
+)
+def test_hostile_configurations_of_gemma(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="gemma3", config={"sliding_window": 9, **config}))
 
 
 def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,9 +21,10 @@ from outrider.models.families import (
     check_dimensions,
     check_tensors,
     check_theta,
+    default_attention_scale,
     make_spec,
+    periodic_windows,
     shown,
-    within_window,
 )
 from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.generation_config import gguf_sampling
@@ -44,11 +45,10 @@ _OFF: Mapping[str, tuple[float, ...]] = {
     "residual_scale": (0, 1),
     "attention.scale": (0,),
     "attention.clamp_kqv": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
     "attention.causal": (1,),
     "use_parallel_residual": (0,),
 }
+_SOFTCAPS = {"attn_logit_softcapping": (0,), "final_logit_softcapping": (0,)}
 
 
 MAX_TEMPLATES = 32  # chat templates beside the default one
@@ -127,7 +127,8 @@ def _family(metadata: Metadata) -> Family:
         raise UnsupportedModelError(
             f"{path}: has the architecture {shown(name)}; supported: {', '.join(FAMILIES)}"
         )
-    for option, off in _OFF.items():
+    known = FAMILIES[name].softcaps
+    for option, off in (_OFF if known else {**_OFF, **_SOFTCAPS}).items():
         value = metadata.pairs.get(f"{name}.{option}")
         if value is not None and not (isinstance(value, int | float) and value in off):
             raise UnsupportedModelError(f"{path}: sets {name}.{option}, which is not supported")
@@ -168,10 +169,14 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
     if size("attention.value_length", "head_dim", head_dim) != head_dim:
         raise UnsupportedModelError(f"{path}: keys and values have heads of different sizes")
     rope_dim = size("rope.dimension_count", "rope_dim", head_dim)
-    max_positions = size("context_length", "max_positions")
-    window = metadata.integer(f"{name}.attention.sliding_window", 0, 1 << 32, default=0)
     theta = check_theta(path, metadata.number(f"{name}.rope.freq_base", 10000.0))
     inv_freq = _scaled(metadata, name, base_frequencies(rope_dim, theta), factors)
+    rope = RopeSpec(
+        rope_dim,
+        inv_freq.astype(np.float32),
+        scale=metadata.number(f"{name}.rope.scaling.attn_factor", 1.0),
+        interleaved=family.gguf_interleaved,
+    )
     return Dimensions(
         n_layers=n_layers,
         hidden_size=hidden_size,
@@ -180,15 +185,49 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
         head_dim=head_dim,
         ffn_size=same("feed_forward_length", "ffn_size", "feed-forward columns"),
         vocab_size=vocab_size,
-        max_positions=within_window(path, max_positions, window or max_positions),
+        max_positions=size("context_length", "max_positions"),
         rms_eps=metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        rope=RopeSpec(
-            rope_dim,
-            inv_freq.astype(np.float32),
-            scale=metadata.number(f"{name}.rope.scaling.attn_factor", 1.0),
-            interleaved=family.gguf_interleaved,
-        ),
+        rope=rope,
+        local_rope=_local_rope(metadata, family, rope_dim),
+        windows=_windows(metadata, family, n_layers),
+        attention_scale=_attention_scale(family, n_layers, hidden_size, n_heads),
+        softcap=metadata.number(f"{name}.final_logit_softcapping", 0.0),
+        attention_softcap=metadata.number(f"{name}.attn_logit_softcapping", 0.0),
     )
+
+
+def _attention_scale(family: Family, n_layers: int, hidden_size: int, n_heads: int) -> float | None:
+    """Files do not give it: llama.cpp knows Gemma 3 27B, whose heads are smaller, by its 62 layers."""
+    if family.name == "gemma3" and n_layers == 62:
+        return default_attention_scale(hidden_size // n_heads)
+    return None
+
+
+def _local_rope(metadata: Metadata, family: Family, rope_dim: int) -> RopeSpec | None:
+    """Of the layers with a window, which no scaling changes."""
+    if family.local_theta is None:
+        return None
+    theta = metadata.number(f"{family.name}.rope.freq_base_swa", family.local_theta)
+    inv_freq = base_frequencies(rope_dim, check_theta(metadata.path, theta))
+    return RopeSpec(rope_dim, inv_freq.astype(np.float32), interleaved=family.gguf_interleaved)
+
+
+def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | None, ...]:
+    """The pattern is a period, or says of each layer whether it has the window."""
+    path, key = metadata.path, f"{family.name}.attention.sliding_window"
+    window = metadata.integer(key, 0, LIMITS["max_positions"], default=0)
+    pattern = f"{key}_pattern"
+    if not window:
+        return ()
+    if not metadata.is_array(pattern):
+        period = metadata.integer(pattern, 0, LIMITS["n_layers"], default=family.window_period)
+        return periodic_windows(n_layers, window, period)
+    has = metadata.pairs[pattern]
+    if not isinstance(has, np.ndarray) or has.dtype.kind not in "biu":
+        raise ModelFileError(f"{path}: {pattern} is not an array of truth values")
+    if len(has) != n_layers:
+        raise ModelFileError(f"{path}: {pattern} has {len(has)} entries for {n_layers} layers")
+    return tuple(window if here else None for here in has.tolist())
 
 
 def _scaled(metadata: Metadata, name: str, base: Frequencies, factors: Tensor | None) -> Frequencies:

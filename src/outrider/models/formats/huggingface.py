@@ -1,9 +1,8 @@
 """Hugging Face folders (config.json, safetensors, tokenizer.json) into a `ModelSource`.
 
 Defaults for absent keys are those of transformers' configuration classes; `rope_scaling` and
-`rope_parameters` (transformers 5) are both read. Where attention has a sliding window, max_positions is
-capped to it: inside the window, windowed and full attention are the same. What would change the logits
-and is not supported is refused by name.
+`rope_parameters` (transformers 5) are both read. What would change the logits and is not supported is
+refused by name.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ from outrider.models.families import (
     check_dimensions,
     check_tensors,
     check_theta,
+    default_attention_scale,
     make_spec,
+    periodic_windows,
     shown,
-    within_window,
 )
-from outrider.models.formats.dequantize import same_values
+from outrider.models.formats.dequantize import dequantize, same_values
 from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import Section, read_section
 from outrider.models.formats.hf_tokenizer import read_tokenizer
@@ -49,7 +49,9 @@ logger = logging.getLogger("outrider")
 _CLASSES: Mapping[str, tuple[Family, HuggingFaceClass]] = {
     kind.name: (family, kind) for family in FAMILIES.values() for kind in family.classes
 }
-_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in _CLASSES}  # by model_type
+_TYPES = {kind.type: name for name, (_, kind) in _CLASSES.items()}  # by model_type
+_KINDS = ("full_attention", "sliding_attention")
+_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(.+)\.(weight|bias)", re.ASCII)
 _FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints keep this table; it follows from the configuration
 
@@ -68,11 +70,12 @@ def open_huggingface(folder: Path) -> ModelSource:
     architecture = make_spec(family, dimensions)
     layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
     tensors, names = _renamed(folder, read_weights(folder), layer_tensors)
-    _tie(folder, config, tensors, names)
+    _tie(folder, config, kind, tensors, names)
     _biases(config, family, kind, tensors)
     check_tensors(
         folder, architecture, tensors, lambda name: names.get(name) or _file_name(name, layer_tensors)
     )
+    _shift_norms(family, tensors)
     tokenizer, templates = read_tokenizer(folder, config, architecture.vocab_size)
     return ModelSource(
         path=folder,
@@ -87,11 +90,25 @@ def open_huggingface(folder: Path) -> ModelSource:
     )
 
 
-def _tie(folder: Path, config: Section, tensors: dict[str, Tensor], names: dict[str, str]) -> None:
+def _shift_norms(family: Family, tensors: dict[str, Tensor]) -> None:
+    """Add what the family's weights of norms lack, as llama.cpp's converter does."""
+    for name, tensor in tensors.items():
+        if family.norm_offset and len(tensor.shape) == 1:
+            values = (dequantize(tensor) + np.float32(family.norm_offset)).astype("<f4")
+            tensors[name] = replace(tensor, type="F32", data=values.view(np.uint8))
+
+
+def _tie(
+    folder: Path,
+    config: Section,
+    kind: HuggingFaceClass,
+    tensors: dict[str, Tensor],
+    names: dict[str, str],
+) -> None:
     """Decide, as transformers 5 does, whether the output matrix is the embedding. Raises ModelFileError when
     it should be neither that nor in the file."""
     head = tensors.get(OUTPUT)
-    if not config.flag("tie_word_embeddings", False):
+    if not config.flag("tie_word_embeddings", kind.tied):
         if head is None:
             raise ModelFileError(
                 f"{folder}: the tensor lm_head.weight is missing, and the embeddings are not tied"
@@ -138,32 +155,34 @@ def _biases(config: Section, family: Family, kind: HuggingFaceClass, tensors: di
 def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
     named = config.values.get("architectures")
     if named is None or named == []:  # transformers goes by model_type alone
-        kind = config.text("model_type", "")
-        if not kind:
+        model_type = config.text("model_type", "")
+        if not model_type:
             raise ModelFileError(f"{config.path}: has neither architectures nor model_type")
-        if kind not in _TYPES:
+        if model_type not in _TYPES:
             raise UnsupportedModelError(
-                f"{config.path}: has the model_type {shown(kind)}; supported: {', '.join(_TYPES)}"
+                f"{config.path}: has the model_type {shown(model_type)}; supported: {', '.join(_TYPES)}"
             )
-        named = [_TYPES[kind]]
+        named = [_TYPES[model_type]]
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if not isinstance(name, str):
         raise ModelFileError(f"{config.path}: architectures does not name one model class")
     if name not in _CLASSES:
         supported = ", ".join(_CLASSES)
         raise UnsupportedModelError(f"{config.path}: has the class {shown(name)}; supported: {supported}")
-    if config.text("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"{config.path}: hidden_act is not silu")
+    family, kind = _CLASSES[name]
+    wanted = _ACTIVATIONS[family.activation]
+    if config.text(kind.activation_key, wanted) != wanted:
+        raise UnsupportedModelError(f"{config.path}: {kind.activation_key} is not {wanted}")
     for key in ("quantization_config", "quantization"):  # the second is MLX's
         if config.values.get(key) is not None:
             raise UnsupportedModelError(
                 f"{config.path}: is quantized{_by_method(config, key)} ({key}); only F32, F16 and BF16"
                 f" weights are read from safetensors (use the model's GGUF file for quantized weights)"
             )
-    for option in ("mlp_bias", "use_mrope"):
+    for option in ("mlp_bias", "use_mrope", "use_bidirectional_attention"):
         if config.flag(option, False):
             raise UnsupportedModelError(f"{config.path}: sets {option}, which is not supported")
-    return _CLASSES[name]
+    return family, kind
 
 
 def _by_method(config: Section, key: str) -> str:
@@ -188,32 +207,76 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
     if kind.head_dim is None and head_dim * n_heads != hidden_size and config.values.get("head_dim") is None:
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
-    inv_freq = _frequencies(config, head_dim, max_positions)
+    rope, local_rope = _ropes(config, kind, head_dim, max_positions)
+    n_layers = size("num_hidden_layers", "n_layers")
     return Dimensions(
-        n_layers=size("num_hidden_layers", "n_layers"),
+        n_layers=n_layers,
         hidden_size=hidden_size,
         n_heads=n_heads,
         n_kv_heads=size("num_key_value_heads", "n_kv_heads", kv_default),
         head_dim=head_dim,
         ffn_size=size("intermediate_size", "ffn_size"),
         vocab_size=size("vocab_size", "vocab_size"),
-        max_positions=within_window(config.path, max_positions, _window(config, kind, max_positions)),
+        max_positions=max_positions,
         rms_eps=config.number("rms_norm_eps", 1e-6),
-        rope=RopeSpec(head_dim, inv_freq.astype(np.float32)),
+        rope=rope,
+        local_rope=local_rope,
+        windows=_windows(config, kind, n_layers),
+        attention_scale=_attention_scale(config, kind),
+        softcap=config.number("final_logit_softcapping", 0.0) if kind.local_theta else 0.0,
+        attention_softcap=config.number("attn_logit_softcapping", 0.0) if kind.local_theta else 0.0,
     )
 
 
-def _window(config: Section, kind: HuggingFaceClass, max_positions: int) -> int:
+def _attention_scale(config: Section, kind: HuggingFaceClass) -> float | None:
+    """Gemma's: 1 / sqrt(query_pre_attn_scalar)."""
+    if kind.local_theta is None:
+        return None
+    return default_attention_scale(config.integer("query_pre_attn_scalar", 1, 1 << 20, 256))
+
+
+def _windows(config: Section, kind: HuggingFaceClass, n_layers: int) -> tuple[int | None, ...]:
     layers = config.values.get("layer_types")
-    if layers is not None and not (
-        isinstance(layers, list) and all(x in ("full_attention", "sliding_attention") for x in layers)
-    ):
+    if layers is not None and not (isinstance(layers, list) and all(x in _KINDS for x in layers)):
         raise UnsupportedModelError(f"{config.path}: layer_types has more than full and sliding attention")
     if kind.window is None or (kind.window_is_optional and not config.flag("use_sliding_window", False)):
-        return max_positions
+        return ()
     if "sliding_window" in config.values and config.values["sliding_window"] is None:
-        return max_positions
-    return config.integer("sliding_window", 1, 1 << 32, kind.window)
+        return ()
+    window = config.integer("sliding_window", 1, LIMITS["max_positions"], kind.window)
+    if layers is not None and (kind.window_is_optional or kind.window_period):
+        return tuple(window if x == "sliding_attention" else None for x in layers)
+    if kind.window_is_optional:
+        full = config.integer("max_window_layers", 0, LIMITS["n_layers"], 28)
+        return tuple(window if i >= full else None for i in range(n_layers))
+    period = kind.window_period
+    if period:
+        period = config.integer("sliding_window_pattern", 1, LIMITS["n_layers"], period)
+    return periodic_windows(n_layers, window, period)
+
+
+def _ropes(
+    config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int
+) -> tuple[RopeSpec, RopeSpec | None]:
+    """Of all layers; or, for a class whose layers with a window have their own, of the others and of them."""
+    if kind.local_theta is None:
+        inv_freq = _frequencies(config, head_dim, max_positions)
+        return RopeSpec(head_dim, inv_freq.astype(np.float32)), None
+    given = config.section("rope_parameters") or Section(config.path, {})
+    nested = any(isinstance(value, dict) for value in given.values.values())
+    found = []
+    for layers, key, theta in (
+        (_KINDS[0], "rope_theta", kind.theta),
+        (_KINDS[1], "rope_local_base_freq", kind.local_theta),
+    ):
+        own = given.section(layers) if nested else given if layers == _KINDS[0] else None
+        rope = dict(own.values) if own is not None else {}
+        if layers == _KINDS[0] and (scaling := config.section("rope_scaling")) is not None:
+            rope.update(scaling.values)
+        rope.setdefault("rope_theta", config.number(key, theta))
+        inv_freq = _frequencies_of(config, Section(config.path, rope), head_dim, max_positions)
+        found.append(RopeSpec(head_dim, inv_freq.astype(np.float32)))
+    return found[0], found[1]
 
 
 def _frequencies(config: Section, head_dim: int, max_positions: int) -> Frequencies:

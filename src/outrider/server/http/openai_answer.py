@@ -81,6 +81,10 @@ class OpenAIAnswer(Answer):
         """Tokens of a sample that count as completion tokens."""
         return sample.num_tokens
 
+    def token_details(self) -> dict[str, int]:
+        """Members of `completion_tokens_details`, besides those of a prediction."""
+        return {}
+
     # --- Answer ------------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
@@ -148,8 +152,8 @@ class OpenAIAnswer(Answer):
         groups = ([by_id[sample.request_id] for sample in samples] for samples in self.request.prompts)
         cached = [min((end.metrics.cached_tokens for end in ends if end), default=0) for ends in groups]
         usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
-        if (predicted := prediction_usage(self.samples)) is not None:
-            usage["completion_tokens_details"] = predicted
+        if details := {**self.token_details(), **(prediction_usage(self.samples) or {})}:
+            usage["completion_tokens_details"] = details
         return usage
 
     def _explained(

@@ -317,6 +317,10 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = Field(None, description="What the answer may be like: drafted from.")
     reasoning_effort: str | None = Field(None, description="Handed to the chat template, if it reads it.")
+    include_reasoning: bool | None = Field(None, description="false: thoughts are written but not sent.")
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
+        None, description="none: thoughts are left in the text."
+    )
     echo: bool | None = Field(None, description="The last message's content in front, when it is continued.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

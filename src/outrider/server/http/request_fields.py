@@ -113,6 +113,8 @@ HONOURED: Mapping[str, tuple[Whose, str]] = {
     "stream": (_ALL, "send the text as it is written"),
     "stream_options": (_ALL, "`include_usage`, `continuous_usage_stats`, `include_outrider`"),
     "reasoning_effort": (_OVS, "for the chat template, if it reads it"),
+    "include_reasoning": (_V, "false: thoughts are written, and not sent"),
+    "reasoning_format": (_L, '`"none"`: thoughts are left in the text; `"auto"` and `"deepseek"` part them'),
     "add_generation_prompt": (_VL, "end the prompt with the start of an answer"),
     "continue_final_message": (_VL + _S, "go on with the last message"),
     "documents": (_V, "for the chat template"),
@@ -145,6 +147,7 @@ RENAMED: Mapping[str, tuple[Whose, str, str]] = {
                  "llama.cpp's usual order and in this server's"),
     "cache_prompt": (_L, "cache_salt", "false: a salt that nobody else has"),
     "speculative.n_max": (_L, "speculative", "most draft tokens of a step; 0: plain decoding"),
+    "separate_reasoning": (_S, "reasoning_format", "false: `none`"),
     "enable_thinking": ((), "chat_template_kwargs", "the template's variable of that name"),
     "thinking": ((), "chat_template_kwargs", "`enable_thinking`: false for the type `disabled`, true for "
                  "`enabled` and `adaptive`; a budget is not enforced"),
@@ -155,7 +158,7 @@ _ADAPTERS = "adapters are not built; merge them into the model"
 _TEXT_ONLY = "this server reads and writes text only"
 _ONE_SERVER = "there is one server only"
 _FILTERS = "this sampler is not built; use top_p, top_k or min_p"
-_THOUGHTS = "thoughts are left in the text"
+_BUDGET = "thoughts are as long as the model makes them; use max_tokens, or enable_thinking to turn them off"
 _LAZY = "a grammar holds from the first token on; use tools and tool_choice"
 _ORDER = "requests are served in the order in which they come"
 
@@ -180,14 +183,13 @@ UNUSED: Unused = {
     # vLLM's
     "request_id": (_V, _ANY, ""),
     "session_id": (_V, _ANY, ""),
-    "include_reasoning": (_V, _ANY, ""),
     "stream_interval": (_V, _ANY, ""),
     "routed_experts_prompt_start": (_V, _ANY, ""),
     "return_token_offsets": (_V, _ANY, ""),
     "return_mm_kwargs": (_V, _ANY, ""),
     "return_prompt_text": (_V, _values(False), "/tokenize and /detokenize show a conversation's prompt"),
     "priority": (_VS, _values(0), _ORDER),
-    "thinking_token_budget": (_V, _values(-1), f"{_THOUGHTS}; use max_tokens"),
+    "thinking_token_budget": (_V, _values(-1), _BUDGET),
     "repetition_detection": (_V, _EMPTY, "use the penalties"),
     "watermarking": (_V, _values(False), "no text is marked"),
     "use_beam_search": (_V, _values(False), _BEAMS),
@@ -245,10 +247,9 @@ UNUSED: Unused = {
     "grammar_lazy": (_L, _values(False), _LAZY),
     "grammar_triggers": (_L, _EMPTY, _LAZY),
     "parse_tool_calls": (_L, _values(True), 'send tool_choice "none"'),
-    "reasoning_format": (_L, _values("none", "auto"), _THOUGHTS),
-    "reasoning_control": (_L, _values(False), _THOUGHTS),
-    "reasoning_budget_tokens": (_L, _values(-1), f"{_THOUGHTS}; use max_tokens"),
-    "thinking_budget_tokens": (_L, _values(-1), f"{_THOUGHTS}; use max_tokens"),
+    "reasoning_control": (_L, _values(False), "thoughts end when the model ends them; use max_tokens"),
+    "reasoning_budget_tokens": (_L, _values(-1), _BUDGET),
+    "thinking_budget_tokens": (_L, _values(-1), _BUDGET),
     "reasoning_budget_message": (_L, _ANY, ""),
     "reasoning_budget_start_tag": (_L, _ANY, ""),
     "reasoning_budget_end_tag": (_L, _ANY, ""),
@@ -265,7 +266,6 @@ UNUSED: Unused = {
     # SGLang's
     "rid": (_S, _ANY, ""),
     "extra_key": (_S, _ANY, ""),
-    "separate_reasoning": (_S, _ANY, ""),
     "stream_reasoning": (_S, _ANY, ""),
     "continuous_usage_stats": ((), _NONE, "put it into stream_options"),
     "stop_regex": (_S, _EMPTY, "use stop"),

@@ -59,6 +59,10 @@ def translated(data: Mapping[str, Any], own: frozenset[str]) -> dict[str, Any]:
     _n_probs(found, chat)
     _samplers(found)
     _thinking(found, chat)
+    if _taken(found, "separate_reasoning", bool) is False and chat:
+        _put(found, "reasoning_format", "none", "separate_reasoning")
+    if found.get("reasoning_format") in ("auto", "deepseek") or not chat:  # what is done anyway
+        found.pop("reasoning_format", None)
     for name in ("repeat_last_n", "penalty_last_n"):
         _window(found, name)
     if _taken(found, "cache_prompt", bool) is False:

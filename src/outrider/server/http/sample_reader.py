@@ -7,94 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from outrider.decoding.events import FinishEvent, TokenEvent
+from outrider.models.text.chat import content_text
+from outrider.models.text.reasoning import ThoughtReader, reader_after
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.server.http import sampling_fields, tools
 from outrider.server.http.chat_templates import ChatTemplates
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.tool_forms import calls_are_marked, special_token
-from outrider.server.http.tool_parser import ToolCall, ToolParser, overlap
-
-THINK, THOUGHT = "<think>", "</think>"
-_TAIL = 16  # tokens of a prompt's end that may open the reasoning
-
-
-def thinks(template: str | None) -> bool:
-    """Whether a chat template is one of a model that writes its reasoning within <think> and </think>."""
-    return template is not None and (THINK in template or THOUGHT in template)
-
-
-def think_marks_are_special(tokenizer: Tokenizer) -> bool:
-    """Whether the marks are special tokens, which are not part of a text by default."""
-    return special_token(tokenizer, THINK) is not None
-
-
-class ReasoningReader:
-    """Splits a text that arrives in pieces into the reasoning at its start and the rest. Blanks around the
-    reasoning belong to neither.
-
-    inside: the prompt has opened the reasoning already.
-    """
-
-    def __init__(self, *, inside: bool) -> None:
-        self._state: Literal["start", "inside", "after", "rest"] = "inside" if inside else "start"
-        self._held = ""  # text that is not decided yet
-        self._begun = False  # some reasoning was returned
-
-    @property
-    def inside(self) -> bool:
-        return self._state == "inside"
-
-    @classmethod
-    def after_prompt(cls, tokenizer: Tokenizer, prompt: Sequence[int]) -> ReasoningReader:
-        """The reader of an answer to a prompt, given as token ids."""
-        tail = tokenizer.decode(prompt[-_TAIL:], skip_special=False)
-        return cls(inside=tail.rfind(THINK) > tail.rfind(THOUGHT))
-
-    def push(self, text: str) -> tuple[str, str]:
-        """The new reasoning, and the new text after it."""
-        self._held += text
-        reasoning = ""
-        if self._state == "start":
-            self._start()
-        if self._state == "inside":
-            reasoning = self._inside()
-        if self._state == "after":
-            self._held = self._held.lstrip()
-            self._state = "rest" if self._held else "after"
-        if self._state != "rest":
-            return reasoning, ""
-        rest, self._held = self._held, ""
-        return reasoning, rest
-
-    def finish(self) -> tuple[str, str]:
-        """What is still held back at the end of the text."""
-        held, self._held = self._held, ""
-        if self._state == "inside":
-            held = held if self._begun else held.lstrip()
-            return held.rstrip(), ""
-        return ("", held) if self._state in ("start", "rest") else ("", "")
-
-    def _start(self) -> None:
-        begun = self._held.lstrip()
-        if begun.startswith(THINK):
-            self._state, self._held = "inside", begun.removeprefix(THINK)
-        elif not THINK.startswith(begun):
-            self._state = "rest"
-
-    def _inside(self) -> str:
-        """Reasoning that is decided."""
-        before, mark, after = self._held.partition(THOUGHT)
-        if mark:
-            self._state, self._held = "after", after
-            decided = before.rstrip()
-        else:
-            keep = overlap(before, THOUGHT)
-            decided = before[: len(before) - keep].rstrip()
-            self._held = before[len(decided) :]
-        if not self._begun:
-            decided = decided.lstrip()
-        self._begun = self._begun or bool(decided)
-        return decided
+from outrider.server.http.tool_forms import calls_are_marked
+from outrider.server.http.tool_parser import ToolCall, ToolParser
 
 
 @dataclass(slots=True)
@@ -105,6 +25,14 @@ class Read:
     content: str = ""
     deltas: list[dict[str, Any]] = field(default_factory=list)
 
+    def extend(self, deltas: Sequence[dict[str, Any]]) -> None:
+        """Add deltas of calls; those that go on with the last one become part of it."""
+        for delta in deltas:
+            if self.deltas and "id" not in delta and self.deltas[-1]["index"] == delta["index"]:
+                self.deltas[-1]["function"]["arguments"] += delta["function"]["arguments"]
+            else:
+                self.deltas.append(delta)
+
 
 class SampleReader:
     """Reads one sample's text.
@@ -112,6 +40,8 @@ class SampleReader:
     parser:    None finds no tool calls.
     parallel:  there may be several calls; otherwise those after the first are dropped.
     reasoning: None takes all for ordinary text.
+
+    reasoning_tokens: tokens of the thoughts and their marks, of those that `read` was given.
     """
 
     def __init__(
@@ -119,22 +49,27 @@ class SampleReader:
         parser: ToolParser | None = None,
         *,
         parallel: bool = True,
-        reasoning: ReasoningReader | None = None,
+        reasoning: ThoughtReader | None = None,
     ) -> None:
         self._parser, self._parallel, self._reasoning = parser, parallel, reasoning
+        self.reasoning_tokens = 0
 
     @classmethod
     def of(
-        cls, templates: ChatTemplates, body: ChatRequest, reasoning: ReasoningReader | None = None
+        cls, templates: ChatTemplates, body: ChatRequest, tokenizer: Tokenizer, prompt: Sequence[int]
     ) -> SampleReader:
-        """The reader of a sample of a request. Raises ApiError."""
+        """The reader of a sample of a request, whose prompt is given as token ids. Raises ApiError."""
+        reasoning = _thought_reader(templates, body, tokenizer, prompt)
         use, family = tools.tool_use(body), templates.tool_family(body.chat_template)
         names = [tool.function.name for tool in use.tools]
         formed = not use.forced and sampling_fields.output_format(body) is not None
         # Where calls have no mark, JSON that is asked for could not be told from them.
         if not names or (formed and not calls_are_marked(family)):
             return cls(parallel=use.parallel, reasoning=reasoning)
-        parser = ToolParser(family, names, enforced=use.enforced, formed=formed, forced=use.forced)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in use.tools}
+        parser = ToolParser(
+            family, names, enforced=use.enforced, formed=formed, forced=use.forced, schemas=schemas
+        )
         return cls(parser, parallel=use.parallel, reasoning=reasoning)
 
     @property
@@ -146,6 +81,31 @@ class SampleReader:
     @property
     def in_reasoning(self) -> bool:
         return self._reasoning is not None and self._reasoning.inside
+
+    @property
+    def parts_thoughts(self) -> bool:
+        """Whether thoughts are told apart from the answer."""
+        return self._reasoning is not None
+
+    def each(self, tokens: Sequence[TokenEvent], end: FinishEvent | None) -> Iterator[Read]:
+        """What each new token brings, and at the end what was held back. end: of the sample, with its last
+        tokens."""
+        for token in tokens:
+            before = self.in_reasoning
+            read = self.push(token.text)
+            self.reasoning_tokens += before or self.in_reasoning or bool(read.reasoning)
+            yield read
+        if end is not None:
+            yield self.push(end.text_tail, end)
+
+    def read(self, tokens: Sequence[TokenEvent], end: FinishEvent | None) -> Read:
+        """The same as one."""
+        found = Read()
+        for read in self.each(tokens, end):
+            found.reasoning += read.reasoning
+            found.content += read.content
+            found.extend(read.deltas)
+        return found
 
     def push(self, text: str, end: FinishEvent | None = None) -> Read:
         """Read more text. end: of the sample, with its last text; what was held back is then decided."""
@@ -165,6 +125,21 @@ class SampleReader:
                 read.deltas += parsed.deltas
         read.deltas = [d for d in read.deltas if self._parallel or d["index"] == 0]
         return read
+
+
+def _thought_reader(
+    templates: ChatTemplates, body: ChatRequest, tokenizer: Tokenizer, prompt: Sequence[int]
+) -> ThoughtReader | None:
+    """What parts the thoughts from the answer of a request; None where they are left in the text."""
+    made = templates.parted_format(body)
+    return None if made is None else reader_after(made, tokenizer, prompt, continued_text(body))
+
+
+def continued_text(body: ChatRequest) -> str | None:
+    """The text of the message that an answer goes on with; None if it goes on with none."""
+    if not body.continue_final_message:
+        return None
+    return content_text(body.messages[-1].content, "the last message") or ""
 
 
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
@@ -197,25 +172,25 @@ class BlockReader:
     """Reads one sample as a sequence of blocks, one after the other. Token by token, so that the blocks do
     not depend on how tokens are delivered.
 
-    blocks:           so far; the last one may still grow.
-    reasoning_tokens: tokens of the reasoning and its marks.
+    blocks: so far; the last one may still grow.
     """
 
     def __init__(self, reader: SampleReader) -> None:
         self.reader = reader
         self.blocks: list[Block] = []
-        self.reasoning_tokens = 0
         self._open: Block | None = None
 
     def read(self, tokens: Sequence[TokenEvent], end: FinishEvent | None) -> Iterator[BlockEvent]:
         """The events of new tokens. end: of the sample, with the last ones."""
-        for token in tokens:
-            before = self.reader.in_reasoning
-            yield from self._take(self.reader.push(token.text))
-            self.reasoning_tokens += before or self.reader.in_reasoning
+        for read in self.reader.each(tokens, end):
+            yield from self._take(read)
         if end is not None:
-            yield from self._take(self.reader.push(end.text_tail, end))
             yield from self._close(last=True)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thoughts and their marks."""
+        return self.reader.reasoning_tokens
 
     def _take(self, read: Read) -> Iterator[BlockEvent]:
         yield from self._add("reasoning", read.reasoning)

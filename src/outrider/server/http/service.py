@@ -55,6 +55,7 @@ class Service:
             named=None if settings.chat_template else pipeline.source.chat_templates,
             trust_requests=settings.trust_request_chat_template,
             tool_call_parser=settings.tool_call_parser,
+            reasoning_parser=settings.reasoning_parser,
             variables=settings.template_variables,
         )
         self.workers = WorkerPool(settings.prepare_seconds)

@@ -4,6 +4,10 @@ A family is the form that a model was trained on. Hermes (Qwen, Hermes and other
 `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once for each call, between ordinary text. Llama 3's
 JSON: the whole answer is `{"name": …, "parameters": {…}}`, several with `;` between them, optionally after
 `<|python_tag|>`. Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]NAME{…}`.
+Granite 3 and Phi-4: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`, or `functools[…]`. Qwen3-Coder and
+Qwen3.5: `<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>`. Gemma 4:
+`<|tool_call>call:NAME{key:…}<tool_call|>`. Pythonic (Llama 3.2 and 4): the whole answer is
+`[NAME(key=…), …]`. gpt-oss: a message of its own in harmony's format.
 
 Models write other forms too, which llama.cpp reads as well: other tags, code blocks, `<function=NAME>{…}`,
 and calls without any mark. These count only if they name one of the tools.
@@ -14,15 +18,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from outrider.models.text.harmony import CALL, CALL_OPEN
+from outrider.models.text.harmony import MARKS as HARMONY_MARKS
 from outrider.models.text.tokenizer import Tokenizer
+from outrider.models.text.tool_families import TOOL_PARSERS, Family
 from outrider.models.text.tool_words import CLOSE, OPEN
 
-Family: TypeAlias = Literal["hermes", "llama3_json", "mistral"]
-FAMILIES: tuple[Family, ...] = ("hermes", "llama3_json", "mistral")
-
 MISTRAL_OPEN = "[TOOL_CALLS]"
+BRACKET_OPEN, BRACKET_CLOSE, FUNCTOOLS = "<|tool_call|>", "<|/tool_call|>", "functools"
+GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 PYTHON_TAG = "<|python_tag|>"
 _TAGS = ("tools", "function_call", "tool", "response", "json", "JSON", "xml")
 
@@ -54,12 +60,27 @@ ANYWHERE: dict[Family, tuple[Opening, ...]] = {
     "hermes": (_HERMES, *_OTHER_TAGS, *_FUNCTIONS),
     "llama3_json": _FUNCTIONS,
     "mistral": (_MISTRAL,),
+    "granite": (
+        Opening(BRACKET_OPEN, (BRACKET_CLOSE,), own=True, needs_arguments=False),
+        Opening(FUNCTOOLS),
+        _HERMES,
+        *_OTHER_TAGS,
+    ),
+    "qwen3_coder": (_HERMES, *_OTHER_TAGS, *_FUNCTIONS),
+    "gemma4": (Opening(GEMMA_OPEN, (GEMMA_CLOSE,), own=True, needs_arguments=False), _HERMES),
+    "pythonic": (),
+    "openai": (Opening(CALL_OPEN, (CALL,), own=True, needs_arguments=False),),
 }
 _BLOCKS = tuple(Opening(mark, ("```",)) for mark in ("```json", "```"))
 AT_START: dict[Family, tuple[Opening, ...]] = {
     "hermes": (*_BLOCKS, Opening("")),
     "llama3_json": (Opening(PYTHON_TAG, (";",), needs_arguments=False), Opening("", (";",))),
     "mistral": (Opening(""),),
+    "granite": (*_BLOCKS, Opening("")),
+    "qwen3_coder": (*_BLOCKS, Opening("")),
+    "gemma4": (Opening(""),),
+    "pythonic": (Opening(PYTHON_START, (PYTHON_END, ";")), Opening("", (";",))),
+    "openai": (),
 }
 
 # --- What grammars enforce -------------------------------------------------------------------------
@@ -72,7 +93,7 @@ ARGUMENTS_KEY = rf'"{BLANKS},{BLANKS}"(arguments|parameters)"{BLANKS}:{BLANKS}'
 _ENFORCED_TAGS = r"<(tool_call|tools|function_call)>"
 AFTER_CALL = r"[ \t\r\n}]*(```|</(tool_call|tools|function_call)>)?[ \t\r\n;]*"  # before an unmarked call
 CONTINUED = r"[ \t\r\n}]*,?"  # before the next call after the same mark
-ENFORCED_MARKS: dict[Family, str] = {
+ENFORCED_MARKS: dict[Family, str] = {  # of FAMILIES, as the next one
     "hermes": _ENFORCED_TAGS,
     "llama3_json": "",
     "mistral": rf"\[TOOL_CALLS\]{BLANKS}\[",
@@ -97,26 +118,48 @@ def is_enforced(family: Family, head: str, names: Iterable[str]) -> bool:
 def family_of(template: str | None, parser: str | None = None) -> Family:
     """The form of calls: `parser` if given, else the one that a chat template's source mentions, else
     Hermes'."""
-    for family in FAMILIES:
-        if parser == family:
-            return family
+    if parser not in (None, "auto"):
+        return TOOL_PARSERS[str(parser)]
     source = template or ""
-    if parser is not None or OPEN in source:
-        return "hermes"
-    if MISTRAL_OPEN in source:
-        return "mistral"
-    return "llama3_json" if '"parameters"' in source else "hermes"
+    if "<function=" in source and "<parameter=" in source:
+        return "qwen3_coder"
+    return next((family for mark, family in _BY_TEMPLATE if mark in source), "hermes")
+
+
+# The first text that a template's source has says its family.
+_BY_TEMPLATE: tuple[tuple[str, Family], ...] = (
+    ("<|channel|>", "openai"),
+    (GEMMA_OPEN, "gemma4"),
+    (OPEN, "hermes"),
+    (MISTRAL_OPEN, "mistral"),
+    (BRACKET_OPEN, "granite"),
+    ("<|tool|>", "granite"),
+    (FUNCTOOLS, "granite"),
+    (PYTHON_START, "pythonic"),
+    ("[func_name", "pythonic"),
+    ('"parameters"', "llama3_json"),
+)
+_SPECIAL: dict[Family, tuple[str, ...]] = {  # marks that may be special tokens
+    "hermes": (OPEN, CLOSE),
+    "llama3_json": (),
+    "mistral": (MISTRAL_OPEN,),
+    "granite": (BRACKET_OPEN, BRACKET_CLOSE, OPEN, CLOSE),
+    "qwen3_coder": (OPEN, CLOSE),
+    "gemma4": (GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE),
+    "pythonic": (PYTHON_START, PYTHON_END),
+    "openai": HARMONY_MARKS,
+}
 
 
 def calls_are_marked(family: Family) -> bool:
     """Whether a call begins with a mark that no other text has."""
-    return family != "llama3_json"
+    return family not in ("llama3_json", "pythonic")
 
 
 def special_marks(tokenizer: Tokenizer, family: Family) -> dict[str, int]:
     """Those of a family's marks that are special tokens, which a text leaves out by default, with their
     ids."""
-    marks = {"hermes": (OPEN, CLOSE), "llama3_json": (), "mistral": (MISTRAL_OPEN,)}[family]
+    marks = _SPECIAL[family]
     return {mark: token for mark in marks if (token := special_token(tokenizer, mark)) is not None}
 
 

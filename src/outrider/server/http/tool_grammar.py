@@ -14,20 +14,24 @@ from typing import Any
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
 from outrider.json_schema import prepared
+from outrider.models.text.harmony import CHANNEL, CONSTRAIN, MESSAGE
+from outrider.models.text.tool_families import FAMILIES, Family
 from outrider.models.text.tool_words import CLOSE, OPEN
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.protocol import Tool
 from outrider.server.http.request_fields import shown
+from outrider.server.http.thought_grammar import mark_of, ranges
 from outrider.server.http.tool_forms import (
     AFTER_CALL,
     ARGUMENTS_KEY,
     BLANKS,
+    BRACKET_OPEN,
     CONTINUED,
     ENFORCED_MARKS,
     ENFORCED_STARTS,
     MISTRAL_OPEN,
     NAME_KEY,
-    Family,
+    calls_are_marked,
 )
 from outrider.server.http.tools import ToolUse
 
@@ -62,6 +66,13 @@ def free_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], special
     special: ids of the special tokens but for those that end a text; any of them may be in it.
     Raises ApiError as `call_grammar` does.
     """
+    if family not in FAMILIES:
+        raise bad(
+            "strict tools and allowed_tools are not enforced in the form in which this model writes calls "
+            f'({family}): leave them out, use tool_choice "required", or serve it with '
+            "--tool-call-parser hermes",
+            "tools",
+        )
     strict = [tool for tool in use.tools if tool.function.strict]
     rules = ["call: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
     starts = []
@@ -85,7 +96,7 @@ def free_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], special
                 rules += [f"special: TEXT <[{token}]> name_key call (next call)*"]
                 starts.append("special")
     if others := sorted({*special} - {marks[mark] for mark in (OPEN, MISTRAL_OPEN) if mark in marks}):
-        rules.append(f"other: TEXT <[{_ranges(others)}]>")
+        rules.append(f"other: TEXT <[{ranges(others)}]>")
         starts.append("other")
     return "\n".join(
         [f"start: ({' | '.join(starts)})* TEXT", f"TEXT: {_regex(_TEXT)}", *rules, *_schemas(use, strict)]
@@ -104,10 +115,12 @@ def blamed(use: ToolUse, form: Mapping[str, Any] | None, error: ConfigError) -> 
     fault, not the grammar that was made of them. Other errors stay as they are."""
     from outrider.grammar import form_fault, schema_fault
 
-    if not use.tools or not str(error).startswith("the grammar cannot be used"):
+    if not str(error).startswith("the grammar cannot be used"):
         return error
     if form is not None and not use.forced and (fault := form_fault(StructuredOutputsParams(**form))):
         return ConfigError(fault)
+    if not use.tools:
+        return error
     for tool in use.tools:
         if (use.forced or tool.function.strict) and (fault := schema_fault(_arguments_schema(tool))):
             return _refused(tool, fault)
@@ -123,22 +136,37 @@ def _refused(tool: Tool, fault: str) -> ApiError:
 
 def _calls(use: ToolUse, family: Family, marks: Mapping[str, int], strict: Sequence[Tool]) -> list[str]:
     """The rule `calls` and those that it needs."""
-    key = "parameters" if family == "llama3_json" else "arguments"
+    if family == "openai":
+        return _channel_calls(use, marks, strict)
+    bare = not calls_are_marked(family)
+    key = "parameters" if bare else "arguments"
     rules = ["call: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
     for n, tool in enumerate(use.tools):
         head = f'{{"name": "{tool.function.name}", "{key}": '
         rules.append(f"call{n}: {json.dumps(head)} arguments{n} {json.dumps('}')}")
     rules += _schemas(use, strict)
-    opening, closing = _mark(OPEN, marks), _mark(CLOSE, marks)
-    if family == "hermes":
+    opening, closing = mark_of(OPEN, marks), mark_of(CLOSE, marks)
+    if family in ("hermes", "qwen3_coder", "gemma4"):  # of the latter two, whose parsers read it too
         one, several = "marked", '("\\n" marked)*'
         rules.append(f'marked: {opening} "\\n" call "\\n" {closing}')
-    elif family == "mistral":
-        one, several = f'{_mark(MISTRAL_OPEN, marks)} " "? "[" call', '(", " call)*'
+    elif not bare:
+        begin = BRACKET_OPEN if family == "granite" else MISTRAL_OPEN
+        one, several = f'{mark_of(begin, marks)} " "? "[" call', '(", " call)*'
         return [f'calls: {one} {several if use.parallel else ""} "]"', *rules]
     else:
         one, several = "call", '("; " call)*'
     return [f"calls: {one} {several if use.parallel else ''}", *rules]
+
+
+def _channel_calls(use: ToolUse, marks: Mapping[str, int], strict: Sequence[Tool]) -> list[str]:
+    """The same in harmony's format, where a message has one call and ends the answer."""
+    channel, message = mark_of(CHANNEL, marks), mark_of(MESSAGE, marks)
+    rules = ["calls: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
+    for n, tool in enumerate(use.tools):
+        head = json.dumps(f"commentary to=functions.{tool.function.name} ")
+        kind = f'{mark_of(CONSTRAIN, marks)} "json"'
+        rules.append(f"call{n}: {channel} {head} {kind} {message} arguments{n}")
+    return [*rules, *_schemas(use, strict)]
 
 
 def _schemas(use: ToolUse, strict: Sequence[Tool]) -> list[str]:
@@ -171,10 +199,6 @@ def _end(number: int) -> str:
     return f"arguments{number} {_regex(BLANKS + '[}]')}"
 
 
-def _mark(mark: str, marks: Mapping[str, int]) -> str:
-    return f"<[{marks[mark]}]>" if mark in marks else json.dumps(mark)
-
-
 def _regex(pattern: str) -> str:
     return "/" + pattern.replace("/", r"\/") + "/"
 
@@ -182,14 +206,3 @@ def _regex(pattern: str) -> str:
 def _escaped(name: str) -> str:
     """A tool's name, which has only letters, digits, `_`, `-` and `.`, in a regex."""
     return name.replace(".", r"\.")
-
-
-def _ranges(ids: Sequence[int]) -> str:
-    """Sorted ids as llguidance writes sets of tokens: `3,7-9`."""
-    runs: list[list[int]] = []
-    for token in ids:
-        if runs and runs[-1][1] == token - 1:
-            runs[-1][1] = token
-        else:
-            runs.append([token, token])
-    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in runs)

@@ -5,31 +5,18 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.models.text.tool_call_scanner import CallScanner, decoded
-from outrider.server.http.tool_forms import (
-    ANYWHERE,
-    AT_START,
-    FUNCTION_MARKS,
-    MISTRAL_OPEN,
-    Family,
-    Opening,
-    is_enforced,
-)
+from outrider.models.text.marks import overlap
+from outrider.models.text.native_calls import Scanner
+from outrider.models.text.tool_call_scanner import decoded
+from outrider.models.text.tool_families import Family
+from outrider.server.http.tool_forms import ANYWHERE, AT_START, Opening, is_enforced
+from outrider.server.http.tool_opening import MORE, Opened, Step
 
 HELD_CHARS = 2048  # a call is held back until it is complete, or so long that a client should see it grow
-MAX_HEAD = 160  # characters of a name in front of its arguments, with what is between them
-_NAMED = {  # by opening: the name and what follows it, and the last character of that
-    "<function=": (re.compile(r"([a-zA-Z0-9_.-]{1,64})>", re.ASCII), ">"),
-    '<function name="': (re.compile(r'([a-zA-Z0-9_.-]{1,64})">', re.ASCII), ">"),
-    MISTRAL_OPEN: (
-        re.compile(r" ?([a-zA-Z0-9_.-]{1,64})(?:\[CALL_ID\][a-zA-Z0-9]*)?(?:\[ARGS\])?\s*(?=\{)", re.ASCII),
-        "{",
-    ),
-}
 _MARKS = {
     family: re.compile("|".join(re.escape(opening.mark) for opening in openings))
     for family, openings in ANYWHERE.items()
@@ -87,7 +74,7 @@ class _Candidate:
     closers: tuple[str, ...]
     parts: list[str] = field(default_factory=list)
     size: int = 0
-    scanner: CallScanner | None = None
+    scanner: Scanner | None = None
     json_at: int = 0
     sent: bool = False
     enforced: bool | None = None
@@ -109,6 +96,7 @@ class ToolParser:
     formed:   the request has a form of its own for what is no call: only marks at the start of the text begin
               calls.
     forced:   the text is calls and nothing else, by a grammar: they are reported as they are written.
+    schemas:  of the tools' arguments, by name, for forms of calls that do not tell texts from other values.
     """
 
     def __init__(
@@ -119,7 +107,9 @@ class ToolParser:
         enforced: bool = False,
         formed: bool = False,
         forced: bool = False,
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        self._schemas = schemas or {}
         self.calls: list[ToolCall] = []
         self._family, self._names = family, names
         self._enforced, self._formed = enforced, formed
@@ -220,42 +210,23 @@ class ToolParser:
         self._held = rest
 
     def _open(self, candidate: _Candidate, out: Parsed) -> bool:
-        """Find the JSON of a call after its opening. False: more text is needed."""
-        size = len(self._held) - len(self._held.lstrip())
-        rest, mark = self._held[size:], candidate.opening.mark
-        if not rest:
+        """Find the call after its opening. False: more text is needed."""
+        fenced = "```" in candidate.closers
+        opened = Opened(
+            self._family, candidate.opening.mark, self._in_array, fenced, self._ended, self._schemas
+        )
+        step = opened.read(self._held)
+        if step is MORE:
             return False
-        if mark in _NAMED and (mark in FUNCTION_MARKS or rest[0] not in "{["):
-            return self._open_named(candidate, out, *_NAMED[mark])
-        if rest[0] == "[" and not self._in_array:
-            self._in_array = True
-            self._take(candidate, size + 1)
-            return True
-        if mark and "```" not in candidate.closers and _begins("```json", rest):
-            return False
-        fence = next((fence for fence in ("```json", "```") if mark and rest.startswith(fence)), "")
-        if fence and "```" not in candidate.closers:  # a code block within the marks
-            candidate.closers = ("```", *candidate.closers)
-        elif rest[0] != "{":
+        if not isinstance(step, Step):
             return self._give_up(candidate, out)
-        self._take(candidate, size + len(fence))
-        if not fence:
-            self._begin_json(candidate, CallScanner())
+        self._in_array = self._in_array or step.array
+        if step.closer and step.closer not in candidate.closers:
+            candidate.closers = (step.closer, *candidate.closers)
+        self._take(candidate, step.size)
+        if step.scanner is not None:
+            candidate.scanner, candidate.json_at = step.scanner, candidate.size
         return True
-
-    def _open_named(self, candidate: _Candidate, out: Parsed, form: re.Pattern[str], last: str) -> bool:
-        """Find a name that is in front of the arguments: `form`, of which `last` is the last character."""
-        window = self._held[:MAX_HEAD]
-        found = form.match(window)
-        if found is None:
-            undecided = last not in window and len(window) < MAX_HEAD
-            return not undecided and self._give_up(candidate, out)
-        self._take(candidate, found.end())
-        self._begin_json(candidate, CallScanner(found[1]))
-        return True
-
-    def _begin_json(self, candidate: _Candidate, scanner: CallScanner) -> None:
-        candidate.scanner, candidate.json_at = scanner, candidate.size
 
     def _take(self, candidate: _Candidate, size: int) -> None:
         candidate.take(self._held[:size])
@@ -271,7 +242,7 @@ class ToolParser:
 
     # --- Within a call -----------------------------------------------------------------------------
 
-    def _scan(self, candidate: _Candidate, scanner: CallScanner, out: Parsed) -> bool:
+    def _scan(self, candidate: _Candidate, scanner: Scanner, out: Parsed) -> bool:
         """Let the scanner consume the text that is held, and report what it found."""
         self._take(candidate, scanner.push(self._held))
         is_long = candidate.size > self._held_chars and scanner.began is not None
@@ -290,7 +261,7 @@ class ToolParser:
             return self._end_call(candidate, scanner, out, False)
         return scanner.done and self._end_call(candidate, scanner, out, True)
 
-    def _counts(self, candidate: _Candidate, scanner: CallScanner) -> bool:
+    def _counts(self, candidate: _Candidate, scanner: Scanner) -> bool:
         """Whether what was found is a call of one of the tools, as far as it is known."""
         if not scanner.name or not (candidate.opening.own or scanner.name in self._names):
             return False
@@ -303,7 +274,7 @@ class ToolParser:
             return False
         return scanner.arguments is not None or not candidate.opening.needs_arguments
 
-    def _report(self, candidate: _Candidate, scanner: CallScanner, out: Parsed) -> None:
+    def _report(self, candidate: _Candidate, scanner: Scanner, out: Parsed) -> None:
         call = ToolCall(self._new_id(), str(scanner.name))
         candidate.sent = True
         self._gap = self._gap or candidate.before[: len(candidate.before) - len(candidate.before.lstrip())]
@@ -320,7 +291,7 @@ class ToolParser:
             self.calls[-1].arguments += arguments
             out.extend(len(self.calls) - 1, arguments)
 
-    def _end_call(self, candidate: _Candidate, scanner: CallScanner, out: Parsed, is_json: bool) -> bool:
+    def _end_call(self, candidate: _Candidate, scanner: Scanner, out: Parsed, is_json: bool) -> bool:
         """After the JSON of a candidate, or where it turned out to be none."""
         if not candidate.sent and not (is_json and self._counts(candidate, scanner)):
             return self._give_up(candidate, out)
@@ -389,7 +360,8 @@ class ToolParser:
                 self._held = "" if self._ended else rest
                 return False
         self._last = None
-        if rest[0] == "{" and (self._in_array or (last.closers and last.opening.mark)):
+        named = self._family == "pythonic" and self._in_array and rest[0].isidentifier()
+        if named or (rest[0] == "{" and (self._in_array or (last.closers and last.opening.mark))):
             self._candidate = _Candidate(last.opening, "", last.closers)
             return True
         self._after_call, self._in_array = True, False
@@ -399,11 +371,3 @@ class ToolParser:
 def _begins(mark: str, text: str) -> bool:
     """Whether a text may go on to be a mark, and is not yet."""
     return mark.startswith(text) and text != mark
-
-
-def overlap(text: str, mark: str) -> int:
-    """Length of the longest suffix of a text that is a prefix of the mark, and not all of it."""
-    for size in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-size:]):
-            return size
-    return 0

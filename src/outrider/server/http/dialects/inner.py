@@ -15,13 +15,7 @@ from outrider.server.http.disconnect import while_connected
 from outrider.server.http.errors import invalid, json_response
 from outrider.server.http.generation_request import Arrival, GenerationRequest
 from outrider.server.http.protocol import ChatRequest, CompletionRequest
-from outrider.server.http.sample_reader import (
-    BlockReader,
-    ReasoningReader,
-    SampleReader,
-    think_marks_are_special,
-    thinks,
-)
+from outrider.server.http.sample_reader import BlockReader, SampleReader
 from outrider.server.http.service import Service
 
 
@@ -68,7 +62,7 @@ async def prepare(
     def work() -> GenerationRequest:
         if isinstance(body, CompletionRequest):
             return _parse_text(service, arrival, body, encode, ends)
-        return chat.parse(service, arrival, _shown(service, body))
+        return chat.parse(service, arrival, body)
 
     request = await while_connected(http, service.workers.run_in_worker(work))
     return dataclasses.replace(request, id=id_prefix + request.id.partition("-")[2])
@@ -88,17 +82,6 @@ async def input_tokens(service: Service, body: ChatRequest) -> Response:
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-def _shown(service: Service, body: ChatRequest) -> ChatRequest:
-    """The request with the marks of reasoning in its text, where they are special tokens."""
-    if _thinks(service, body) and think_marks_are_special(service.tokenizer):
-        return body.model_copy(update={"skip_special_tokens": False})
-    return body
-
-
-def _thinks(service: Service, body: ChatRequest) -> bool:
-    return thinks(body.chat_template or service.templates.source)
-
-
 def _parse_text(
     service: Service,
     arrival: Arrival,
@@ -116,10 +99,8 @@ def _parse_text(
 
 def block_reader(service: Service, body: ChatRequest, request: GenerationRequest) -> BlockReader:
     """The reader of the first sample of a request. Raises ApiError."""
-    reasoning = None
-    if _thinks(service, body):
-        reasoning = ReasoningReader.after_prompt(service.tokenizer, request.samples[0].prompt)
-    return BlockReader(SampleReader.of(service.templates, body, reasoning))
+    prompt = request.samples[0].prompt
+    return BlockReader(SampleReader.of(service.templates, body, service.tokenizer, prompt))
 
 
 def thinking_variables(service: Service, on: bool | None) -> dict[str, Any] | None:

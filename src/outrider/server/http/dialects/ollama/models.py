@@ -8,7 +8,6 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.server.http.sample_reader import thinks
 from outrider.server.http.service import Service
 
 API_VERSION = "0.12.6"  # the release of Ollama whose API this follows; clients compare it
@@ -82,7 +81,7 @@ def capabilities(service: Service) -> list[str]:
         "completion",
         *(["tools"] if source else []),
         *(["insert"] if service.fills_in else []),
-        *(["thinking"] if thinks(source) else []),
+        *(["thinking"] if service.templates.reasoning_format() else []),
     ]
 
 

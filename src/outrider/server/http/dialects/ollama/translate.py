@@ -14,7 +14,6 @@ from outrider.server.http.dialects.ollama.fields import (
 )
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.protocol import ChatRequest, CompletionRequest
-from outrider.server.http.sample_reader import thinks
 from outrider.server.http.service import Service
 
 _LATEST = ":latest"
@@ -98,7 +97,7 @@ def _format(body: Generating) -> dict[str, Any] | None:
 
 
 def _thinking(service: Service, body: Generating) -> dict[str, Any]:
-    if body.think and not thinks(service.templates.source):
+    if body.think and service.templates.reasoning_format() is None:
         raise bad(f"{model_name(service, body.model)!r} does not support thinking: leave think out", "think")
     on = None if body.think is None else body.think is not False
     effort = body.think if isinstance(body.think, str) else None

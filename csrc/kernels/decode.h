@@ -1,0 +1,24 @@
+// The blocks of a file's weight types, read one at a time.
+#pragma once
+#include "kernels/types.h"
+#include "memory/half.h"
+
+namespace outrider {
+
+inline uint16_t read16(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
+
+// A block of the file: its unsigned integers and its scales, still as the file encodes them.
+struct Decoded {
+    uint8_t q[kSuperblock];
+    uint8_t scale[16], minimum[16];  // superblocks: integer factors of d (signed) and of dmin
+    uint16_t d, m;                   // binary16, as in the file; of MXFP4, d is an exponent (E8M0)
+};
+
+void decode(WeightType type, const uint8_t* block, Decoded& out);
+
+// The scale that `d` of a block stands for.
+inline float block_scale(WeightType type, uint16_t d) {
+    return type == WeightType::MXFP4 ? e8m0_half_to_float(uint8_t(d)) : half_to_float(d);
+}
+
+}  // namespace outrider
