@@ -15,7 +15,8 @@ import pytest
 
 from outrider.engines.native import NativeModel
 from outrider.errors import UnsupportedModelError
-from outrider.models.families import FAMILIES, expected_tensors
+from outrider.models.checks import expected_tensors
+from outrider.models.families import FAMILIES
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource, Tensor
 from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec, RopeSpec

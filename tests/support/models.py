@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 QK_NORMS, POST_NORMS = ("qwen3", "gemma3"), ("gemma3",)  # the families that have these
+INTERLEAVED = ("llama", "granite")  # whose GGUF files have other rows of q and k than folders
 VOCAB_SIZE = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 CHAT_TEMPLATE = (
@@ -156,7 +157,7 @@ def tiny_gguf(
         part = name.split(".")[-2]
         kind = types if isinstance(types, str) else types.get(part, "F32")
         heads = {"attn_q": dims.heads, "attn_k": dims.kv_heads}.get(part)
-        if arch == "llama" and heads is not None:
+        if arch in INTERLEAVED and heads is not None:
             values = interleaved(values, heads)  # noqa: PLW2901
         _add_tensor(writer, name, values, GGMLQuantizationType["F32" if values.ndim == 1 else kind], rng)
     writer.write_header_to_file()
@@ -203,7 +204,7 @@ def tiny_hf(
 ) -> Path:
     """Write a tiny model as a Hugging Face folder and return it.
 
-    arch: llama, mistral, qwen2, qwen3 or gemma3. dtype: F32, F16 or BF16. config: overrides for config.json;
+    arch: mistral or a name in `FAMILIES`. dtype: F32, F16 or BF16. config: overrides for config.json;
     a value None there is JSON's null.
     """
     dims = dims or Dims()
@@ -276,6 +277,20 @@ def hf_name(name: str, arch: str = "llama") -> str:
     return f"model.layers.{block[1]}.{parts[part]}.{kind}" if block else f"{parts[part]}.{kind}"
 
 
+# What the files of one family have and others do not: GGUF keys after its name, and keys of config.json.
+OWN_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "granite": {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.25, "logit_scale": 2.0},
+}
+OWN_CONFIG: Mapping[str, Mapping[str, Any]] = {
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.25,
+        "logits_scaling": 2.0,
+    },
+}
+
+
 def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
     parsed = json.loads(tiny_tokenizer().to_str())
     vocab = sorted(parsed["model"]["vocab"].items(), key=lambda item: item[1])
@@ -295,6 +310,7 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
             else {}
         ),
         **({f"{arch}.attention.sliding_window": dims.window} if dims.window else {}),
+        **{f"{arch}.{key}": value for key, value in OWN_KEYS.get(arch, {}).items()},
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [piece for piece, _ in vocab],
@@ -322,6 +338,7 @@ def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
         **({"head_dim": dims.head} if dims.head_dim or arch in QK_NORMS else {}),
         "rms_norm_eps": dims.eps,
         "rope_theta": dims.theta,
+        **OWN_CONFIG.get(arch, {}),
         "vocab_size": VOCAB_SIZE,
         "tie_word_embeddings": tied,
         "bos_token_id": 1,

@@ -69,6 +69,43 @@ def test_qwen3(tmp_path: Path) -> None:
         open_model(path)
 
 
+def test_granite(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", arch="granite")).architecture
+    assert (arch.name, arch.ropes[0].interleaved) == ("granite", True)
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (3.0, 0.5, 0.5)
+    assert all(layer.attention_scale == 0.25 for layer in arch.layers)
+    unset = dict.fromkeys(
+        ("granite.embedding_scale", "granite.residual_scale", "granite.attention.scale"), 0.0
+    )
+    keys = {**unset, "granite.logit_scale": None, "granite.rope.scaling.finetuned": True}
+    arch = open_model(tiny_gguf(tmp_path / "b.gguf", arch="granite", keys=keys)).architecture
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (1.0, 1.0, 1.0)
+    assert arch.layers[0].attention_scale == 0.25  # 1 / sqrt(16)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("embedding_scale", -1.0, "the scale of embeddings is -1.0, not between"),
+        ("embedding_scale", 1, "embedding_scale is int, not a floating-point"),
+        ("residual_scale", float("nan"), "not a finite number"),
+        ("residual_scale", 1e30, "the scale of what layers add is"),
+        ("attention.scale", -0.5, "the scale of attention is -0.5"),
+        ("attention.scale", "x", "attention.scale is bytes, not a floating-point"),
+        ("logit_scale", 0.0, "the scale of logits is 0.0"),
+        ("logit_scale", -8.0, "the scale of logits is -0.125"),
+        ("logit_scale", [1.0], "logit_scale is an array, not a floating-point"),
+        ("rope.scaling.finetuned", False, "sets granite.rope.scaling.finetuned"),
+        ("expert_count", 8, "sets granite.expert_count"),
+    ],
+)
+def test_hostile_values_of_granites_keys(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", arch="granite", keys={f"granite.{key}": value})
+    with pytest.raises(ModelError, match=words) as caught:
+        open_model(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_layers_of_a_llama(tmp_path: Path) -> None:
     arch = open_model(tiny_gguf(tmp_path / "a.gguf")).architecture
     layer = LayerSpec(FeedForwardSpec(96), attention_scale=0.25, norms=NormsSpec(), rope=0)

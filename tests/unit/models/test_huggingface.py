@@ -241,6 +241,35 @@ def test_hostile_configurations_of_gemma(tmp_path: Path, config: dict[str, Any],
         open_model(tiny_hf(tmp_path / "hf", arch="gemma3", config={"sliding_window": 9, **config}))
 
 
+def test_multipliers_of_granite(tmp_path: Path) -> None:
+    arch = open_model(tiny_hf(tmp_path / "hf", arch="granite")).architecture
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (3.0, 0.5, 0.5)
+    unset = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"))
+    config = {**unset, "attention_multiplier": None}
+    arch = open_model(tiny_hf(tmp_path / "unset", arch="granite", config=config)).architecture
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (1.0, 1.0, 1.0)
+    assert arch.layers[0].attention_scale == 1.0  # not 1 / sqrt(head_dim): the default of GraniteConfig
+    arch = open_model(tiny_hf(tmp_path / "llama", config={"logits_scaling": 2.0})).architecture
+    assert arch.logit_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"embedding_multiplier": -1}, "the scale of embeddings is -1"),
+        ({"embedding_multiplier": "12"}, "embedding_multiplier is not a number"),
+        ({"residual_multiplier": 1e9}, "the scale of what layers add is"),
+        ({"attention_multiplier": 0}, "the scale of attention is 0"),
+        ({"logits_scaling": 0}, "the scale of logits is 0"),
+        ({"logits_scaling": 10**400}, "logits_scaling is too large"),
+        ({"mlp_bias": True}, "sets mlp_bias"),
+    ],
+)
+def test_hostile_configurations_of_granite(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="granite", config=config))
+
+
 def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tiny_hf(tmp_path / "hf", config={"attention_bias": True})
     with pytest.raises(ModelFileError, match="sets attention_bias, but not every layer has its biases"):

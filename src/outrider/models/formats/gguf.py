@@ -7,20 +7,19 @@ that no family here has is refused by name, never ignored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.models.checks import check_dimensions, check_tensors, check_theta
 from outrider.models.families import (
     FAMILIES,
     LIMITS,
     Dimensions,
     Family,
-    check_dimensions,
-    check_tensors,
-    check_theta,
     default_attention_scale,
     make_spec,
     periodic_windows,
@@ -47,8 +46,13 @@ _OFF: Mapping[str, tuple[float, ...]] = {
     "attention.clamp_kqv": (0,),
     "attention.causal": (1,),
     "use_parallel_residual": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
 }
-_SOFTCAPS = {"attn_logit_softcapping": (0,), "final_logit_softcapping": (0,)}
+# The same for keys that mean nothing, or something else, to other families.
+_OFF_IN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "granite": {"rope.scaling.finetuned": (1,)},  # llama.cpp: no rotation at all
+}
 
 
 MAX_TEMPLATES = 32  # chat templates beside the default one
@@ -127,10 +131,11 @@ def _family(metadata: Metadata) -> Family:
         raise UnsupportedModelError(
             f"{path}: has the architecture {shown(name)}; supported: {', '.join(FAMILIES)}"
         )
-    known = FAMILIES[name].softcaps
-    for option, off in (_OFF if known else {**_OFF, **_SOFTCAPS}).items():
+    for option, off in {**_OFF, **_OFF_IN.get(name, {})}.items():
         value = metadata.pairs.get(f"{name}.{option}")
-        if value is not None and not (isinstance(value, int | float) and value in off):
+        if option in FAMILIES[name].options or value is None:
+            continue
+        if not (isinstance(value, int | float) and value in off):
             raise UnsupportedModelError(f"{path}: sets {name}.{option}, which is not supported")
     return FAMILIES[name]
 
@@ -190,17 +195,26 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
         rope=rope,
         local_rope=_local_rope(metadata, family, rope_dim),
         windows=_windows(metadata, family, n_layers),
-        attention_scale=_attention_scale(family, n_layers, hidden_size, n_heads),
-        softcap=metadata.number(f"{name}.final_logit_softcapping", 0.0),
-        attention_softcap=metadata.number(f"{name}.attn_logit_softcapping", 0.0),
+        attention_scale=_attention_scale(metadata, family, n_layers, hidden_size // n_heads),
+        softcap=_option(metadata, family, "final_logit_softcapping"),
+        attention_softcap=_option(metadata, family, "attn_logit_softcapping"),
+        embedding_scale=_option(metadata, family, "embedding_scale") or 1.0,
+        residual_scale=_option(metadata, family, "residual_scale") or 1.0,
+        logit_scale=1 / (_option(metadata, family, "logit_scale", 1.0) or math.inf),  # 0, which is refused
     )
 
 
-def _attention_scale(family: Family, n_layers: int, hidden_size: int, n_heads: int) -> float | None:
-    """Files do not give it: llama.cpp knows Gemma 3 27B, whose heads are smaller, by its 62 layers."""
+def _option(metadata: Metadata, family: Family, key: str, default: float = 0.0) -> float:
+    """The value of one of the keys in `Family.options`; `default` for a family that does not have it."""
+    return metadata.number(f"{family.name}.{key}", default) if key in family.options else default
+
+
+def _attention_scale(metadata: Metadata, family: Family, n_layers: int, width: int) -> float | None:
+    """As the file says; 0 or nothing is the usual one. Gemma's do not say it: llama.cpp knows Gemma 3 27B,
+    whose heads are smaller than hidden size / heads (`width`), by its 62 layers."""
     if family.name == "gemma3" and n_layers == 62:
-        return default_attention_scale(hidden_size // n_heads)
-    return None
+        return default_attention_scale(width)
+    return _option(metadata, family, "attention.scale") or None
 
 
 def _local_rope(metadata: Metadata, family: Family, rope_dim: int) -> RopeSpec | None:

@@ -8,6 +8,7 @@ refused by name.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.models.checks import check_dimensions, check_tensors, check_theta
 from outrider.models.families import (
     FAMILIES,
     LAYER_TENSORS,
@@ -24,9 +26,6 @@ from outrider.models.families import (
     Dimensions,
     Family,
     HuggingFaceClass,
-    check_dimensions,
-    check_tensors,
-    check_theta,
     default_attention_scale,
     make_spec,
     periodic_windows,
@@ -209,6 +208,10 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
     max_positions = size("max_position_embeddings", "max_positions")
     rope, local_rope = _ropes(config, kind, head_dim, max_positions)
     n_layers = size("num_hidden_layers", "n_layers")
+
+    def multiplier(key: str) -> float:
+        return config.number(key, 1.0) if kind.multipliers else 1.0
+
     return Dimensions(
         n_layers=n_layers,
         hidden_size=hidden_size,
@@ -225,11 +228,16 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
         attention_scale=_attention_scale(config, kind),
         softcap=config.number("final_logit_softcapping", 0.0) if kind.local_theta else 0.0,
         attention_softcap=config.number("attn_logit_softcapping", 0.0) if kind.local_theta else 0.0,
+        embedding_scale=multiplier("embedding_multiplier"),
+        residual_scale=multiplier("residual_multiplier"),
+        logit_scale=1 / (multiplier("logits_scaling") or math.inf),  # 0, which is refused
     )
 
 
 def _attention_scale(config: Section, kind: HuggingFaceClass) -> float | None:
-    """Gemma's: 1 / sqrt(query_pre_attn_scalar)."""
+    """Granite's own factor; Gemma's 1 / sqrt(query_pre_attn_scalar)."""
+    if kind.multipliers:
+        return config.number("attention_multiplier", 1.0)
     if kind.local_theta is None:
         return None
     return default_attention_scale(config.integer("query_pre_attn_scalar", 1, 1 << 20, 256))
