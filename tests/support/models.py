@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 QK_NORMS, POST_NORMS = ("qwen3", "gemma3"), ("gemma3",)  # the families that have these
-INTERLEAVED = ("llama", "granite")  # whose GGUF files have other rows of q and k than folders
+INTERLEAVED = ("llama", "granite", "smollm3")  # whose GGUF files have other rows of q and k than folders
 VOCAB_SIZE = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 CHAT_TEMPLATE = (
@@ -60,7 +60,9 @@ def family_dims(arch: str) -> Dims:
     hidden // heads, except for qwen2, whose q is square in llama.cpp. Windows are shorter than the texts."""
     if arch == "gemma3":
         return Dims(layers=6, hidden=128, ffn=256, head_dim=64, theta=1e6, eps=1e-6, window=16)
-    return Dims(layers=3, hidden=128, ffn=256, head_dim=0 if arch == "qwen2" else 64, theta=1e6, eps=1e-6)
+    layers = 5 if arch == "smollm3" else 3  # the fourth has no rotation
+    head_dim = 0 if arch == "qwen2" else 64
+    return Dims(layers=layers, hidden=128, ffn=256, head_dim=head_dim, theta=1e6, eps=1e-6)
 
 
 @functools.cache
@@ -278,10 +280,12 @@ def hf_name(name: str, arch: str = "llama") -> str:
 
 
 # What the files of one family have and others do not: GGUF keys after its name, and keys of config.json.
+CLASSES = {"smollm3": "SmolLM3"}  # where transformers does not just capitalize the name
 OWN_KEYS: Mapping[str, Mapping[str, Any]] = {
     "granite": {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.25, "logit_scale": 2.0},
 }
 OWN_CONFIG: Mapping[str, Mapping[str, Any]] = {
+    "smollm3": {"pad_token_id": 0},  # transformers' default is beyond the vocabulary
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,
@@ -325,7 +329,7 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
 
 def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
     return {
-        "architectures": [f"{arch.capitalize()}ForCausalLM"],
+        "architectures": [f"{CLASSES.get(arch, arch.capitalize())}ForCausalLM"],
         "model_type": "gemma3_text" if arch == "gemma3" else arch,
         **({"hidden_activation": "gelu_pytorch_tanh"} if arch == "gemma3" else {"hidden_act": "silu"}),
         **({"sliding_window": dims.window, "query_pre_attn_scalar": dims.head} if dims.window else {}),

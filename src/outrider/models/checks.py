@@ -44,8 +44,9 @@ def _check_layers(path: Path, d: Dimensions) -> None:
             raise ModelFileError(
                 f"{path}: the sliding window is {window}, not between 1 and {LIMITS['max_positions']}"
             )
-    if d.windows and len(d.windows) != d.n_layers:
-        raise ModelFileError(f"{path}: names the kinds of {len(d.windows)} layers, but has {d.n_layers}")
+    for each in (d.windows, d.unrotated):
+        if each and len(each) != d.n_layers:
+            raise ModelFileError(f"{path}: names the kinds of {len(each)} layers, but has {d.n_layers}")
     for what, value in (
         ("scale of attention", 1.0 if d.attention_scale is None else d.attention_scale),
         ("softcap", d.softcap or 1.0),

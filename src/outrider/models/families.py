@@ -44,6 +44,7 @@ class HuggingFaceClass:
     activation_key:     names the activation.
     theta, local_theta: bases of the rotary frequencies; local_theta, of the layers with a window, where these
                         have a rotary table of their own.
+    refused:            settings that change the result when they are true, and are not read.
     multipliers:        whether embeddings, attention, what layers add to the stream, and logits have factors
                         of their own.
     model_type:         None: the class's name in lower case, without ForCausalLM.
@@ -60,6 +61,7 @@ class HuggingFaceClass:
     activation_key: str = "hidden_act"
     theta: float = 10000.0
     local_theta: float | None = None
+    refused: tuple[str, ...] = ()
     multipliers: bool = False
     model_type: str | None = None
 
@@ -80,6 +82,8 @@ class Family:
     activation:       of the feed-forward parts.
     window_period:    in GGUF files, as in HuggingFaceClass.
     local_theta:      in GGUF files, as in HuggingFaceClass.
+    unrotated_period: every layer that is the last of so many has no rotation, unless no_rope_layers in a
+                      folder says which; 0 for none.
     norm_offset:      what Hugging Face's weights of norms are less than the factors that they stand for.
     scaled_embedding: whether embeddings are multiplied by sqrt(hidden_size).
     options:          keys of its GGUF files, after the architecture's name, that the files of other families
@@ -95,6 +99,7 @@ class Family:
     activation: Activation = "silu"
     window_period: int = 0
     local_theta: float | None = None
+    unrotated_period: int = 0
     norm_offset: float = 0.0
     scaled_embedding: bool = False
     options: frozenset[str] = frozenset()
@@ -168,6 +173,22 @@ FAMILIES: Mapping[str, Family] = {
             options=frozenset(("embedding_scale", "residual_scale", "attention.scale", "logit_scale")),
             optional_bias=("attn_q", "attn_k", "attn_v", "attn_output"),
         ),
+        Family(
+            "smollm3",
+            (
+                HuggingFaceClass(
+                    "SmolLM3ForCausalLM",
+                    n_kv_heads=4,
+                    attention_bias=True,
+                    tied=True,
+                    theta=2e6,
+                    refused=("use_sliding_window",),
+                ),
+            ),
+            gguf_interleaved=True,
+            unrotated_period=4,
+            optional_bias=("attn_q", "attn_k", "attn_v", "attn_output"),
+        ),
     )
 }
 
@@ -209,6 +230,7 @@ class Dimensions:
 
     windows:    of each layer, None where it sees all positions; () for a model without any.
     local_rope: of layers with a window, where these have a rotary table of their own.
+    unrotated:  of each layer, whether it has no rotation; () for none.
     attention_scale: None: 1 / sqrt(head_dim).
     softcap, attention_softcap: 0 for none.
     embedding_scale, residual_scale, logit_scale: as in ModelSpec.
@@ -226,6 +248,7 @@ class Dimensions:
     rope: RopeSpec
     local_rope: RopeSpec | None = None
     windows: tuple[int | None, ...] = ()
+    unrotated: tuple[bool, ...] = ()
     attention_scale: float | None = None
     softcap: float = 0.0
     attention_softcap: float = 0.0
@@ -249,9 +272,10 @@ def make_spec(family: Family, d: Dimensions) -> ModelSpec:
     )
     local = 0 if d.local_rope is None else 1  # the rotary table of layers with a window
     root = float(np.sqrt(np.float32(d.hidden_size)))
+    nothing, rotated = (None,) * d.n_layers, (False,) * d.n_layers
     layers = [
-        layer if window is None else replace(layer, window=window, rope=local)
-        for window in d.windows or (None,) * d.n_layers
+        replace(layer, window=window, rope=None if plain else 0 if window is None else local)
+        for window, plain in zip(d.windows or nothing, d.unrotated or rotated, strict=True)
     ]
     return ModelSpec(
         name=family.name,
@@ -282,6 +306,12 @@ def shown(text: str) -> str:
     return ascii(short)
 
 
+def last_of_each(n_layers: int, period: int) -> tuple[bool, ...]:
+    """Whether each layer is the last of a `period` of layers; () when that is 0."""
+    return tuple((i + 1) % period == 0 for i in range(n_layers)) if period else ()
+
+
 def periodic_windows(n_layers: int, window: int, period: int) -> tuple[int | None, ...]:
     """`window` for every layer but the last of each `period`; for all layers when that is 0."""
-    return tuple(None if period and (i + 1) % period == 0 else window for i in range(n_layers))
+    last = last_of_each(n_layers, period) or (False,) * n_layers
+    return tuple(None if here else window for here in last)

@@ -106,6 +106,12 @@ def test_hostile_values_of_granites_keys(tmp_path: Path, key: str, value: Any, w
     assert "\n" not in str(caught.value)
 
 
+def test_smollm3(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", arch="smollm3", dims=Dims(layers=9))).architecture
+    assert (arch.name, arch.ropes[0].interleaved) == ("smollm3", True)
+    assert [layer.rope for layer in arch.layers] == [0, 0, 0, None, 0, 0, 0, None, 0]
+
+
 def test_layers_of_a_llama(tmp_path: Path) -> None:
     arch = open_model(tiny_gguf(tmp_path / "a.gguf")).architecture
     layer = LayerSpec(FeedForwardSpec(96), attention_scale=0.25, norms=NormsSpec(), rope=0)

@@ -270,6 +270,48 @@ def test_hostile_configurations_of_granite(tmp_path: Path, config: dict[str, Any
         open_model(tiny_hf(tmp_path / "hf", arch="granite", config=config))
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, [0, 0, 0, None, 0]),
+        ({"no_rope_layer_interval": 2}, [0, None, 0, None, 0]),
+        ({"no_rope_layers": [0, 1, 1, 0, 1], "no_rope_layer_interval": 2}, [None, 0, 0, None, 0]),
+        ({"no_rope_layers": [0, 1, 1, 0, 1, 0, 0]}, [None, 0, 0, None, 0]),  # more than layers: not used
+        ({"no_rope_layers": None, "use_sliding_window": False, "sliding_window": 9}, [0, 0, 0, None, 0]),
+    ],
+)
+def test_layers_of_smollm3_without_rotation(
+    tmp_path: Path, config: dict[str, Any], expected: list[int | None]
+) -> None:
+    folder = tiny_hf(tmp_path / "hf", arch="smollm3", dims=Dims(layers=5), config=config)
+    assert [layer.rope for layer in open_model(folder).architecture.layers] == expected
+
+
+def test_defaults_of_smollm3(tmp_path: Path) -> None:
+    config = {"rope_theta": None, "tie_word_embeddings": None, "num_key_value_heads": None}
+    folder = tiny_hf(tmp_path / "hf", arch="smollm3", dims=Dims(kv_heads=4), config=config)
+    arch = open_model(folder).architecture
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, base_frequencies(16, 2e6).astype(np.float32))
+    assert arch.n_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"no_rope_layers": [1]}, "names the kinds of 1 layers, but has 2"),
+        ({"no_rope_layers": []}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layers": [1, 2]}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layers": [1, [0]]}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layers": "10"}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval is not between 1 and"),
+        ({"use_sliding_window": True}, "sets use_sliding_window"),
+    ],
+)
+def test_hostile_configurations_of_smollm3(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="smollm3", config=config))
+
+
 def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tiny_hf(tmp_path / "hf", config={"attention_bias": True})
     with pytest.raises(ModelFileError, match="sets attention_bias, but not every layer has its biases"):

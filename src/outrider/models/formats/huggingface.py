@@ -27,6 +27,7 @@ from outrider.models.families import (
     Family,
     HuggingFaceClass,
     default_attention_scale,
+    last_of_each,
     make_spec,
     periodic_windows,
     shown,
@@ -64,7 +65,7 @@ def open_huggingface(folder: Path) -> ModelSource:
     path = folder / "config.json"
     config = read_section(path, CONFIG_LIMIT)
     family, kind = _model_class(config)
-    dimensions = _dimensions(config, kind)
+    dimensions = _dimensions(config, family, kind)
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
     layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
@@ -178,7 +179,7 @@ def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
                 f"{config.path}: is quantized{_by_method(config, key)} ({key}); only F32, F16 and BF16"
                 f" weights are read from safetensors (use the model's GGUF file for quantized weights)"
             )
-    for option in ("mlp_bias", "use_mrope", "use_bidirectional_attention"):
+    for option in ("mlp_bias", "use_mrope", "use_bidirectional_attention", *kind.refused):
         if config.flag(option, False):
             raise UnsupportedModelError(f"{config.path}: sets {option}, which is not supported")
     return family, kind
@@ -195,7 +196,7 @@ def _by_method(config: Section, key: str) -> str:
     return " by MLX" if settings.keys() >= {"group_size", "bits"} else ""
 
 
-def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
+def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dimensions:
     def size(key: str, limit: str, default: int | None = None) -> int:
         return config.integer(key, 1, LIMITS[limit], default)
 
@@ -225,6 +226,7 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
         rope=rope,
         local_rope=local_rope,
         windows=_windows(config, kind, n_layers),
+        unrotated=_unrotated(config, family, n_layers),
         attention_scale=_attention_scale(config, kind),
         softcap=config.number("final_logit_softcapping", 0.0) if kind.local_theta else 0.0,
         attention_softcap=config.number("attn_logit_softcapping", 0.0) if kind.local_theta else 0.0,
@@ -241,6 +243,19 @@ def _attention_scale(config: Section, kind: HuggingFaceClass) -> float | None:
     if kind.local_theta is None:
         return None
     return default_attention_scale(config.integer("query_pre_attn_scalar", 1, 1 << 20, 256))
+
+
+def _unrotated(config: Section, family: Family, n_layers: int) -> tuple[bool, ...]:
+    """SmolLM3's: those that are 0 in no_rope_layers, or else the last of each no_rope_layer_interval."""
+    if not family.unrotated_period:
+        return ()
+    rotated = config.values.get("no_rope_layers")
+    if rotated is None:
+        period = config.integer("no_rope_layer_interval", 1, LIMITS["n_layers"], family.unrotated_period)
+        return last_of_each(n_layers, period)
+    if not (isinstance(rotated, list) and rotated and all(x in (0, 1) for x in rotated)):
+        raise ModelFileError(f"{config.path}: no_rope_layers is not a list of 0 and 1")
+    return tuple(not x for x in rotated[:n_layers])
 
 
 def _windows(config: Section, kind: HuggingFaceClass, n_layers: int) -> tuple[int | None, ...]:
@@ -268,7 +283,7 @@ def _ropes(
 ) -> tuple[RopeSpec, RopeSpec | None]:
     """Of all layers; or, for a class whose layers with a window have their own, of the others and of them."""
     if kind.local_theta is None:
-        inv_freq = _frequencies(config, head_dim, max_positions)
+        inv_freq = _frequencies(config, head_dim, max_positions, kind.theta)
         return RopeSpec(head_dim, inv_freq.astype(np.float32)), None
     given = config.section("rope_parameters") or Section(config.path, {})
     nested = any(isinstance(value, dict) for value in given.values.values())
@@ -282,31 +297,35 @@ def _ropes(
         if layers == _KINDS[0] and (scaling := config.section("rope_scaling")) is not None:
             rope.update(scaling.values)
         rope.setdefault("rope_theta", config.number(key, theta))
-        inv_freq = _frequencies_of(config, Section(config.path, rope), head_dim, max_positions)
+        inv_freq = _frequencies_of(config, Section(config.path, rope), head_dim, max_positions, theta)
         found.append(RopeSpec(head_dim, inv_freq.astype(np.float32)))
     return found[0], found[1]
 
 
-def _frequencies(config: Section, head_dim: int, max_positions: int) -> Frequencies:
+def _frequencies(config: Section, head_dim: int, max_positions: int, theta: float) -> Frequencies:
     """Of rope_scaling, as in transformers, or else of rope_parameters. Both may be there if they mean the
     same."""
     found = [
-        _frequencies_of(config, rope, head_dim, max_positions)
+        _frequencies_of(config, rope, head_dim, max_positions, theta)
         for key in ("rope_scaling", "rope_parameters")
         if (rope := config.section(key)) is not None and rope.values
     ]
     if len(found) == 2 and not np.array_equal(found[0], found[1]):
         raise ModelFileError(f"{config.path}: rope_scaling and rope_parameters say different things")
-    return found[0] if found else _frequencies_of(config, Section(config.path, {}), head_dim, max_positions)
+    if found:
+        return found[0]
+    return _frequencies_of(config, Section(config.path, {}), head_dim, max_positions, theta)
 
 
-def _frequencies_of(config: Section, rope: Section, head_dim: int, max_positions: int) -> Frequencies:
+def _frequencies_of(
+    config: Section, rope: Section, head_dim: int, max_positions: int, default_theta: float
+) -> Frequencies:
     """Of one of the two sections; what it leaves out is taken from the configuration."""
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModelError(f"{config.path}: has other rotary parameters for each kind of layer")
     if rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModelError(f"{config.path}: sets partial_rotary_factor, which is not supported")
-    theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", 10000.0)))
+    theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", default_theta)))
     original = rope.integer(
         "original_max_position_embeddings", 1, LIMITS["max_positions"], default=max_positions
     )
