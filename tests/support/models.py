@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-QK_NORMS, POST_NORMS = ("qwen3", "gemma3"), ("gemma3",)  # the families that have these
+QK_NORMS, POST_NORMS = ("qwen3", "gemma3", "olmo2"), ("gemma3", "olmo2")  # the families that have these
 INTERLEAVED = ("llama", "granite", "smollm3")  # whose GGUF files have other rows of q and k than folders
 VOCAB_SIZE = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
@@ -57,11 +57,11 @@ class Dims:
 
 def family_dims(arch: str) -> Dims:
     """Sizes of the models that tests/scripts/record_family_reference.py recorded. Heads are larger than
-    hidden // heads, except for qwen2, whose q is square in llama.cpp. Windows are shorter than the texts."""
+    hidden // heads, except where q is square in llama.cpp. Windows are shorter than the texts."""
     if arch == "gemma3":
         return Dims(layers=6, hidden=128, ffn=256, head_dim=64, theta=1e6, eps=1e-6, window=16)
     layers = 5 if arch == "smollm3" else 3  # the fourth has no rotation
-    head_dim = 0 if arch == "qwen2" else 64
+    head_dim = 0 if arch in ("qwen2", "olmo2") else 64
     return Dims(layers=layers, hidden=128, ffn=256, head_dim=head_dim, theta=1e6, eps=1e-6)
 
 
@@ -117,8 +117,10 @@ def tiny_weights(
             weights[part + "post_attention_norm.weight"] = norm()
             weights[part + "post_ffw_norm.weight"] = norm()
         if arch in QK_NORMS:
-            weights[part + "attn_q_norm.weight"] = norm(dims.head)
-            weights[part + "attn_k_norm.weight"] = norm(dims.head)
+            weights[part + "attn_q_norm.weight"] = norm(q if arch == "olmo2" else dims.head)
+            weights[part + "attn_k_norm.weight"] = norm(kv if arch == "olmo2" else dims.head)
+        if arch == "olmo2":  # has norms after its parts only
+            del weights[part + "attn_norm.weight"], weights[part + "ffn_norm.weight"]
     return weights
 
 

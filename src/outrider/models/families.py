@@ -42,6 +42,7 @@ class HuggingFaceClass:
     attention_bias:     whether attention_bias in the configuration asks for biases.
     tied:               whether the output matrix is the embedding.
     activation_key:     names the activation.
+    rms_eps:            of the norms.
     theta, local_theta: bases of the rotary frequencies; local_theta, of the layers with a window, where these
                         have a rotary table of their own.
     refused:            settings that change the result when they are true, and are not read.
@@ -59,6 +60,7 @@ class HuggingFaceClass:
     attention_bias: bool = False
     tied: bool = False
     activation_key: str = "hidden_act"
+    rms_eps: float = 1e-6
     theta: float = 10000.0
     local_theta: float | None = None
     refused: tuple[str, ...] = ()
@@ -188,6 +190,19 @@ FAMILIES: Mapping[str, Family] = {
             gguf_interleaved=True,
             unrotated_period=4,
             optional_bias=("attn_q", "attn_k", "attn_v", "attn_output"),
+        ),
+        Family(
+            "olmo2",
+            (HuggingFaceClass("Olmo2ForCausalLM", rms_eps=1e-5),),
+            norms=NormsSpec(
+                attention=False, q=True, k=True, whole_qk=True, post_attention=True, ffn=False, post_ffn=True
+            ),
+            layer_tensors={
+                "self_attn.q_norm": "attn_q_norm",
+                "self_attn.k_norm": "attn_k_norm",
+                "post_attention_layernorm": "post_attention_norm",
+                "post_feedforward_layernorm": "post_ffw_norm",
+            },
         ),
     )
 }

@@ -112,6 +112,34 @@ def test_smollm3(tmp_path: Path) -> None:
     assert [layer.rope for layer in arch.layers] == [0, 0, 0, None, 0, 0, 0, None, 0]
 
 
+def test_olmo2(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", arch="olmo2", keys={"olmo2.attention.sliding_window": 0})
+    model = open_model(path)
+    arch = model.architecture
+    assert (arch.name, arch.ropes[0].interleaved) == ("olmo2", False)
+    norms = NormsSpec(False, q=True, k=True, whole_qk=True, post_attention=True, ffn=False, post_ffn=True)
+    assert all(layer.norms == norms for layer in arch.layers)
+    assert model.tensors["blk.1.attn_q_norm.weight"].shape == (64,)  # of all heads
+    assert model.tensors["blk.1.attn_k_norm.weight"].shape == (32,)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "words"),
+    [
+        ({"olmo2.attention.sliding_window": 9}, {}, "sets olmo2.attention.sliding_window"),  # OLMo 3
+        ({"olmo2.attention.sliding_window": [9]}, {}, "sets olmo2.attention.sliding_window"),
+        ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "attn_q_norm.weight is 16, not 64"),
+        ({}, {"blk.0.attn_norm.weight": np.ones(64, np.float32)}, "'blk.0.attn_norm.weight' is not part of"),
+        ({}, {"blk.1.post_ffw_norm.weight": None}, "post_ffw_norm.weight is missing"),
+    ],
+)
+def test_hostile_files_of_olmo2(
+    tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_gguf(tmp_path / "a.gguf", arch="olmo2", keys=keys, tensors=tensors))
+
+
 def test_layers_of_a_llama(tmp_path: Path) -> None:
     arch = open_model(tiny_gguf(tmp_path / "a.gguf")).architecture
     layer = LayerSpec(FeedForwardSpec(96), attention_scale=0.25, norms=NormsSpec(), rope=0)

@@ -63,7 +63,7 @@ def test_llama(folder: Path) -> None:
     assert (model.tokenizer.bos_id, model.tokenizer.eos_ids) == (1, (2, 0))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "olmo2"])
 def test_same_tensors_as_the_gguf_of_the_same_model(tmp_path: Path, arch: str) -> None:
     ours = open_model(tiny_hf(tmp_path / "hf", arch=arch, tied=False))
     theirs = open_model(tiny_gguf(tmp_path / "a.gguf", arch=arch, tied=False))
@@ -310,6 +310,21 @@ def test_defaults_of_smollm3(tmp_path: Path) -> None:
 def test_hostile_configurations_of_smollm3(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         open_model(tiny_hf(tmp_path / "hf", arch="smollm3", config=config))
+
+
+def test_olmo2(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf", arch="olmo2", config={"rms_norm_eps": None})
+    assert open_model(folder).architecture.rms_eps == 1e-5  # the default of Olmo2Config
+    edit_json(folder / "config.json", num_hidden_layers=3)
+    with pytest.raises(ModelFileError, match=r"layers\.2\.self_attn\.q_norm\.weight is missing"):
+        open_model(folder)
+    edit_json(folder / "config.json", num_hidden_layers=2, attention_bias=True)
+    with pytest.raises(UnsupportedModelError, match="sets attention_bias"):
+        open_model(folder)
+    add_tensor(folder, "model.layers.0.input_layernorm.weight", np.ones(64, np.float32))
+    edit_json(folder / "config.json", attention_bias=False)
+    with pytest.raises(UnsupportedModelError, match=r"'model\.layers\.0\.input_layernorm\.weight' is not"):
+        open_model(folder)
 
 
 def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,7 @@ _OFF: Mapping[str, tuple[float, ...]] = {
 # The same for keys that mean nothing, or something else, to other families.
 _OFF_IN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "granite": {"rope.scaling.finetuned": (1,)},  # llama.cpp: no rotation at all
+    "olmo2": {"attention.sliding_window": (0,)},  # OLMo 3
 }
 
 

@@ -222,7 +222,7 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
         ffn_size=size("intermediate_size", "ffn_size"),
         vocab_size=size("vocab_size", "vocab_size"),
         max_positions=max_positions,
-        rms_eps=config.number("rms_norm_eps", 1e-6),
+        rms_eps=config.number("rms_norm_eps", kind.rms_eps),
         rope=rope,
         local_rope=local_rope,
         windows=_windows(config, kind, n_layers),
