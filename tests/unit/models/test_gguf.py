@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.formats.dequantize import dequantize
-from outrider.models.formats.rope import base_frequencies
+from outrider.models.formats.rope import base_frequencies, scale_yarn
 from outrider.models.open import open_model
 from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec
 from outrider.models.weight_types import SUPPORTED_TYPES
@@ -209,6 +209,72 @@ def test_rope_freqs_divide_and_disappear(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.architecture.ropes[0].inv_freq, expected)
 
 
+YARN = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "betas", "scale"),
+    [
+        ({}, (32.0, 1.0), 1 + 0.1 * np.log(4)),
+        ({"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_ext_factor": 1.0}, (32.0, 1.0), 1.138629),
+        ({"attn_factor": 0.5, "yarn_log_multiplier": 0.0}, (32.0, 1.0), 0.5 * (1 + 0.1 * np.log(4))),
+    ],
+)
+def test_yarn(tmp_path: Path, keys: dict[str, Any], betas: tuple[float, float], scale: float) -> None:
+    more = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
+    rope = open_model(tiny_gguf(tmp_path / "a.gguf", keys={**YARN, **more})).architecture.ropes[0]
+    expected = scale_yarn(base_frequencies(16, 1e4), 1e4, 4.0, 64, betas)
+    np.testing.assert_array_equal(rope.inv_freq, expected.astype(np.float32))
+    assert rope.scale == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("factor", float("nan"), "not a finite number"),
+        ("factor", 1e9, "the rotary scaling factor is 1000000000.0"),
+        ("original_context_length", 0, "original_context_length is 0, not between 1 and"),
+        ("original_context_length", 64.0, "is float, not an integer"),
+        ("attn_factor", 0.0, "rotary scale is 0.0"),
+        ("yarn_beta_fast", 16.0, "sets llama.rope.scaling.yarn_beta_fast"),
+        ("yarn_beta_slow", -1.0, "sets llama.rope.scaling.yarn_beta_slow"),
+        ("yarn_ext_factor", 0.5, "sets llama.rope.scaling.yarn_ext_factor"),
+        ("yarn_attn_factor", "1", "yarn_attn_factor is bytes, not a floating-point"),
+        ("yarn_log_multiplier", 0.1, "sets llama.rope.scaling.yarn_log_multiplier"),
+    ],
+)
+def test_hostile_values_of_yarns_keys(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    keys = {**YARN, f"llama.rope.scaling.{key}": value}
+    with pytest.raises(ModelError, match=words) as caught:
+        open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys))
+    assert "\n" not in str(caught.value)
+
+
+SHORT = np.linspace(1, 2, 8, dtype=np.float32)
+
+
+def test_long_factors_limit_the_context(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.original_context_length": 100}
+    tensors = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": SHORT * 2}
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys, tensors=tensors)).architecture
+    expected = (base_frequencies(16, 1e4) / SHORT).astype(np.float32)
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, expected)
+    assert arch.max_positions == 100
+    assert "other rotary factors for contexts beyond 100 tokens" in caplog.text
+    tensors["rope_factors_long.weight"] = SHORT  # the same: there is nothing to limit
+    assert (
+        open_model(tiny_gguf(tmp_path / "b.gguf", keys=keys, tensors=tensors)).architecture.max_positions
+        == 256
+    )
+    tensors["rope_factors_long.weight"] = np.ones(7, np.float32)
+    with pytest.raises(ModelFileError, match=r"rope_factors_long\.weight is not a vector of 8 F32"):
+        open_model(tiny_gguf(tmp_path / "c.gguf", keys=keys, tensors=tensors))
+
+
 def test_optional_llama_biases(tmp_path: Path) -> None:
     bias = {"blk.0.attn_q.bias": np.ones(64, np.float32), "blk.1.attn_output.bias": np.ones(64, np.float32)}
     assert open_model(tiny_gguf(tmp_path / "a.gguf", tensors=bias)).tensors.keys() >= bias.keys()
@@ -396,7 +462,7 @@ def test_equal_numbers_for_each_layer(tmp_path: Path) -> None:
         ({"llama.attention.layer_norm_rms_epsilon": 1}, ModelFileError, "is int, not a floating-point"),
         ({"llama.rope.freq_base": 0.0}, ModelFileError, "rotary base is 0.0"),
         ({"llama.rope.freq_base": float("inf")}, ModelFileError, "not a finite number"),
-        ({"llama.rope.scaling.type": "yarn"}, UnsupportedModelError, "'yarn' rotary scaling"),
+        ({"llama.rope.scaling.type": "ntk"}, UnsupportedModelError, "'ntk' rotary scaling"),
         ({"llama.rope.scaling.factor": -2.0}, ModelFileError, "rotary scaling factor is -2.0"),
         ({"llama.rope.scaling.attn_factor": -1.0}, ModelFileError, "rotary scale is -1.0"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "sets llama.expert_count"),

@@ -16,7 +16,7 @@ import pytest
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.formats import hf_tokenizer
 from outrider.models.formats.dequantize import dequantize, same_values
-from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3
+from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3, scale_yarn
 from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
 from outrider.models.source import Tensor
@@ -37,6 +37,14 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {
+    "type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 100,
 }
 
 
@@ -376,9 +384,16 @@ BASE = base_frequencies(16, 10000.0)
         ),
         ({"rope_theta": None, "rope_scaling": {}, "rope_parameters": {"rope_theta": 5e5}}, 5e5),
         ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"}}, BASE),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, BASE),  # counts beyond 256 tokens only
+        ({"rope_scaling": YARN}, scale_yarn(BASE, 1e4, 4.0, 64, (32.0, 1.0))),
+        ({"rope_scaling": {**YARN, "factor": None}}, scale_yarn(BASE, 1e4, 4.0, 64, (32.0, 1.0))),
         (
-            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 128},  # counts for other families
-            scale_llama3(BASE, 32.0, 1.0, 4.0, 64),
+            {"rope_scaling": {**YARN, "beta_fast": 9, "beta_slow": 0.5, "truncate": False}},
+            scale_yarn(BASE, 1e4, 4.0, 64, (9.0, 0.5), truncate=False),
+        ),
+        (
+            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 128},  # counts first
+            scale_llama3(BASE, 32.0, 1.0, 4.0, 128),
         ),
     ],
 )
@@ -386,6 +401,17 @@ def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, An
     inv_freq = open_model(tiny_hf(tmp_path / "hf", config=config)).architecture.ropes[0].inv_freq
     expected = base_frequencies(16, expected) if isinstance(expected, float) else expected
     np.testing.assert_array_equal(inv_freq, expected.astype(np.float32))
+
+
+def test_long_factors_limit_the_context(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arch = open_model(tiny_hf(tmp_path / "a", config={"rope_scaling": LONG})).architecture
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, BASE.astype(np.float32))
+    assert arch.ropes[0].scale == pytest.approx(np.sqrt(1 + np.log(2.56) / np.log(100)))
+    assert arch.max_positions == 100
+    assert "other rotary factors for contexts beyond 100 tokens" in caplog.text
+    same = {**LONG, "long_factor": LONG["short_factor"], "attention_factor": 1.0}
+    arch = open_model(tiny_hf(tmp_path / "b", config={"rope_scaling": same})).architecture
+    assert (arch.max_positions, arch.ropes[0].scale) == (256, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -428,11 +454,37 @@ def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, An
         ({"rope_theta": -1}, ModelFileError, "rotary base is -1"),
         ({"rope_scaling": []}, ModelFileError, "rope_scaling is not an object"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            {"rope_scaling": {"type": "proportional", "factor": 2.0}},
             UnsupportedModelError,
-            "'dynamic' rotary scaling",
+            "'proportional' rotary scaling",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, UnsupportedModelError, "'yarn'"),
+        ({"rope_scaling": {"type": "dynamic"}}, ModelFileError, "factor is missing"),
+        ({"rope_scaling": {**YARN, "factor": -4}}, ModelFileError, "rotary factor is -4"),
+        ({"rope_scaling": {**YARN, "beta_fast": 0.5}}, ModelFileError, "beta_slow is not between 0 and"),
+        ({"rope_scaling": {**YARN, "beta_slow": -1}}, ModelFileError, "beta_slow is not between 0 and"),
+        ({"rope_scaling": {**YARN, "attention_factor": 0}}, ModelFileError, "rotary scale is 0"),
+        ({"rope_scaling": {**YARN, "mscale": 10**400}}, ModelFileError, "mscale is too large"),
+        ({"rope_scaling": {**YARN, "mscale": -99, "mscale_all_dim": 1}}, ModelFileError, "rotary scale is -"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, ModelFileError, "truncate is not true or false"),
+        (
+            {"rope_scaling": {**YARN, "original_max_position_embeddings": 0}},
+            ModelFileError,
+            "original_max_position_embeddings is not between 1",
+        ),
+        (
+            {"rope_scaling": YARN, "rope_parameters": {**YARN, "attention_factor": 1.0}},
+            ModelFileError,
+            "different things",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, ModelFileError, "short_factor is not a list of 8 numbers"),
+        ({"rope_scaling": {**LONG, "long_factor": [1.0]}}, ModelFileError, "long_factor is not a list of 8"),
+        ({"rope_scaling": {**LONG, "long_factor": ["1"] * 8}}, ModelFileError, "long_factor is not a number"),
+        ({"rope_scaling": {**LONG, "short_factor": [0] * 8}}, ModelFileError, "not between 1e-6 and 1e6"),
+        (
+            {"rope_scaling": {**LONG, "original_max_position_embeddings": 1}},
+            ModelFileError,
+            "rotary scale is inf",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, ModelFileError, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, ModelFileError, "rotary factor is 0"),
         (

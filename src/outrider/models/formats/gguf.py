@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.checks import check_dimensions, check_tensors, check_theta
+from outrider.models.checks import check_dimensions, check_tensors
 from outrider.models.families import (
     FAMILIES,
     LIMITS,
@@ -26,16 +26,12 @@ from outrider.models.families import (
     periodic_windows,
     shown,
 )
-from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.generation_config import gguf_sampling
 from outrider.models.formats.gguf_metadata import Metadata
+from outrider.models.formats.gguf_rope import ROPE_TENSORS, read_ropes
 from outrider.models.formats.gguf_split import all_tensors, read_parts
 from outrider.models.formats.gguf_tokenizer import read_tokenizer
-from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear
 from outrider.models.source import ModelSource, Tensor
-from outrider.models.spec import RopeSpec
-
-_ROPE_FACTORS = "rope_freqs.weight"
 
 # Options of other families: key after the architecture's name, and the values that mean "off".
 _OFF: Mapping[str, tuple[float, ...]] = {
@@ -73,7 +69,7 @@ def open_gguf(path: Path) -> ModelSource:
     _refuse_what_is_no_model(metadata, any(file.entries for file in files))
     family = _family(metadata)
     tensors = all_tensors(files)
-    factors = tensors.pop(_ROPE_FACTORS, None)
+    factors = {name: tensors.pop(name) for name in ROPE_TENSORS if name in tensors}
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(f"{path}: the tensor token_embd.weight is missing")
@@ -142,7 +138,9 @@ def _family(metadata: Metadata) -> Family:
     return FAMILIES[name]
 
 
-def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Tensor | None) -> Dimensions:
+def _dimensions(
+    metadata: Metadata, family: Family, vocab_size: int, factors: Mapping[str, Tensor]
+) -> Dimensions:
     path, name = metadata.path, family.name
 
     def size(key: str, limit: str, default: int | None = None) -> int:
@@ -176,14 +174,8 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
     if size("attention.value_length", "head_dim", head_dim) != head_dim:
         raise UnsupportedModelError(f"{path}: keys and values have heads of different sizes")
     rope_dim = size("rope.dimension_count", "rope_dim", head_dim)
-    theta = check_theta(path, metadata.number(f"{name}.rope.freq_base", 10000.0))
-    inv_freq = _scaled(metadata, name, base_frequencies(rope_dim, theta), factors)
-    rope = RopeSpec(
-        rope_dim,
-        inv_freq.astype(np.float32),
-        scale=metadata.number(f"{name}.rope.scaling.attn_factor", 1.0),
-        interleaved=family.gguf_interleaved,
-    )
+    context = size("context_length", "max_positions")
+    rope, local_rope, max_positions = read_ropes(metadata, family, rope_dim, context, factors)
     return Dimensions(
         n_layers=n_layers,
         hidden_size=hidden_size,
@@ -192,10 +184,10 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
         head_dim=head_dim,
         ffn_size=same("feed_forward_length", "ffn_size", "feed-forward columns"),
         vocab_size=vocab_size,
-        max_positions=size("context_length", "max_positions"),
+        max_positions=max_positions,
         rms_eps=metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
         rope=rope,
-        local_rope=_local_rope(metadata, family, rope_dim),
+        local_rope=local_rope,
         windows=_windows(metadata, family, n_layers),
         unrotated=last_of_each(n_layers, family.unrotated_period),
         attention_scale=_attention_scale(metadata, family, n_layers, hidden_size // n_heads),
@@ -220,15 +212,6 @@ def _attention_scale(metadata: Metadata, family: Family, n_layers: int, width: i
     return _option(metadata, family, "attention.scale") or None
 
 
-def _local_rope(metadata: Metadata, family: Family, rope_dim: int) -> RopeSpec | None:
-    """Of the layers with a window, which no scaling changes."""
-    if family.local_theta is None:
-        return None
-    theta = metadata.number(f"{family.name}.rope.freq_base_swa", family.local_theta)
-    inv_freq = base_frequencies(rope_dim, check_theta(metadata.path, theta))
-    return RopeSpec(rope_dim, inv_freq.astype(np.float32), interleaved=family.gguf_interleaved)
-
-
 def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | None, ...]:
     """The pattern is a period, or says of each layer whether it has the window."""
     path, key = metadata.path, f"{family.name}.attention.sliding_window"
@@ -245,30 +228,6 @@ def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | N
     if len(has) != n_layers:
         raise ModelFileError(f"{path}: {pattern} has {len(has)} entries for {n_layers} layers")
     return tuple(window if here else None for here in has.tolist())
-
-
-def _scaled(metadata: Metadata, name: str, base: Frequencies, factors: Tensor | None) -> Frequencies:
-    path = metadata.path
-    kind = metadata.text(f"{name}.rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
-        raise UnsupportedModelError(
-            f"{path}: has {shown(kind)} rotary scaling; supported: none, linear, and {_ROPE_FACTORS}"
-        )
-    if kind == "linear":
-        # The older key is rope.scale_linear; 0 means "not set" in both.
-        old = metadata.number(f"{name}.rope.scale_linear", 0.0)
-        factor = metadata.number(f"{name}.rope.scaling.factor", old) or 1.0
-        if not 1e-3 <= factor <= 1e6:
-            raise ModelFileError(f"{path}: the rotary scaling factor is {factor}, not between 0.001 and 1e6")
-        base = scale_linear(base, factor)
-    if factors is None:
-        return base
-    if factors.type != "F32" or factors.shape != base.shape:
-        raise ModelFileError(f"{path}: the tensor {_ROPE_FACTORS} is not a vector of {len(base)} F32 values")
-    divisors = dequantize(factors).astype(np.float64)
-    if not (np.isfinite(divisors) & (divisors > 1e-6)).all():
-        raise ModelFileError(f"{path}: the tensor {_ROPE_FACTORS} holds numbers that are not positive")
-    return base / divisors
 
 
 def _display_name(metadata: Metadata) -> str:

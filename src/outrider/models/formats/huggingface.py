@@ -1,8 +1,7 @@
 """Hugging Face folders (config.json, safetensors, tokenizer.json) into a `ModelSource`.
 
-Defaults for absent keys are those of transformers' configuration classes; `rope_scaling` and
-`rope_parameters` (transformers 5) are both read. What would change the logits and is not supported is
-refused by name.
+Defaults for absent keys are those of transformers' configuration classes. What would change the logits and
+is not supported is refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.checks import check_dimensions, check_tensors, check_theta
+from outrider.models.checks import check_dimensions, check_tensors
 from outrider.models.families import (
     FAMILIES,
     LAYER_TENSORS,
@@ -35,12 +34,11 @@ from outrider.models.families import (
 from outrider.models.formats.dequantize import dequantize, same_values
 from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import Section, read_section
+from outrider.models.formats.hf_rope import read_ropes
 from outrider.models.formats.hf_tokenizer import read_tokenizer
-from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear, scale_llama3
 from outrider.models.formats.safetensors import read_weights
 from outrider.models.quantization import EMBEDDING, OUTPUT
 from outrider.models.source import ModelSource, Tensor
-from outrider.models.spec import RopeSpec
 
 CONFIG_LIMIT = 1 << 20
 
@@ -207,7 +205,7 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
     if kind.head_dim is None and head_dim * n_heads != hidden_size and config.values.get("head_dim") is None:
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
-    rope, local_rope = _ropes(config, kind, head_dim, max_positions)
+    rope, local_rope, max_positions = read_ropes(config, kind, head_dim, max_positions)
     n_layers = size("num_hidden_layers", "n_layers")
 
     def multiplier(key: str) -> float:
@@ -276,79 +274,6 @@ def _windows(config: Section, kind: HuggingFaceClass, n_layers: int) -> tuple[in
     if period:
         period = config.integer("sliding_window_pattern", 1, LIMITS["n_layers"], period)
     return periodic_windows(n_layers, window, period)
-
-
-def _ropes(
-    config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int
-) -> tuple[RopeSpec, RopeSpec | None]:
-    """Of all layers; or, for a class whose layers with a window have their own, of the others and of them."""
-    if kind.local_theta is None:
-        inv_freq = _frequencies(config, head_dim, max_positions, kind.theta)
-        return RopeSpec(head_dim, inv_freq.astype(np.float32)), None
-    given = config.section("rope_parameters") or Section(config.path, {})
-    nested = any(isinstance(value, dict) for value in given.values.values())
-    found = []
-    for layers, key, theta in (
-        (_KINDS[0], "rope_theta", kind.theta),
-        (_KINDS[1], "rope_local_base_freq", kind.local_theta),
-    ):
-        own = given.section(layers) if nested else given if layers == _KINDS[0] else None
-        rope = dict(own.values) if own is not None else {}
-        if layers == _KINDS[0] and (scaling := config.section("rope_scaling")) is not None:
-            rope.update(scaling.values)
-        rope.setdefault("rope_theta", config.number(key, theta))
-        inv_freq = _frequencies_of(config, Section(config.path, rope), head_dim, max_positions, theta)
-        found.append(RopeSpec(head_dim, inv_freq.astype(np.float32)))
-    return found[0], found[1]
-
-
-def _frequencies(config: Section, head_dim: int, max_positions: int, theta: float) -> Frequencies:
-    """Of rope_scaling, as in transformers, or else of rope_parameters. Both may be there if they mean the
-    same."""
-    found = [
-        _frequencies_of(config, rope, head_dim, max_positions, theta)
-        for key in ("rope_scaling", "rope_parameters")
-        if (rope := config.section(key)) is not None and rope.values
-    ]
-    if len(found) == 2 and not np.array_equal(found[0], found[1]):
-        raise ModelFileError(f"{config.path}: rope_scaling and rope_parameters say different things")
-    if found:
-        return found[0]
-    return _frequencies_of(config, Section(config.path, {}), head_dim, max_positions, theta)
-
-
-def _frequencies_of(
-    config: Section, rope: Section, head_dim: int, max_positions: int, default_theta: float
-) -> Frequencies:
-    """Of one of the two sections; what it leaves out is taken from the configuration."""
-    if any(isinstance(value, dict) for value in rope.values.values()):
-        raise UnsupportedModelError(f"{config.path}: has other rotary parameters for each kind of layer")
-    if rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedModelError(f"{config.path}: sets partial_rotary_factor, which is not supported")
-    theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", default_theta)))
-    original = rope.integer(
-        "original_max_position_embeddings", 1, LIMITS["max_positions"], default=max_positions
-    )
-    return _scaled(rope, base_frequencies(head_dim, theta), original)
-
-
-def _scaled(rope: Section, base: Frequencies, original: int) -> Frequencies:
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind == "default":
-        return base
-    if kind not in ("linear", "llama3"):
-        raise UnsupportedModelError(
-            f"{rope.path}: has {shown(kind)} rotary scaling; supported: default, linear, llama3"
-        )
-    factor = rope.number("factor")
-    if not 1e-3 <= factor <= 1e6:
-        raise ModelFileError(f"{rope.path}: the rotary factor is {factor}, not between 0.001 and 1e6")
-    if kind == "linear":
-        return scale_linear(base, factor)
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if not 1e-6 <= low < high <= 1e6:
-        raise ModelFileError(f"{rope.path}: low_freq_factor is not between 0 and high_freq_factor")
-    return scale_llama3(base, factor, low, high, original)
 
 
 def _renamed(
