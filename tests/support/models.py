@@ -23,6 +23,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 QK_NORMS, POST_NORMS = ("qwen3", "gemma3", "olmo2"), ("gemma3", "olmo2")  # the families that have these
 INTERLEAVED = ("llama", "granite", "smollm3")  # whose GGUF files have other rows of q and k than folders
+PHI3_FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 VOCAB_SIZE = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 CHAT_TEMPLATE = (
@@ -61,7 +62,7 @@ def family_dims(arch: str) -> Dims:
     if arch == "gemma3":
         return Dims(layers=6, hidden=128, ffn=256, head_dim=64, theta=1e6, eps=1e-6, window=16)
     layers = 5 if arch == "smollm3" else 3  # the fourth has no rotation
-    head_dim = 0 if arch in ("qwen2", "olmo2") else 64
+    head_dim = 0 if arch in ("qwen2", "olmo2", "phi3") else 64
     return Dims(layers=layers, hidden=128, ffn=256, head_dim=head_dim, theta=1e6, eps=1e-6)
 
 
@@ -119,6 +120,10 @@ def tiny_weights(
         if arch in QK_NORMS:
             weights[part + "attn_q_norm.weight"] = norm(q if arch == "olmo2" else dims.head)
             weights[part + "attn_k_norm.weight"] = norm(kv if arch == "olmo2" else dims.head)
+        if arch == "phi3":
+            for fused, parts in PHI3_FUSED.items():
+                pieces = [weights.pop(f"{part}{name}.weight") for name in parts]
+                weights[f"{part}{fused}.weight"] = np.concatenate(pieces)
         if arch == "olmo2":  # has norms after its parts only
             del weights[part + "attn_norm.weight"], weights[part + "ffn_norm.weight"]
     return weights
@@ -274,6 +279,8 @@ def hf_name(name: str, arch: str = "llama") -> str:
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
     }
+    if arch == "phi3":
+        parts |= {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     if arch in POST_NORMS:
         parts["post_attention_norm"] = "post_attention_layernorm"
         parts |= {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
@@ -288,6 +295,7 @@ OWN_KEYS: Mapping[str, Mapping[str, Any]] = {
 }
 OWN_CONFIG: Mapping[str, Mapping[str, Any]] = {
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond the vocabulary
+    "phi3": {"pad_token_id": 0, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 256},
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,
@@ -316,6 +324,7 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
             else {}
         ),
         **({f"{arch}.attention.sliding_window": dims.window} if dims.window else {}),
+        **({"phi3.rope.dimension_count": dims.head * 3 // 4} if arch == "phi3" else {}),
         **{f"{arch}.{key}": value for key, value in OWN_KEYS.get(arch, {}).items()},
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",

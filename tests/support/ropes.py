@@ -58,14 +58,11 @@ def _yarn(arch: str, keys: Mapping[str, Any] | None, **more: Any) -> Scaling:
     return Scaling(arch, {"rope_scaling": yarn}, keys)
 
 
-def _longrope() -> Scaling:
-    short, long = (np.linspace(1, most, 32, dtype=np.float32) for most in (2, 8))
-    config = {
-        "rope_type": "longrope",
-        "short_factor": short.tolist(),
-        "long_factor": long.tolist(),
-        "original_max_position_embeddings": 256,
-    }
+def _longrope(arch: str, count: int) -> Scaling:
+    short, long = (np.linspace(1, most, count, dtype=np.float32) for most in (2, 8))
+    config = {"rope_type": "longrope", "short_factor": short.tolist(), "long_factor": long.tolist()}
+    if arch != "phi3":  # which has it outside
+        config["original_max_position_embeddings"] = 256
     keys = {
         "context_length": 1024,
         "rope.scaling.type": "longrope",
@@ -73,7 +70,7 @@ def _longrope() -> Scaling:
         "rope.scaling.attn_factor": 1.118033988749895,  # sqrt(1 + ln(4) / ln(256))
     }
     tensors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
-    return Scaling("llama", {"max_position_embeddings": 1024, "rope_scaling": config}, keys, tensors)
+    return Scaling(arch, {"max_position_embeddings": 1024, "rope_scaling": config}, keys, tensors)
 
 
 SCALINGS: Mapping[str, Scaling] = {
@@ -96,5 +93,6 @@ SCALINGS: Mapping[str, Scaling] = {
         "qwen3", None, attention_factor=1.25, beta_fast=8.0, beta_slow=0.5, truncate=False
     ),
     "yarn, mscale": _yarn("qwen3", None, mscale=0.7, mscale_all_dim=0.3),
-    "longrope": _longrope(),
+    "longrope": _longrope("llama", 32),
+    "longrope of phi3": _longrope("phi3", 12),  # of 24 columns of each head
 }

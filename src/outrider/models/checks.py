@@ -99,7 +99,7 @@ def check_tensors(
             continue
         if tensor.shape != shape:
             raise ModelFileError(
-                f"{path}: the tensor {file_name(name)} is {_by(tensor.shape)}, not {_by(shape)}"
+                f"{path}: the tensor {file_name(name)} is {shape_text(tensor.shape)}, not {shape_text(shape)}"
             )
         allowed = FLOAT_TYPES if len(shape) == 1 else SUPPORTED_TYPES
         if tensor.type not in allowed:
@@ -124,7 +124,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], bo
     yield "output.weight", (spec.vocab_size, hidden), False
     family = FAMILIES[spec.name]
     for i, layer in enumerate(spec.layers):
-        weights = _layer_weights(spec, layer)
+        weights = layer_weights(spec, layer)
         for part, shape in weights.items():
             yield f"blk.{i}.{part}.weight", shape, True
         for part in family.required_bias:
@@ -133,7 +133,8 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], bo
             yield f"blk.{i}.{part}.bias", weights[part][:1], False
 
 
-def _layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+def layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of a layer, by the names of its parts."""
     hidden, ffn = spec.hidden_size, layer.feed_forward.size
     q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     norms: dict[str, tuple[int, bool]] = {  # name: columns, whether the layer has it
@@ -156,5 +157,6 @@ def _layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ..
     }
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int, ...]) -> str:
+    """ "3 x 4" """
     return " x ".join(map(str, shape))

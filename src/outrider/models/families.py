@@ -35,6 +35,7 @@ class HuggingFaceClass:
 
     n_kv_heads:         None: as many as heads.
     head_dim:           None: hidden_size divided by the heads.
+    window:             None: it has none, whatever the file says; 0: only where the file says so.
     window_is_optional: the window counts only where use_sliding_window is true, in layers from
                         max_window_layers on.
     window_period:      unless layer_types says which layers have the window: every one that is not the last
@@ -45,6 +46,9 @@ class HuggingFaceClass:
     rms_eps:            of the norms.
     theta, local_theta: bases of the rotary frequencies; local_theta, of the layers with a window, where these
                         have a rotary table of their own.
+    partial_rope:       whether partial_rotary_factor may leave columns of heads without rotation.
+    original_positions: default of original_max_position_embeddings where that lies beside the rotary
+                        parameters (longrope is then the only scaling); 0 where it is one of them.
     refused:            settings that change the result when they are true, and are not read.
     multipliers:        whether embeddings, attention, what layers add to the stream, and logits have factors
                         of their own.
@@ -63,6 +67,8 @@ class HuggingFaceClass:
     rms_eps: float = 1e-6
     theta: float = 10000.0
     local_theta: float | None = None
+    partial_rope: bool = False
+    original_positions: int = 0
     refused: tuple[str, ...] = ()
     multipliers: bool = False
     model_type: str | None = None
@@ -83,6 +89,7 @@ class Family:
     norms:            of every layer.
     activation:       of the feed-forward parts.
     window_period:    in GGUF files, as in HuggingFaceClass.
+    window_ignored:   whether llama.cpp does not use the window in its GGUF files.
     local_theta:      in GGUF files, as in HuggingFaceClass.
     unrotated_period: every layer that is the last of so many has no rotation, unless no_rope_layers in a
                       folder says which; 0 for none.
@@ -91,6 +98,8 @@ class Family:
     options:          keys of its GGUF files, after the architecture's name, that the files of other families
                       must not set.
     layer_tensors:    Hugging Face's names of tensors of a layer that LAYER_TENSORS lacks, to GGUF's.
+    fused:            matrices that are stored as one, by GGUF's names: the names of their parts, whose rows
+                      follow each other.
     required_bias, optional_bias: of a layer, by GGUF's names.
     """
 
@@ -100,12 +109,14 @@ class Family:
     norms: NormsSpec = PRE_NORMS
     activation: Activation = "silu"
     window_period: int = 0
+    window_ignored: bool = False
     local_theta: float | None = None
     unrotated_period: int = 0
     norm_offset: float = 0.0
     scaled_embedding: bool = False
     options: frozenset[str] = frozenset()
     layer_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     required_bias: tuple[str, ...] = ()
     optional_bias: tuple[str, ...] = ()
 
@@ -203,6 +214,17 @@ FAMILIES: Mapping[str, Family] = {
                 "post_attention_layernorm": "post_attention_norm",
                 "post_feedforward_layernorm": "post_ffw_norm",
             },
+        ),
+        Family(
+            "phi3",
+            (
+                HuggingFaceClass(
+                    "Phi3ForCausalLM", window=0, rms_eps=1e-5, partial_rope=True, original_positions=4096
+                ),
+            ),
+            window_ignored=True,
+            layer_tensors={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+            fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
         ),
     )
 }

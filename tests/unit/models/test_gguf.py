@@ -14,7 +14,15 @@ from outrider.models.formats.rope import base_frequencies, scale_yarn
 from outrider.models.open import open_model
 from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec
 from outrider.models.weight_types import SUPPORTED_TYPES
-from tests.support.models import CHAT_TEMPLATE, SPECIAL, Dims, interleaved, tiny_gguf, tiny_weights
+from tests.support.models import (
+    CHAT_TEMPLATE,
+    PHI3_FUSED,
+    SPECIAL,
+    Dims,
+    interleaved,
+    tiny_gguf,
+    tiny_weights,
+)
 
 SPM = {
     "tokenizer.ggml.model": "llama",
@@ -138,6 +146,52 @@ def test_hostile_files_of_olmo2(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         open_model(tiny_gguf(tmp_path / "a.gguf", arch="olmo2", keys=keys, tensors=tensors))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+def test_phi3(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"phi3.attention.sliding_window": 9}
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", arch="phi3", types=kind, keys=keys))
+    arch = model.architecture
+    assert (arch.name, arch.ropes[0].dim, arch.ropes[0].interleaved) == (
+        "phi3",
+        arch.head_dim * 3 // 4,
+        False,
+    )
+    assert "attention.sliding_window is set, but not used, as in llama.cpp" in caplog.text
+    assert [layer.window for layer in arch.layers] == [None, None]
+    assert not any("qkv" in name for name in model.tensors)
+    if kind == "Q4_K":
+        return
+    for fused, parts in PHI3_FUSED.items():
+        values = np.concatenate([dequantize(model.tensors[f"blk.1.{part}.weight"]) for part in parts])
+        expected = tiny_weights("phi3")[f"blk.1.{fused}.weight"]
+        assert np.abs(values - expected).max() <= (0 if kind == "F32" else 5e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "words"),
+    [
+        ({}, {"blk.1.attn_qkv.weight": None}, "blk.1.attn_qkv.weight is missing"),
+        (
+            {},
+            {"blk.1.ffn_up.weight": np.ones((96, 64), np.float32)},
+            "ffn_up.weight is 96 x 64, not 192 x 64",
+        ),
+        ({}, {"blk.0.attn_qkv.weight": np.ones(128, np.float32)}, "attn_qkv.weight is 128, not 128 x 64"),
+        ({}, {"blk.0.attn_k.weight": np.ones((32, 64), np.float32)}, "holds blk.0.attn_k.weight beside"),
+        ({}, {"blk.0.attn_qkv.bias": np.ones(128, np.float32)}, "'blk.0.attn_qkv.bias' is not part of"),
+        ({"phi3.attention.head_count_kv": 4}, {}, "attn_qkv.weight is 128 x 64, not 192 x 64"),
+        ({"phi3.rope.dimension_count": 0}, {}, "dimension_count is 0, not between 1"),
+        ({"phi3.rope.dimension_count": 18}, {}, "rope_dim 18 is odd or above head_dim 16"),
+    ],
+)
+def test_hostile_files_of_phi3(
+    tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        open_model(tiny_gguf(tmp_path / "a.gguf", arch="phi3", keys=keys, tensors=tensors))
+    assert "\n" not in str(caught.value)
 
 
 def test_layers_of_a_llama(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_llama(folder: Path) -> None:
     assert (model.tokenizer.bos_id, model.tokenizer.eos_ids) == (1, (2, 0))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "olmo2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "olmo2", "phi3"])
 def test_same_tensors_as_the_gguf_of_the_same_model(tmp_path: Path, arch: str) -> None:
     ours = open_model(tiny_hf(tmp_path / "hf", arch=arch, tied=False))
     theirs = open_model(tiny_gguf(tmp_path / "a.gguf", arch=arch, tied=False))
@@ -199,6 +199,9 @@ def test_missing_lm_head_without_tying(tmp_path: Path) -> None:
         ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, [None, None]),
         ("qwen2", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, [None, 9]),
         ("llama", {"sliding_window": 100}, [None, None]),
+        ("phi3", {"sliding_window": 100}, [100, 100]),
+        ("phi3", {"sliding_window": None}, [None, None]),
+        ("phi3", {}, [None, None]),
         ("gemma3", {"sliding_window": 9}, [9, 9]),
         ("gemma3", {"sliding_window": 9, "sliding_window_pattern": 2}, [9, None]),
         ("gemma3", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}, [None, 9]),
@@ -333,6 +336,42 @@ def test_olmo2(tmp_path: Path) -> None:
     edit_json(folder / "config.json", attention_bias=False)
     with pytest.raises(UnsupportedModelError, match=r"'model\.layers\.0\.input_layernorm\.weight' is not"):
         open_model(folder)
+
+
+def test_the_rotation_of_phi3(tmp_path: Path) -> None:
+    long = {"short_factor": [1.5] * 6, "long_factor": [2.0] * 6, "original_max_position_embeddings": 7}
+    base = base_frequencies(12, 10000.0)  # three quarters of 16 columns
+    for i, name in enumerate(("longrope", "su", "yarn")):
+        config = {"max_position_embeddings": 512, "rope_scaling": {**long, "type": name}}
+        arch = open_model(tiny_hf(tmp_path / str(i), arch="phi3", config=config)).architecture
+        np.testing.assert_array_equal(arch.ropes[0].inv_freq, (base / 1.5).astype(np.float32))
+        assert arch.ropes[0].scale == pytest.approx(np.sqrt(1 + 1 / 8))  # twice the 256 beside the section
+        assert arch.max_positions == 256
+    config = {"partial_rotary_factor": None, "original_max_position_embeddings": None}
+    arch = open_model(tiny_hf(tmp_path / "plain", arch="phi3", config=config)).architecture
+    assert (arch.ropes[0].dim, arch.max_positions) == (16, 256)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor is 0.0, not between 0 and 1"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, not between 0 and 1"),
+        ({"partial_rotary_factor": 0.01}, "rope_dim is 0, not between 1"),
+        ({"partial_rotary_factor": "1"}, "partial_rotary_factor is not a number"),
+        ({"original_max_position_embeddings": -1}, "original_max_position_embeddings is not between"),
+        ({"rope_scaling": {**LONG, "type": "su"}}, "short_factor is not a list of 6 numbers"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' rotary .* default, longrope"),
+        ({"sliding_window": 0}, "sliding_window is not between"),
+        ({"num_key_value_heads": 4}, r"self_attn\.qkv_proj\.weight is 128 x 64, not 192 x 64"),
+        ({"intermediate_size": 32}, r"mlp\.gate_up_proj\.weight is 192 x 64, not 64 x 64"),
+        ({"num_hidden_layers": 3}, r"layers\.2\.self_attn\.qkv_proj\.weight is missing"),
+        ({"attention_bias": True}, "sets attention_bias"),
+    ],
+)
+def test_hostile_configurations_of_phi3(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="phi3", config=config))
 
 
 def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

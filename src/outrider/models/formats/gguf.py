@@ -7,6 +7,7 @@ that no family here has is refused by name, never ignored.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,10 @@ from outrider.models.formats.gguf_metadata import Metadata
 from outrider.models.formats.gguf_rope import ROPE_TENSORS, read_ropes
 from outrider.models.formats.gguf_split import all_tensors, read_parts
 from outrider.models.formats.gguf_tokenizer import read_tokenizer
+from outrider.models.fused import split_fused
 from outrider.models.source import ModelSource, Tensor
+
+logger = logging.getLogger("outrider")
 
 # Options of other families: key after the architecture's name, and the values that mean "off".
 _OFF: Mapping[str, tuple[float, ...]] = {
@@ -76,6 +80,7 @@ def open_gguf(path: Path) -> ModelSource:
     dimensions = _dimensions(metadata, family, embedding.shape[0], factors)
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
+    split_fused(path, architecture, tensors)
     check_tensors(path, architecture, tensors)
     return ModelSource(
         path=path,
@@ -218,6 +223,9 @@ def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | N
     window = metadata.integer(key, 0, LIMITS["max_positions"], default=0)
     pattern = f"{key}_pattern"
     if not window:
+        return ()
+    if family.window_ignored:
+        logger.warning("%s: %s is set, but not used, as in llama.cpp", path, key)
         return ()
     if not metadata.is_array(pattern):
         period = metadata.integer(pattern, 0, LIMITS["n_layers"], default=family.window_period)

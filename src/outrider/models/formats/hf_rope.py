@@ -26,6 +26,8 @@ from outrider.models.spec import RopeSpec
 
 logger = logging.getLogger("outrider")
 
+_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
 
 def read_ropes(
     config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int
@@ -92,13 +94,20 @@ def _rope_of(
     """Of one of the two sections; what it leaves out is taken from the configuration."""
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModelError(f"{config.path}: has other rotary parameters for each kind of layer")
-    if rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedModelError(f"{config.path}: sets partial_rotary_factor, which is not supported")
+    dim = int(head_dim * _partial(config, rope, kind))
     theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", kind.theta)))
-    original = _original(config, rope, max_positions)
-    base = base_frequencies(head_dim, theta)
+    original = _original(config, rope, kind, max_positions)
+    base = base_frequencies(dim, theta)
     inv_freq, scale = base, 1.0
     scaling = rope.text("rope_type", rope.text("type", "default"))
+    if kind.original_positions and scaling in ("su", "yarn"):  # what Phi's longrope was called
+        scaling = "longrope"
+    known = ("default", "longrope") if kind.original_positions else _SCALINGS
+    if scaling not in known:
+        raise UnsupportedModelError(
+            f"{rope.path}: has {shown(scaling)} rotary scaling; supported: {', '.join(known)}"
+        )
+    positions = max_positions
     if scaling == "dynamic":
         _factor(rope)  # counts in contexts beyond max_position_embeddings, and there are none
     elif scaling == "linear":
@@ -108,20 +117,26 @@ def _rope_of(
     elif scaling == "yarn":
         inv_freq, scale = _yarn(rope, base, theta, original, max_positions)
     elif scaling == "longrope":
-        return _longrope(rope, base, original, max_positions)
-    elif scaling != "default":
-        raise UnsupportedModelError(
-            f"{rope.path}: has {shown(scaling)} rotary scaling; supported: default, linear, dynamic, llama3,"
-            " yarn, longrope"
-        )
-    return RopeSpec(head_dim, inv_freq.astype(np.float32), scale), max_positions
+        inv_freq, scale, positions = _longrope(rope, base, original, max_positions)
+    return RopeSpec(dim, inv_freq.astype(np.float32), scale), positions
 
 
-def _original(config: Section, rope: Section, max_positions: int) -> int:
+def _original(config: Section, rope: Section, kind: HuggingFaceClass, max_positions: int) -> int:
     """The context before it was made longer; beside the rotary parameters it counts first."""
     key = "original_max_position_embeddings"
-    owner = rope if config.values.get(key) is None else config
-    return owner.integer(key, 1, LIMITS["max_positions"], max_positions)
+    if kind.original_positions or config.values.get(key) is not None:
+        return config.integer(key, 1, LIMITS["max_positions"], kind.original_positions or max_positions)
+    return rope.integer(key, 1, LIMITS["max_positions"], max_positions)
+
+
+def _partial(config: Section, rope: Section, kind: HuggingFaceClass) -> float:
+    """What part of the columns of each head is rotated, the first ones."""
+    part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if part != 1.0 and not kind.partial_rope:
+        raise UnsupportedModelError(f"{config.path}: sets partial_rotary_factor, which is not supported")
+    if not 0 < part <= 1:
+        raise ModelFileError(f"{config.path}: partial_rotary_factor is {part}, not between 0 and 1")
+    return part
 
 
 def _factor(rope: Section, default: float | None = None) -> float:
@@ -159,14 +174,16 @@ def _magnitude(rope: Section, usual: float) -> float:
     return usual if rope.values.get("attention_factor") is None else rope.number("attention_factor")
 
 
-def _longrope(rope: Section, base: Frequencies, original: int, max_positions: int) -> tuple[RopeSpec, int]:
+def _longrope(
+    rope: Section, base: Frequencies, original: int, max_positions: int
+) -> tuple[Frequencies, float, int]:
     """The short factors, which count up to the original context; the long ones, if they are others, would
     change what earlier tokens have computed."""
     short, long = _divisors(rope, "short_factor", len(base)), _divisors(rope, "long_factor", len(base))
     factor = _factor(rope, max_positions / original)
     scale = _magnitude(rope, longrope_magnitude(factor, original))
-    made = RopeSpec(2 * len(base), (base / short).astype(np.float32), scale)
-    return made, max_positions if np.array_equal(short, long) else min(original, max_positions)
+    same = np.array_equal(short, long)
+    return base / short, scale, max_positions if same else min(original, max_positions)
 
 
 def _divisors(rope: Section, key: str, count: int) -> Frequencies:

@@ -37,6 +37,7 @@ from outrider.models.formats.hf_json import Section, read_section
 from outrider.models.formats.hf_rope import read_ropes
 from outrider.models.formats.hf_tokenizer import read_tokenizer
 from outrider.models.formats.safetensors import read_weights
+from outrider.models.fused import split_fused
 from outrider.models.quantization import EMBEDDING, OUTPUT
 from outrider.models.source import ModelSource, Tensor
 
@@ -70,9 +71,12 @@ def open_huggingface(folder: Path) -> ModelSource:
     tensors, names = _renamed(folder, read_weights(folder), layer_tensors)
     _tie(folder, config, kind, tensors, names)
     _biases(config, family, kind, tensors)
-    check_tensors(
-        folder, architecture, tensors, lambda name: names.get(name) or _file_name(name, layer_tensors)
-    )
+
+    def file_name(name: str) -> str:
+        return names.get(name) or _file_name(name, layer_tensors)
+
+    split_fused(folder, architecture, tensors, file_name)
+    check_tensors(folder, architecture, tensors, file_name)
     _shift_norms(family, tensors)
     tokenizer, templates = read_tokenizer(folder, config, architecture.vocab_size)
     return ModelSource(
@@ -262,7 +266,8 @@ def _windows(config: Section, kind: HuggingFaceClass, n_layers: int) -> tuple[in
         raise UnsupportedModelError(f"{config.path}: layer_types has more than full and sliding attention")
     if kind.window is None or (kind.window_is_optional and not config.flag("use_sliding_window", False)):
         return ()
-    if "sliding_window" in config.values and config.values["sliding_window"] is None:
+    given = config.values.get("sliding_window", kind.window or None)
+    if given is None:
         return ()
     window = config.integer("sliding_window", 1, LIMITS["max_positions"], kind.window)
     if layers is not None and (kind.window_is_optional or kind.window_period):
@@ -294,11 +299,11 @@ def _renamed(
     return found, names
 
 
-def _file_name(name: str, layer_tensors: Mapping[str, str]) -> str:
+def _file_name(name: str, layer_tensors: dict[str, str]) -> str:
     """The Hugging Face name of a tensor that the file does not have."""
     for theirs, ours in TOP_TENSORS.items():
         if ours == name:
             return theirs
     _, layer, part, kind = name.split(".")
-    theirs = next(key for key, value in layer_tensors.items() if value == part)
+    theirs = next(key for key, value in reversed(layer_tensors.items()) if value == part)  # the family's own
     return f"model.layers.{layer}.{theirs}.{kind}"
