@@ -22,6 +22,7 @@ from tests.support.reference import Reference
 
 CASES = [*SUPPORTED_TYPES, "F32 qwen3", "Q8_0 qwen3", "Q4_K qwen3"]  # qwen3: norms of queries and keys
 CASES += ["Q8_0 olmo2"]  # norms of all heads together, and after parts only
+CASES += ["Q8_0 mistral3"]  # queries that grow with their position
 CASES += ["Q8_0 phi3"]  # a part of the columns rotated
 CASES += ["Q8_0 smollm3"]  # a layer without rotation
 CASES += ["Q8_0 granite"]  # factors of embeddings, attention, what layers add, and logits

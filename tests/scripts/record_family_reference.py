@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.models import VOCAB_SIZE, family_dims, tiny_gguf, tiny_hf
 from tests.support.ropes import SCALINGS
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "granite", "smollm3", "olmo2", "phi3")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "granite", "smollm3", "olmo2", "phi3", "mistral3")
 TOKENS = 48
 DIGIT = 27
 

@@ -22,7 +22,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 QK_NORMS, POST_NORMS = ("qwen3", "gemma3", "olmo2"), ("gemma3", "olmo2")  # the families that have these
-INTERLEAVED = ("llama", "granite", "smollm3")  # whose GGUF files have other rows of q and k than folders
+# The families whose GGUF files have the rows of q and k in another order than folders.
+INTERLEAVED = ("llama", "granite", "smollm3", "mistral3")
 PHI3_FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 VOCAB_SIZE = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
@@ -288,12 +289,37 @@ def hf_name(name: str, arch: str = "llama") -> str:
     return f"model.layers.{block[1]}.{parts[part]}.{kind}" if block else f"{parts[part]}.{kind}"
 
 
+# Classes of transformers, where they are not the capitalized name.
+CLASSES = {"smollm3": "SmolLM3", "mistral3": "Ministral3"}
+
 # What the files of one family have and others do not: GGUF keys after its name, and keys of config.json.
-CLASSES = {"smollm3": "SmolLM3"}  # where transformers does not just capitalize the name
 OWN_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "mistral3": {
+        "rope.freq_base": 1e6,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_beta_fast": 16.0,
+        "rope.scaling.yarn_beta_slow": 0.5,
+        "rope.scaling.yarn_log_multiplier": 0.5,
+        "attention.temperature_scale": 0.3,
+    },
     "granite": {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.25, "logit_scale": 2.0},
 }
 OWN_CONFIG: Mapping[str, Mapping[str, Any]] = {
+    "mistral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 16.0,
+            "beta_slow": 0.5,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+            "llama_4_scaling_beta": 0.3,
+        }
+    },
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond the vocabulary
     "phi3": {"pad_token_id": 0, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 256},
     "granite": {
@@ -341,7 +367,7 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
 def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
     return {
         "architectures": [f"{CLASSES.get(arch, arch.capitalize())}ForCausalLM"],
-        "model_type": "gemma3_text" if arch == "gemma3" else arch,
+        "model_type": {"gemma3": "gemma3_text", "mistral3": "ministral3"}.get(arch, arch),
         **({"hidden_activation": "gelu_pytorch_tanh"} if arch == "gemma3" else {"hidden_act": "silu"}),
         **({"sliding_window": dims.window, "query_pre_attn_scalar": dims.head} if dims.window else {}),
         "num_hidden_layers": dims.layers,

@@ -54,6 +54,7 @@ def _check_layers(path: Path, d: Dimensions) -> None:
         ("scale of embeddings", d.embedding_scale),
         ("scale of what layers add", d.residual_scale),
         ("scale of logits", d.logit_scale),
+        ("growth of queries", d.query_growth or 1.0),
     ):
         if not 1e-6 <= value <= 1e6:  # a NaN fails too
             raise ModelFileError(f"{path}: the {what} is {value}, not between 1e-6 and 1e6")

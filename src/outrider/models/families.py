@@ -50,6 +50,7 @@ class HuggingFaceClass:
     original_positions: default of original_max_position_embeddings where that lies beside the rotary
                         parameters (longrope is then the only scaling); 0 where it is one of them.
     refused:            settings that change the result when they are true, and are not read.
+    query_growth:       whether queries grow with their position, by llama_4_scaling_beta.
     multipliers:        whether embeddings, attention, what layers add to the stream, and logits have factors
                         of their own.
     model_type:         None: the class's name in lower case, without ForCausalLM.
@@ -70,6 +71,7 @@ class HuggingFaceClass:
     partial_rope: bool = False
     original_positions: int = 0
     refused: tuple[str, ...] = ()
+    query_growth: bool = False
     multipliers: bool = False
     model_type: str | None = None
 
@@ -226,6 +228,28 @@ FAMILIES: Mapping[str, Family] = {
             layer_tensors={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
             fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
         ),
+        Family(
+            "mistral3",
+            (
+                HuggingFaceClass(
+                    "Ministral3ForCausalLM",
+                    n_kv_heads=8,
+                    head_dim=128,
+                    window=0,
+                    rms_eps=1e-5,
+                    query_growth=True,
+                ),
+            ),
+            gguf_interleaved=True,
+            options=frozenset(
+                (
+                    "attention.temperature_scale",
+                    "rope.scaling.yarn_beta_fast",
+                    "rope.scaling.yarn_beta_slow",
+                    "rope.scaling.yarn_log_multiplier",
+                )
+            ),
+        ),
     )
 }
 
@@ -271,6 +295,7 @@ class Dimensions:
     attention_scale: None: 1 / sqrt(head_dim).
     softcap, attention_softcap: 0 for none.
     embedding_scale, residual_scale, logit_scale: as in ModelSpec.
+    query_growth, query_growth_positions: as in LayerSpec.
     """
 
     n_layers: int
@@ -292,6 +317,8 @@ class Dimensions:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    query_growth: float = 0.0
+    query_growth_positions: int = 1
 
     @property
     def rope_dim(self) -> int:
@@ -306,6 +333,8 @@ def make_spec(family: Family, d: Dimensions) -> ModelSpec:
         attention_scale=scale,
         norms=family.norms,
         attention_softcap=d.attention_softcap or None,
+        query_growth=d.query_growth,
+        query_growth_positions=d.query_growth_positions if d.query_growth else 1,
     )
     local = 0 if d.local_rope is None else 1  # the rotary table of layers with a window
     root = float(np.sqrt(np.float32(d.hidden_size)))

@@ -194,6 +194,39 @@ def test_hostile_files_of_phi3(
     assert "\n" not in str(caught.value)
 
 
+def test_mistral3(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", arch="mistral3")).architecture
+    (rope,) = arch.ropes
+    expected = scale_yarn(base_frequencies(16, 1e6), 1e6, 4.0, 16, (16.0, 0.5))
+    np.testing.assert_array_equal(rope.inv_freq, expected.astype(np.float32))
+    assert rope.scale == pytest.approx((1 + 0.1 * np.log(4)) / (1 + 0.05 * np.log(4)))
+    assert (arch.name, rope.interleaved) == ("mistral3", True)
+    for layer in arch.layers:
+        assert layer.query_growth == pytest.approx(0.3)
+        assert layer.query_growth_positions == 16
+    keys = {"mistral3.attention.temperature_scale": None}
+    arch = open_model(tiny_gguf(tmp_path / "b.gguf", arch="mistral3", keys=keys)).architecture
+    assert arch.layers[0].query_growth == 0.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.temperature_scale", -0.1, "the growth of queries is -0.1"),
+        ("attention.temperature_scale", 1e9, "the growth of queries is 1000000000.0"),
+        ("attention.temperature_scale", float("nan"), "not a finite number"),
+        ("rope.scaling.original_context_length", 0, "is 0, not between 1"),
+        ("rope.scaling.yarn_beta_fast", 0.25, "yarn_beta_slow is not between 0 and yarn_beta_fast"),
+        ("rope.scaling.yarn_beta_slow", 0.0, "yarn_beta_slow is not between 0 and yarn_beta_fast"),
+        ("rope.scaling.yarn_log_multiplier", -99.0, "rotary scale is -"),
+    ],
+)
+def test_hostile_values_of_mistral3s_keys(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    with pytest.raises(ModelFileError, match=words) as caught:
+        open_model(tiny_gguf(tmp_path / "a.gguf", arch="mistral3", keys={f"mistral3.{key}": value}))
+    assert "\n" not in str(caught.value)
+
+
 def test_layers_of_a_llama(tmp_path: Path) -> None:
     arch = open_model(tiny_gguf(tmp_path / "a.gguf")).architecture
     layer = LayerSpec(FeedForwardSpec(96), attention_scale=0.25, norms=NormsSpec(), rope=0)
@@ -521,6 +554,7 @@ def test_equal_numbers_for_each_layer(tmp_path: Path) -> None:
         ({"llama.rope.scaling.attn_factor": -1.0}, ModelFileError, "rotary scale is -1.0"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "sets llama.expert_count"),
         ({"llama.logit_scale": 0.25}, UnsupportedModelError, "sets llama.logit_scale"),
+        ({"llama.attention.temperature_scale": 0.1}, UnsupportedModelError, "attention.temperature_scale"),
         ({"llama.attention.causal": False}, UnsupportedModelError, "sets llama.attention.causal"),
         ({"llama.context_length": 1 << 30}, ModelFileError, "llama.context_length"),
         ({"llama.feed_forward_length": 97}, ModelFileError, "blk.0.ffn_gate.weight is 96 x 64, not 97 x 64"),

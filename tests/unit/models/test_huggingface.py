@@ -22,6 +22,7 @@ from outrider.models.open import open_model
 from outrider.models.source import Tensor
 from tests.support.models import (
     CHAT_TEMPLATE,
+    OWN_CONFIG,
     Dims,
     encode,
     tiny_gguf,
@@ -372,6 +373,41 @@ def test_the_rotation_of_phi3(tmp_path: Path) -> None:
 def test_hostile_configurations_of_phi3(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         open_model(tiny_hf(tmp_path / "hf", arch="phi3", config=config))
+
+
+def ministral(**changes: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**OWN_CONFIG["mistral3"]["rope_parameters"], **changes}}
+
+
+def test_ministral(tmp_path: Path) -> None:
+    config = {"sliding_window": None, "rms_norm_eps": None}
+    folder = tiny_hf(tmp_path / "hf", arch="mistral3", dims=Dims(head_dim=128), config=config)
+    arch = open_model(folder).architecture
+    assert (arch.name, arch.rms_eps) == ("mistral3", 1e-5)
+    assert [(layer.query_growth, layer.query_growth_positions) for layer in arch.layers] == [(0.3, 16)] * 2
+    edit_json(folder / "config.json", head_dim=None, **ministral(llama_4_scaling_beta=0))
+    arch = open_model(folder).architecture
+    assert (arch.head_dim, arch.layers[0].query_growth) == (128, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"rope_parameters": None}, "llama_4_scaling_beta is missing"),
+        (ministral(llama_4_scaling_beta=None), "llama_4_scaling_beta is missing"),
+        (ministral(llama_4_scaling_beta="0.1"), "llama_4_scaling_beta is not a number"),
+        (ministral(llama_4_scaling_beta=-1), "the growth of queries is -1"),
+        (ministral(llama_4_scaling_beta=10**400), "llama_4_scaling_beta is too large"),
+        (ministral(original_max_position_embeddings=0), "original_max_position_embeddings is not between 1"),
+        (
+            ministral(original_max_position_embeddings=1.5),
+            "original_max_position_embeddings is not an integer",
+        ),
+    ],
+)
+def test_hostile_configurations_of_ministral(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelFileError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="mistral3", config={"head_dim": 16, **config}))
 
 
 def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,7 @@ from outrider.models.families import (
 )
 from outrider.models.formats.generation_config import gguf_sampling
 from outrider.models.formats.gguf_metadata import Metadata
-from outrider.models.formats.gguf_rope import ROPE_TENSORS, read_ropes
+from outrider.models.formats.gguf_rope import ROPE_TENSORS, original_context, read_ropes
 from outrider.models.formats.gguf_split import all_tensors, read_parts
 from outrider.models.formats.gguf_tokenizer import read_tokenizer
 from outrider.models.fused import split_fused
@@ -45,6 +45,7 @@ _OFF: Mapping[str, tuple[float, ...]] = {
     "residual_scale": (0, 1),
     "attention.scale": (0,),
     "attention.clamp_kqv": (0,),
+    "attention.temperature_scale": (0,),
     "attention.causal": (1,),
     "use_parallel_residual": (0,),
     "attn_logit_softcapping": (0,),
@@ -180,6 +181,7 @@ def _dimensions(
         raise UnsupportedModelError(f"{path}: keys and values have heads of different sizes")
     rope_dim = size("rope.dimension_count", "rope_dim", head_dim)
     context = size("context_length", "max_positions")
+    growth = _option(metadata, family, "attention.temperature_scale")
     rope, local_rope, max_positions = read_ropes(metadata, family, rope_dim, context, factors)
     return Dimensions(
         n_layers=n_layers,
@@ -201,6 +203,8 @@ def _dimensions(
         embedding_scale=_option(metadata, family, "embedding_scale") or 1.0,
         residual_scale=_option(metadata, family, "residual_scale") or 1.0,
         logit_scale=1 / (_option(metadata, family, "logit_scale", 1.0) or math.inf),  # 0, which is refused
+        query_growth=growth,
+        query_growth_positions=original_context(metadata, family, context) if growth else 1,
     )
 
 

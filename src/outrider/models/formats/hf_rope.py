@@ -48,6 +48,14 @@ def read_ropes(
     return rope, local, positions
 
 
+def read_query_growth(config: Section, kind: HuggingFaceClass, max_positions: int) -> tuple[float, int]:
+    """query_growth and query_growth_positions of every layer, see `LayerSpec`."""
+    if not kind.query_growth:
+        return 0.0, 1
+    rope = next(iter(_sections(config)), Section(config.path, {}))
+    return rope.number("llama_4_scaling_beta"), _original(config, rope, kind, max_positions)
+
+
 def _both_ropes(
     config: Section, kind: HuggingFaceClass, local_theta: float, head_dim: int, max_positions: int
 ) -> list[tuple[RopeSpec, int]]:

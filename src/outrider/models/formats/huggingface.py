@@ -34,7 +34,7 @@ from outrider.models.families import (
 from outrider.models.formats.dequantize import dequantize, same_values
 from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import Section, read_section
-from outrider.models.formats.hf_rope import read_ropes
+from outrider.models.formats.hf_rope import read_query_growth, read_ropes
 from outrider.models.formats.hf_tokenizer import read_tokenizer
 from outrider.models.formats.safetensors import read_weights
 from outrider.models.fused import split_fused
@@ -209,6 +209,7 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
     if kind.head_dim is None and head_dim * n_heads != hidden_size and config.values.get("head_dim") is None:
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
+    growth, growth_positions = read_query_growth(config, kind, max_positions)
     rope, local_rope, max_positions = read_ropes(config, kind, head_dim, max_positions)
     n_layers = size("num_hidden_layers", "n_layers")
 
@@ -235,6 +236,8 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
         embedding_scale=multiplier("embedding_multiplier"),
         residual_scale=multiplier("residual_multiplier"),
         logit_scale=1 / (multiplier("logits_scaling") or math.inf),  # 0, which is refused
+        query_growth=growth,
+        query_growth_positions=growth_positions,
     )
 
 
