@@ -21,6 +21,11 @@ from tests.support.models import Dims, tiny_gguf
 from tests.support.reference import Reference
 
 CASES = [*SUPPORTED_TYPES, "F32 qwen3", "Q8_0 qwen3", "Q4_K qwen3"]  # qwen3: norms of queries and keys
+CASES += ["Q8_0 olmo2"]  # norms of all heads together, and after parts only
+CASES += ["Q8_0 mistral3"]  # queries that grow with their position
+CASES += ["Q8_0 phi3"]  # a part of the columns rotated
+CASES += ["Q8_0 smollm3"]  # a layer without rotation
+CASES += ["Q8_0 granite"]  # factors of embeddings, attention, what layers add, and logits
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd count of groups
 WIDE = Dims(hidden=256, ffn=512)
 PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
@@ -31,8 +36,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
     folder = tmp_path_factory.mktemp("bits")
     found = {}
     for kind in CASES:
-        arch = "qwen2" if kind in ("Q4_1", "Q4_K") else "qwen3" if kind.endswith("qwen3") else "llama"
-        dims = None if BLOCKS[kind.split()[0]][0] == 256 else ODD
+        named = kind.partition(" ")[2]
+        arch = "qwen2" if kind in ("Q4_1", "Q4_K") else named or "llama"
+        odd = replace(ODD, layers=4) if arch == "smollm3" else ODD
+        dims = None if BLOCKS[kind.split()[0]][0] == 256 else odd
         path = folder / f"{kind}.gguf"
         found[kind] = open_model(tiny_gguf(path, arch=arch, types=kind.split()[0], dims=dims))
     return found

@@ -15,13 +15,15 @@ import pytest
 
 from outrider.engines.native import NativeModel
 from outrider.errors import UnsupportedModelError
-from outrider.models.families import FAMILIES, expected_tensors
+from outrider.models.checks import expected_tensors
+from outrider.models.families import FAMILIES
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource, Tensor
 from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec, RopeSpec
 from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import VOCAB_SIZE, family_dims, hf_name, tiny_gguf, tiny_hf, tiny_weights
 from tests.support.reference import Reference
+from tests.support.ropes import SCALINGS
 
 RECORD = Path(__file__).parent.parent / "data/reference/families.npz"
 LAYERS, HIDDEN = 3, 128
@@ -78,6 +80,40 @@ def test_the_same_file_agrees_with_llama_cpp(
     assert relative_error(found[:, record["columns"]], record[f"{family}.{name}"]) < most
 
 
+IN_GGUF = [name for name, scaling in SCALINGS.items() if scaling.keys is not None]
+ROPES = [*((name, "folder") for name in SCALINGS), *((name, "gguf") for name in IN_GGUF)]
+
+
+def scaled_source(folder: Path, name: str, form: str) -> ModelSource:
+    scaling = SCALINGS[name]
+    if form == "folder":
+        return open_model(scaling.folder(folder / "model"))
+    return open_model(scaling.gguf(folder / "model.gguf"))
+
+
+@pytest.mark.parametrize(("name", "form"), ROPES)
+def test_rotary_scalings_agree_with_transformers(
+    tmp_path: Path, record: dict[str, Any], name: str, form: str
+) -> None:
+    opened = scaled_source(tmp_path, name, form)
+    (rope,) = opened.architecture.ropes
+    assert np.allclose(rope.inv_freq, record[f"rope {name}.inv_freq"], rtol=1e-6, atol=0)
+    assert np.isclose(rope.scale, record[f"rope {name}.scale"], rtol=1e-6)
+    assert opened.architecture.max_positions == SCALINGS[name].positions
+    model = load(opened, kv_dtype="f32")
+    tokens = record["tokens"].tolist()
+    logits = run(model, model.new_cache(len(tokens)), tokens)[:, record["columns"][::4]]
+    assert relative_error(logits, record[f"rope {name}.logits"]) < 1e-5
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_rotary_scalings_agree_with_llama_cpp(tmp_path: Path, record: dict[str, Any], name: str) -> None:
+    model = load(scaled_source(tmp_path, name, "gguf"), kv_dtype="f32")
+    tokens = record["tokens"].tolist()
+    found = log_probs(run(model, model.new_cache(len(tokens)), tokens))[:, record["columns"][::4]]
+    assert relative_error(found, record[f"rope {name}.llama_cpp"]) < 1e-4
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
 def test_quantized_weights_agree_with_the_dequantized_ones(tmp_path: Path, family: str, kind: str) -> None:
     dims = replace(family_dims(family), hidden=256, head_dim=64, layers=2)
@@ -85,7 +121,8 @@ def test_quantized_weights_agree_with_the_dequantized_ones(tmp_path: Path, famil
     model = load(open_model(path))
     tokens = [int(i) for i in np.random.default_rng(5).integers(3, VOCAB_SIZE, 40)]
     wanted = Reference(open_model(path)).logits(tokens)
-    assert relative_error(run(model, model.new_cache(40), tokens), wanted) < 0.02
+    most = 0.03 if family == "olmo2" else 0.02  # without norms before them, activations round more coarsely
+    assert relative_error(run(model, model.new_cache(40), tokens), wanted) < most
 
 
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, record: dict[str, Any], family: str) -> None:

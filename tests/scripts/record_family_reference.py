@@ -1,8 +1,8 @@
 """Record what transformers and llama.cpp compute for a tiny random model of each family.
 
-    python tests/scripts/record_family_reference.py tests/data/reference/families.npz [FAMILY ...]
+    python tests/scripts/record_family_reference.py tests/data/reference/families.npz [NAME ...]
 
-Only the families that are named are computed again, all without a name.
+Only the families and scalings that are named are computed again, all without a name.
 Needs torch, transformers and xllamacpp (llama.cpp's server), which the test suite does not. The weights come
 from a seed (tests/support/models.py), so that only results are recorded. For each family:
 
@@ -11,6 +11,11 @@ from a seed (tests/support/models.py), so that only results are recorded. For ea
                          the final norm
     FAMILY.llama_cpp     float32[tokens, columns]: log-probabilities by llama.cpp, of the GGUF file in F32
     FAMILY.llama_cpp_q8  float32[tokens, columns]: the same in Q8_0
+
+and for each rotary scaling (tests/support/ropes.py), in fewer columns:
+
+    rope NAME.logits, rope NAME.llama_cpp   as above; the second only where GGUF has such a scaling
+    rope NAME.inv_freq, rope NAME.scale     float32[head_dim // 2] and float64: transformers' rotary table
 
 `tokens`, `columns` and `hidden_columns` are in the file too.
 """
@@ -29,8 +34,9 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.models import VOCAB_SIZE, family_dims, tiny_gguf, tiny_hf
+from tests.support.ropes import SCALINGS
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "granite", "smollm3", "olmo2", "phi3", "mistral3")
 TOKENS = 48
 DIGIT = 27
 
@@ -43,8 +49,11 @@ def main() -> None:
     path = Path(sys.argv[1])
     record = dict(np.load(path)) if path.exists() else {}
     record |= {"tokens": tokens, "columns": columns, "hidden_columns": hidden_columns}
+    wanted = sys.argv[2:] or [*FAMILIES, *SCALINGS]
     with tempfile.TemporaryDirectory() as folder:
-        for family in sys.argv[2:] or FAMILIES:
+        for name in (name for name in SCALINGS if name in wanted):
+            record |= scaling(Path(folder), name, tokens.tolist(), columns[::4])
+        for family in (name for name in FAMILIES if name in wanted):
             model = tiny_hf(Path(folder) / family, arch=family, dims=family_dims(family), tied=False)
             logits, hidden = transformers_pass(model, tokens.tolist())
             record[f"{family}.logits"] = logits[:, columns]
@@ -54,10 +63,30 @@ def main() -> None:
                 tiny_gguf(file, arch=family, dims=family_dims(family), types=kind, tied=False)
                 found = llama_cpp_log_probs(file, tokens.tolist())
                 record[f"{family}.{name}"] = found[:, columns]
-                wanted = log_probs(logits)
-                error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
-                print(f"{family} {kind}: llama.cpp and transformers differ by {error:.1e}")
+                print(f"{family} {kind}: llama.cpp and transformers differ by {error(found, logits):.1e}")
     np.savez_compressed(path, allow_pickle=False, **record)
+
+
+def scaling(folder: Path, name: str, tokens: list[int], columns: np.ndarray) -> dict[str, np.ndarray]:
+    made = SCALINGS[name]
+    path = made.folder(folder / f"rope {name}")
+    logits, _ = transformers_pass(path, tokens)
+    rotary = AutoModelForCausalLM.from_pretrained(path).model.rotary_emb
+    record = {
+        f"rope {name}.logits": logits[:, columns],
+        f"rope {name}.inv_freq": rotary.inv_freq.numpy(),
+        f"rope {name}.scale": np.array(rotary.attention_scaling),
+    }
+    if made.keys is not None:
+        found = llama_cpp_log_probs(made.gguf(folder / f"rope {name}.gguf"), tokens)
+        record[f"rope {name}.llama_cpp"] = found[:, columns]
+        print(f"{name}: llama.cpp and transformers differ by {error(found, logits):.1e}")
+    return record
+
+
+def error(found: np.ndarray, logits: np.ndarray) -> float:
+    wanted = log_probs(logits)
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
 def transformers_pass(path: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-QK_NORMS, POST_NORMS = ("qwen3", "gemma3"), ("gemma3",)  # the families that have these
+QK_NORMS, POST_NORMS = ("qwen3", "gemma3", "olmo2"), ("gemma3", "olmo2")  # the families that have these
+# The families whose GGUF files have the rows of q and k in another order than folders.
+INTERLEAVED = ("llama", "granite", "smollm3", "mistral3")
+PHI3_FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 VOCAB_SIZE = 320
 # Types that `quantize` cannot write, or not so that many integers occur: where in a block the scale d is, the
 # standard deviation of the decoded values for d = 1, and the dmin / d that gives a mean of 0 (0: no dmin).
@@ -71,10 +74,12 @@ class Dims:
 
 def family_dims(arch: str) -> Dims:
     """Sizes of the models that tests/scripts/record_family_reference.py recorded. Heads are larger than
-    hidden // heads, except for qwen2, whose q is square in llama.cpp. Windows are shorter than the texts."""
+    hidden // heads, except where q is square in llama.cpp. Windows are shorter than the texts."""
     if arch == "gemma3":
         return Dims(layers=6, hidden=128, ffn=256, head_dim=64, theta=1e6, eps=1e-6, window=16)
-    return Dims(layers=3, hidden=128, ffn=256, head_dim=0 if arch == "qwen2" else 64, theta=1e6, eps=1e-6)
+    layers = 5 if arch == "smollm3" else 3  # the fourth has no rotation
+    head_dim = 0 if arch in ("qwen2", "olmo2", "phi3") else 64
+    return Dims(layers=layers, hidden=128, ffn=256, head_dim=head_dim, theta=1e6, eps=1e-6)
 
 
 @functools.cache
@@ -129,8 +134,14 @@ def tiny_weights(
             weights[part + "post_attention_norm.weight"] = norm()
             weights[part + "post_ffw_norm.weight"] = norm()
         if arch in QK_NORMS:
-            weights[part + "attn_q_norm.weight"] = norm(dims.head)
-            weights[part + "attn_k_norm.weight"] = norm(dims.head)
+            weights[part + "attn_q_norm.weight"] = norm(q if arch == "olmo2" else dims.head)
+            weights[part + "attn_k_norm.weight"] = norm(kv if arch == "olmo2" else dims.head)
+        if arch == "phi3":
+            for fused, parts in PHI3_FUSED.items():
+                pieces = [weights.pop(f"{part}{name}.weight") for name in parts]
+                weights[f"{part}{fused}.weight"] = np.concatenate(pieces)
+        if arch == "olmo2":  # has norms after its parts only
+            del weights[part + "attn_norm.weight"], weights[part + "ffn_norm.weight"]
     return weights
 
 
@@ -171,7 +182,7 @@ def tiny_gguf(
         part = name.split(".")[-2]
         kind = types if isinstance(types, str) else types.get(part, "F32")
         heads = {"attn_q": dims.heads, "attn_k": dims.kv_heads}.get(part)
-        if arch == "llama" and heads is not None:
+        if arch in INTERLEAVED and heads is not None:
             values = interleaved(values, heads)  # noqa: PLW2901
         _add_tensor(writer, name, values, GGMLQuantizationType["F32" if values.ndim == 1 else kind], rng)
     writer.write_header_to_file()
@@ -218,7 +229,7 @@ def tiny_hf(
 ) -> Path:
     """Write a tiny model as a Hugging Face folder and return it.
 
-    arch: llama, mistral, qwen2, qwen3 or gemma3. dtype: F32, F16 or BF16. config: overrides for config.json;
+    arch: mistral or a name in `FAMILIES`. dtype: F32, F16 or BF16. config: overrides for config.json;
     a value None there is JSON's null.
     """
     dims = dims or Dims()
@@ -284,11 +295,55 @@ def hf_name(name: str, arch: str = "llama") -> str:
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
     }
+    if arch == "phi3":
+        parts |= {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     if arch in POST_NORMS:
         parts["post_attention_norm"] = "post_attention_layernorm"
         parts |= {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
     *block, part, kind = name.split(".")
     return f"model.layers.{block[1]}.{parts[part]}.{kind}" if block else f"{parts[part]}.{kind}"
+
+
+# Classes of transformers, where they are not the capitalized name.
+CLASSES = {"smollm3": "SmolLM3", "mistral3": "Ministral3"}
+
+# What the files of one family have and others do not: GGUF keys after its name, and keys of config.json.
+OWN_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "mistral3": {
+        "rope.freq_base": 1e6,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_beta_fast": 16.0,
+        "rope.scaling.yarn_beta_slow": 0.5,
+        "rope.scaling.yarn_log_multiplier": 0.5,
+        "attention.temperature_scale": 0.3,
+    },
+    "granite": {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.25, "logit_scale": 2.0},
+}
+OWN_CONFIG: Mapping[str, Mapping[str, Any]] = {
+    "mistral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 16.0,
+            "beta_slow": 0.5,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+            "llama_4_scaling_beta": 0.3,
+        }
+    },
+    "smollm3": {"pad_token_id": 0},  # transformers' default is beyond the vocabulary
+    "phi3": {"pad_token_id": 0, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 256},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.25,
+        "logits_scaling": 2.0,
+    },
+}
 
 
 def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
@@ -310,6 +365,8 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
             else {}
         ),
         **({f"{arch}.attention.sliding_window": dims.window} if dims.window else {}),
+        **({"phi3.rope.dimension_count": dims.head * 3 // 4} if arch == "phi3" else {}),
+        **{f"{arch}.{key}": value for key, value in OWN_KEYS.get(arch, {}).items()},
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [piece for piece, _ in vocab],
@@ -324,8 +381,8 @@ def _metadata(arch: str, dims: Dims) -> dict[str, Any]:
 
 def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
     return {
-        "architectures": [f"{arch.capitalize()}ForCausalLM"],
-        "model_type": "gemma3_text" if arch == "gemma3" else arch,
+        "architectures": [f"{CLASSES.get(arch, arch.capitalize())}ForCausalLM"],
+        "model_type": {"gemma3": "gemma3_text", "mistral3": "ministral3"}.get(arch, arch),
         **({"hidden_activation": "gelu_pytorch_tanh"} if arch == "gemma3" else {"hidden_act": "silu"}),
         **({"sliding_window": dims.window, "query_pre_attn_scalar": dims.head} if dims.window else {}),
         "num_hidden_layers": dims.layers,
@@ -337,6 +394,7 @@ def _config(arch: str, dims: Dims, tied: bool) -> dict[str, Any]:
         **({"head_dim": dims.head} if dims.head_dim or arch in QK_NORMS else {}),
         "rms_norm_eps": dims.eps,
         "rope_theta": dims.theta,
+        **OWN_CONFIG.get(arch, {}),
         "vocab_size": VOCAB_SIZE,
         "tie_word_embeddings": tied,
         "bos_token_id": 1,

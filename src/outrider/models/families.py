@@ -1,22 +1,18 @@
 """The families of models that can be read, whatever format a file has: one entry of `FAMILIES` each.
 
-A reader of a format gets `Dimensions` from a file. `check_dimensions` bounds them, `make_spec` turns them
-into the `ModelSpec` that engines compute, and `check_tensors` holds the file's tensors against it. What a
-family needs beyond that is said in its entry. The steps to add one are in docs/architecture.md.
+A reader of a format gets `Dimensions` from a file. `check_dimensions` (checks.py) bounds them, `make_spec`
+turns them into the `ModelSpec` that engines compute, and `check_tensors` holds the file's tensors against
+it. What a family needs beyond that is said in its entry. The steps to add one are in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.source import Tensor
 from outrider.models.spec import (
     PRE_NORMS,
     Activation,
@@ -26,7 +22,6 @@ from outrider.models.spec import (
     NormsSpec,
     RopeSpec,
 )
-from outrider.models.weight_types import FLOAT_TYPES, SUPPORTED_TYPES
 
 # Ids of these pieces end a turn when the vocabulary has them as special tokens.
 END_OF_TURN = frozenset(
@@ -40,6 +35,7 @@ class HuggingFaceClass:
 
     n_kv_heads:         None: as many as heads.
     head_dim:           None: hidden_size divided by the heads.
+    window:             None: it has none, whatever the file says; 0: only where the file says so.
     window_is_optional: the window counts only where use_sliding_window is true, in layers from
                         max_window_layers on.
     window_period:      unless layer_types says which layers have the window: every one that is not the last
@@ -47,8 +43,16 @@ class HuggingFaceClass:
     attention_bias:     whether attention_bias in the configuration asks for biases.
     tied:               whether the output matrix is the embedding.
     activation_key:     names the activation.
+    rms_eps:            of the norms.
     theta, local_theta: bases of the rotary frequencies; local_theta, of the layers with a window, where these
                         have a rotary table of their own.
+    partial_rope:       whether partial_rotary_factor may leave columns of heads without rotation.
+    original_positions: default of original_max_position_embeddings where that lies beside the rotary
+                        parameters (longrope is then the only scaling); 0 where it is one of them.
+    refused:            settings that change the result when they are true, and are not read.
+    query_growth:       whether queries grow with their position, by llama_4_scaling_beta.
+    multipliers:        whether embeddings, attention, what layers add to the stream, and logits have factors
+                        of their own.
     model_type:         None: the class's name in lower case, without ForCausalLM.
     """
 
@@ -61,8 +65,14 @@ class HuggingFaceClass:
     attention_bias: bool = False
     tied: bool = False
     activation_key: str = "hidden_act"
+    rms_eps: float = 1e-6
     theta: float = 10000.0
     local_theta: float | None = None
+    partial_rope: bool = False
+    original_positions: int = 0
+    refused: tuple[str, ...] = ()
+    query_growth: bool = False
+    multipliers: bool = False
     model_type: str | None = None
 
     @property
@@ -81,11 +91,17 @@ class Family:
     norms:            of every layer.
     activation:       of the feed-forward parts.
     window_period:    in GGUF files, as in HuggingFaceClass.
+    window_ignored:   whether llama.cpp does not use the window in its GGUF files.
     local_theta:      in GGUF files, as in HuggingFaceClass.
+    unrotated_period: every layer that is the last of so many has no rotation, unless no_rope_layers in a
+                      folder says which; 0 for none.
     norm_offset:      what Hugging Face's weights of norms are less than the factors that they stand for.
     scaled_embedding: whether embeddings are multiplied by sqrt(hidden_size).
-    softcaps:         whether there may be softcaps on the logits and on attention.
+    options:          keys of its GGUF files, after the architecture's name, that the files of other families
+                      must not set.
     layer_tensors:    Hugging Face's names of tensors of a layer that LAYER_TENSORS lacks, to GGUF's.
+    fused:            matrices that are stored as one, by GGUF's names: the names of their parts, whose rows
+                      follow each other.
     required_bias, optional_bias: of a layer, by GGUF's names.
     """
 
@@ -95,11 +111,14 @@ class Family:
     norms: NormsSpec = PRE_NORMS
     activation: Activation = "silu"
     window_period: int = 0
+    window_ignored: bool = False
     local_theta: float | None = None
+    unrotated_period: int = 0
     norm_offset: float = 0.0
     scaled_embedding: bool = False
-    softcaps: bool = False
+    options: frozenset[str] = frozenset()
     layer_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     required_bias: tuple[str, ...] = ()
     optional_bias: tuple[str, ...] = ()
 
@@ -153,7 +172,7 @@ FAMILIES: Mapping[str, Family] = {
             local_theta=1e4,
             norm_offset=1.0,
             scaled_embedding=True,
-            softcaps=True,
+            options=frozenset(("attn_logit_softcapping", "final_logit_softcapping")),
             layer_tensors={
                 "self_attn.q_norm": "attn_q_norm",
                 "self_attn.k_norm": "attn_k_norm",
@@ -161,6 +180,75 @@ FAMILIES: Mapping[str, Family] = {
                 "pre_feedforward_layernorm": "ffn_norm",
                 "post_feedforward_layernorm": "post_ffw_norm",
             },
+        ),
+        Family(
+            "granite",
+            (HuggingFaceClass("GraniteForCausalLM", attention_bias=True, multipliers=True),),
+            gguf_interleaved=True,
+            options=frozenset(("embedding_scale", "residual_scale", "attention.scale", "logit_scale")),
+            optional_bias=("attn_q", "attn_k", "attn_v", "attn_output"),
+        ),
+        Family(
+            "smollm3",
+            (
+                HuggingFaceClass(
+                    "SmolLM3ForCausalLM",
+                    n_kv_heads=4,
+                    attention_bias=True,
+                    tied=True,
+                    theta=2e6,
+                    refused=("use_sliding_window",),
+                ),
+            ),
+            gguf_interleaved=True,
+            unrotated_period=4,
+            optional_bias=("attn_q", "attn_k", "attn_v", "attn_output"),
+        ),
+        Family(
+            "olmo2",
+            (HuggingFaceClass("Olmo2ForCausalLM", rms_eps=1e-5),),
+            norms=NormsSpec(
+                attention=False, q=True, k=True, whole_qk=True, post_attention=True, ffn=False, post_ffn=True
+            ),
+            layer_tensors={
+                "self_attn.q_norm": "attn_q_norm",
+                "self_attn.k_norm": "attn_k_norm",
+                "post_attention_layernorm": "post_attention_norm",
+                "post_feedforward_layernorm": "post_ffw_norm",
+            },
+        ),
+        Family(
+            "phi3",
+            (
+                HuggingFaceClass(
+                    "Phi3ForCausalLM", window=0, rms_eps=1e-5, partial_rope=True, original_positions=4096
+                ),
+            ),
+            window_ignored=True,
+            layer_tensors={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+            fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
+        ),
+        Family(
+            "mistral3",
+            (
+                HuggingFaceClass(
+                    "Ministral3ForCausalLM",
+                    n_kv_heads=8,
+                    head_dim=128,
+                    window=0,
+                    rms_eps=1e-5,
+                    query_growth=True,
+                ),
+            ),
+            gguf_interleaved=True,
+            options=frozenset(
+                (
+                    "attention.temperature_scale",
+                    "rope.scaling.yarn_beta_fast",
+                    "rope.scaling.yarn_beta_slow",
+                    "rope.scaling.yarn_log_multiplier",
+                )
+            ),
         ),
     )
 }
@@ -203,8 +291,11 @@ class Dimensions:
 
     windows:    of each layer, None where it sees all positions; () for a model without any.
     local_rope: of layers with a window, where these have a rotary table of their own.
+    unrotated:  of each layer, whether it has no rotation; () for none.
     attention_scale: None: 1 / sqrt(head_dim).
     softcap, attention_softcap: 0 for none.
+    embedding_scale, residual_scale, logit_scale: as in ModelSpec.
+    query_growth, query_growth_positions: as in LayerSpec.
     """
 
     n_layers: int
@@ -219,9 +310,15 @@ class Dimensions:
     rope: RopeSpec
     local_rope: RopeSpec | None = None
     windows: tuple[int | None, ...] = ()
+    unrotated: tuple[bool, ...] = ()
     attention_scale: float | None = None
     softcap: float = 0.0
     attention_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    query_growth: float = 0.0
+    query_growth_positions: int = 1
 
     @property
     def rope_dim(self) -> int:
@@ -236,11 +333,15 @@ def make_spec(family: Family, d: Dimensions) -> ModelSpec:
         attention_scale=scale,
         norms=family.norms,
         attention_softcap=d.attention_softcap or None,
+        query_growth=d.query_growth,
+        query_growth_positions=d.query_growth_positions if d.query_growth else 1,
     )
     local = 0 if d.local_rope is None else 1  # the rotary table of layers with a window
+    root = float(np.sqrt(np.float32(d.hidden_size)))
+    nothing, rotated = (None,) * d.n_layers, (False,) * d.n_layers
     layers = [
-        layer if window is None else replace(layer, window=window, rope=local)
-        for window in d.windows or (None,) * d.n_layers
+        replace(layer, window=window, rope=None if plain else 0 if window is None else local)
+        for window, plain in zip(d.windows or nothing, d.unrotated or rotated, strict=True)
     ]
     return ModelSpec(
         name=family.name,
@@ -253,8 +354,10 @@ def make_spec(family: Family, d: Dimensions) -> ModelSpec:
         rms_eps=d.rms_eps,
         ropes=(d.rope,) if d.local_rope is None else (d.rope, d.local_rope),
         layers=tuple(layers),
-        embedding_scale=float(np.sqrt(np.float32(d.hidden_size))) if family.scaled_embedding else 1.0,
+        embedding_scale=root if family.scaled_embedding else d.embedding_scale,
         logit_softcap=d.softcap or None,
+        residual_scale=d.residual_scale,
+        logit_scale=d.logit_scale,
     )
 
 
@@ -269,145 +372,12 @@ def shown(text: str) -> str:
     return ascii(short)
 
 
-def check_dimensions(path: Path, d: Dimensions) -> None:
-    """Raise ModelFileError, naming the number, unless every one is positive, bounded and consistent."""
-    for name, most in LIMITS.items():
-        value = getattr(d, name)
-        if not 1 <= value <= most:
-            raise ModelFileError(f"{path}: {name} is {value}, not between 1 and {most}")
-    if d.n_heads % d.n_kv_heads:
-        raise ModelFileError(f"{path}: {d.n_heads} heads do not divide among {d.n_kv_heads} key heads")
-    if d.rope_dim % 2 or d.rope_dim > d.head_dim:
-        raise ModelFileError(f"{path}: rope_dim {d.rope_dim} is odd or above head_dim {d.head_dim}")
-    if d.head_dim % 2:
-        raise ModelFileError(f"{path}: head_dim {d.head_dim} is odd")
-    if not (math.isfinite(d.rms_eps) and 0 < d.rms_eps < 1):
-        raise ModelFileError(f"{path}: rms_eps is {d.rms_eps}, not between 0 and 1")
-    for rope in (d.rope, d.local_rope or d.rope):
-        _check_rope(path, rope)
-    _check_layers(path, d)
-
-
-def _check_layers(path: Path, d: Dimensions) -> None:
-    """The numbers of what not all families have."""
-    for window in d.windows:
-        if window is not None and not 1 <= window <= LIMITS["max_positions"]:
-            raise ModelFileError(
-                f"{path}: the sliding window is {window}, not between 1 and {LIMITS['max_positions']}"
-            )
-    if d.windows and len(d.windows) != d.n_layers:
-        raise ModelFileError(f"{path}: names the kinds of {len(d.windows)} layers, but has {d.n_layers}")
-    scale = 1.0 if d.attention_scale is None else d.attention_scale
-    for what, value in (("scale of attention", scale), ("softcap", d.softcap or 1.0)):
-        if not 1e-6 <= value <= 1e6:
-            raise ModelFileError(f"{path}: the {what} is {value}, not between 1e-6 and 1e6")
-    if d.attention_softcap and not 1e-6 <= d.attention_softcap <= 1e6:
-        raise ModelFileError(
-            f"{path}: the softcap on attention is {d.attention_softcap}, not between 1e-6 and 1e6"
-        )
-
-
-def _check_rope(path: Path, rope: RopeSpec) -> None:
-    if not (math.isfinite(rope.scale) and rope.scale > 0):
-        raise ModelFileError(f"{path}: the rotary scale is {rope.scale}, not a positive number")
-    frequencies = rope.inv_freq
-    if (
-        frequencies.shape != (rope.dim // 2,)
-        or not np.isfinite(frequencies).all()
-        or (frequencies <= 0).any()
-    ):
-        raise ModelFileError(f"{path}: the rotary frequencies are not {rope.dim // 2} positive numbers")
+def last_of_each(n_layers: int, period: int) -> tuple[bool, ...]:
+    """Whether each layer is the last of a `period` of layers; () when that is 0."""
+    return tuple((i + 1) % period == 0 for i in range(n_layers)) if period else ()
 
 
 def periodic_windows(n_layers: int, window: int, period: int) -> tuple[int | None, ...]:
     """`window` for every layer but the last of each `period`; for all layers when that is 0."""
-    return tuple(None if period and (i + 1) % period == 0 else window for i in range(n_layers))
-
-
-def check_theta(path: Path, theta: float) -> float:
-    """`theta`, the base of the rotary frequencies, or ModelFileError unless it is between 1 and 1e12."""
-    if not 1 < theta <= 1e12:  # a NaN fails too
-        raise ModelFileError(f"{path}: the rotary base is {theta}, not between 1 and 1e12")
-    return theta
-
-
-def check_tensors(
-    path: Path,
-    spec: ModelSpec,
-    tensors: Mapping[str, Tensor],
-    file_name: Callable[[str], str] = lambda name: name,
-) -> None:
-    """Raise unless `tensors` are exactly those of `spec`, each with the right shape and a known type.
-
-    `file_name` turns a tensor's name into the one that its file uses. Raises ModelFileError for a missing
-    or misshaped tensor, UnsupportedModelError for one that `spec` has no use for.
-    """
-    known = set()
-    for name, shape, required in expected_tensors(spec):
-        known.add(name)
-        tensor = tensors.get(name)
-        if tensor is None:
-            if required:
-                raise ModelFileError(f"{path}: the tensor {file_name(name)} is missing")
-            continue
-        if tensor.shape != shape:
-            raise ModelFileError(
-                f"{path}: the tensor {file_name(name)} is {_by(tensor.shape)}, not {_by(shape)}"
-            )
-        allowed = FLOAT_TYPES if len(shape) == 1 else SUPPORTED_TYPES
-        if tensor.type not in allowed:
-            raise UnsupportedModelError(
-                f"{path}: the tensor {file_name(name)} has type {tensor.type}; supported: "
-                f"{', '.join(allowed)}"
-            )
-    for name in tensors:
-        if name not in known:
-            # Leaving out a weight that somebody trained would change the text without a warning.
-            raise UnsupportedModelError(
-                f"{path}: the tensor {shown(file_name(name))} is not part of a {spec.name} model "
-                f"of {spec.n_layers} layers as it is known here"
-            )
-
-
-def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """(name, shape, whether it must be there) of every tensor of a model. Shapes are (rows, columns)."""
-    hidden = spec.hidden_size
-    yield "token_embd.weight", (spec.vocab_size, hidden), True
-    yield "output_norm.weight", (hidden,), True
-    yield "output.weight", (spec.vocab_size, hidden), False
-    family = FAMILIES[spec.name]
-    for i, layer in enumerate(spec.layers):
-        weights = _layer_weights(spec, layer)
-        for part, shape in weights.items():
-            yield f"blk.{i}.{part}.weight", shape, True
-        for part in family.required_bias:
-            yield f"blk.{i}.{part}.bias", weights[part][:1], True
-        for part in family.optional_bias:
-            yield f"blk.{i}.{part}.bias", weights[part][:1], False
-
-
-def _layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
-    hidden, ffn = spec.hidden_size, layer.feed_forward.size
-    q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    norms: dict[str, tuple[int, bool]] = {  # name: columns, whether the layer has it
-        "attn_norm": (hidden, layer.norms.attention),
-        "attn_q_norm": (q_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.q),
-        "attn_k_norm": (kv_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.k),
-        "post_attention_norm": (hidden, layer.norms.post_attention),
-        "ffn_norm": (hidden, layer.norms.ffn),
-        "post_ffw_norm": (hidden, layer.norms.post_ffn),
-    }
-    return {
-        **{name: (columns,) for name, (columns, present) in norms.items() if present},
-        "attn_q": (q_rows, hidden),
-        "attn_k": (kv_rows, hidden),
-        "attn_v": (kv_rows, hidden),
-        "attn_output": (hidden, q_rows),
-        "ffn_gate": (ffn, hidden),
-        "ffn_up": (ffn, hidden),
-        "ffn_down": (hidden, ffn),
-    }
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
+    last = last_of_each(n_layers, period) or (False,) * n_layers
+    return tuple(None if here else window for here in last)

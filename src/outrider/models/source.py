@@ -109,7 +109,7 @@ class ModelSource:
 
     architecture: the computation of a forward pass.
     tensors: exactly the tensors that the architecture needs, with checked shapes
-             (`families.expected_tensors`): token_embd.weight [vocab, hidden], output_norm.weight, and for
+             (`checks.expected_tensors`): token_embd.weight [vocab, hidden], output_norm.weight, and for
              each layer blk.N.{attn_norm, attn_q, …}.weight, some with a bias. Without output.weight
              [vocab, hidden] the output matrix is tied to token_embd.weight. Vectors are F32, F16 or BF16.
              rope_freqs.weight is left out, as the rotary frequencies of `architecture` include it.

@@ -10,12 +10,13 @@ import pytest
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.formats.dequantize import dequantize
-from outrider.models.formats.rope import base_frequencies
+from outrider.models.formats.rope import base_frequencies, scale_yarn
 from outrider.models.open import open_model
 from outrider.models.spec import FeedForwardSpec, LayerSpec, NormsSpec
 from outrider.models.weight_types import SUPPORTED_TYPES
 from tests.support.models import (
     CHAT_TEMPLATE,
+    PHI3_FUSED,
     RANDOM_TYPES,
     SPECIAL,
     Dims,
@@ -75,6 +76,156 @@ def test_qwen3(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "b.gguf", arch="qwen3", tensors={"blk.1.attn_q_norm.weight": None})
     with pytest.raises(ModelFileError, match=r"blk\.1\.attn_q_norm\.weight is missing"):
         open_model(path)
+
+
+def test_granite(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", arch="granite")).architecture
+    assert (arch.name, arch.ropes[0].interleaved) == ("granite", True)
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (3.0, 0.5, 0.5)
+    assert all(layer.attention_scale == 0.25 for layer in arch.layers)
+    unset = dict.fromkeys(
+        ("granite.embedding_scale", "granite.residual_scale", "granite.attention.scale"), 0.0
+    )
+    keys = {**unset, "granite.logit_scale": None, "granite.rope.scaling.finetuned": True}
+    arch = open_model(tiny_gguf(tmp_path / "b.gguf", arch="granite", keys=keys)).architecture
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (1.0, 1.0, 1.0)
+    assert arch.layers[0].attention_scale == 0.25  # 1 / sqrt(16)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("embedding_scale", -1.0, "the scale of embeddings is -1.0, not between"),
+        ("embedding_scale", 1, "embedding_scale is int, not a floating-point"),
+        ("residual_scale", float("nan"), "not a finite number"),
+        ("residual_scale", 1e30, "the scale of what layers add is"),
+        ("attention.scale", -0.5, "the scale of attention is -0.5"),
+        ("attention.scale", "x", "attention.scale is bytes, not a floating-point"),
+        ("logit_scale", 0.0, "the scale of logits is 0.0"),
+        ("logit_scale", -8.0, "the scale of logits is -0.125"),
+        ("logit_scale", [1.0], "logit_scale is an array, not a floating-point"),
+        ("rope.scaling.finetuned", False, "sets granite.rope.scaling.finetuned"),
+        ("expert_count", 8, "sets granite.expert_count"),
+    ],
+)
+def test_hostile_values_of_granites_keys(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", arch="granite", keys={f"granite.{key}": value})
+    with pytest.raises(ModelError, match=words) as caught:
+        open_model(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_smollm3(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", arch="smollm3", dims=Dims(layers=9))).architecture
+    assert (arch.name, arch.ropes[0].interleaved) == ("smollm3", True)
+    assert [layer.rope for layer in arch.layers] == [0, 0, 0, None, 0, 0, 0, None, 0]
+
+
+def test_olmo2(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "a.gguf", arch="olmo2", keys={"olmo2.attention.sliding_window": 0})
+    model = open_model(path)
+    arch = model.architecture
+    assert (arch.name, arch.ropes[0].interleaved) == ("olmo2", False)
+    norms = NormsSpec(False, q=True, k=True, whole_qk=True, post_attention=True, ffn=False, post_ffn=True)
+    assert all(layer.norms == norms for layer in arch.layers)
+    assert model.tensors["blk.1.attn_q_norm.weight"].shape == (64,)  # of all heads
+    assert model.tensors["blk.1.attn_k_norm.weight"].shape == (32,)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "words"),
+    [
+        ({"olmo2.attention.sliding_window": 9}, {}, "sets olmo2.attention.sliding_window"),  # OLMo 3
+        ({"olmo2.attention.sliding_window": [9]}, {}, "sets olmo2.attention.sliding_window"),
+        ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "attn_q_norm.weight is 16, not 64"),
+        ({}, {"blk.0.attn_norm.weight": np.ones(64, np.float32)}, "'blk.0.attn_norm.weight' is not part of"),
+        ({}, {"blk.1.post_ffw_norm.weight": None}, "post_ffw_norm.weight is missing"),
+    ],
+)
+def test_hostile_files_of_olmo2(
+    tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_gguf(tmp_path / "a.gguf", arch="olmo2", keys=keys, tensors=tensors))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+def test_phi3(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"phi3.attention.sliding_window": 9}
+    model = open_model(tiny_gguf(tmp_path / "a.gguf", arch="phi3", types=kind, keys=keys))
+    arch = model.architecture
+    assert (arch.name, arch.ropes[0].dim, arch.ropes[0].interleaved) == (
+        "phi3",
+        arch.head_dim * 3 // 4,
+        False,
+    )
+    assert "attention.sliding_window is set, but not used, as in llama.cpp" in caplog.text
+    assert [layer.window for layer in arch.layers] == [None, None]
+    assert not any("qkv" in name for name in model.tensors)
+    if kind == "Q4_K":
+        return
+    for fused, parts in PHI3_FUSED.items():
+        values = np.concatenate([dequantize(model.tensors[f"blk.1.{part}.weight"]) for part in parts])
+        expected = tiny_weights("phi3")[f"blk.1.{fused}.weight"]
+        assert np.abs(values - expected).max() <= (0 if kind == "F32" else 5e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "words"),
+    [
+        ({}, {"blk.1.attn_qkv.weight": None}, "blk.1.attn_qkv.weight is missing"),
+        (
+            {},
+            {"blk.1.ffn_up.weight": np.ones((96, 64), np.float32)},
+            "ffn_up.weight is 96 x 64, not 192 x 64",
+        ),
+        ({}, {"blk.0.attn_qkv.weight": np.ones(128, np.float32)}, "attn_qkv.weight is 128, not 128 x 64"),
+        ({}, {"blk.0.attn_k.weight": np.ones((32, 64), np.float32)}, "holds blk.0.attn_k.weight beside"),
+        ({}, {"blk.0.attn_qkv.bias": np.ones(128, np.float32)}, "'blk.0.attn_qkv.bias' is not part of"),
+        ({"phi3.attention.head_count_kv": 4}, {}, "attn_qkv.weight is 128 x 64, not 192 x 64"),
+        ({"phi3.rope.dimension_count": 0}, {}, "dimension_count is 0, not between 1"),
+        ({"phi3.rope.dimension_count": 18}, {}, "rope_dim 18 is odd or above head_dim 16"),
+    ],
+)
+def test_hostile_files_of_phi3(
+    tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        open_model(tiny_gguf(tmp_path / "a.gguf", arch="phi3", keys=keys, tensors=tensors))
+    assert "\n" not in str(caught.value)
+
+
+def test_mistral3(tmp_path: Path) -> None:
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", arch="mistral3")).architecture
+    (rope,) = arch.ropes
+    expected = scale_yarn(base_frequencies(16, 1e6), 1e6, 4.0, 16, (16.0, 0.5))
+    np.testing.assert_array_equal(rope.inv_freq, expected.astype(np.float32))
+    assert rope.scale == pytest.approx((1 + 0.1 * np.log(4)) / (1 + 0.05 * np.log(4)))
+    assert (arch.name, rope.interleaved) == ("mistral3", True)
+    for layer in arch.layers:
+        assert layer.query_growth == pytest.approx(0.3)
+        assert layer.query_growth_positions == 16
+    keys = {"mistral3.attention.temperature_scale": None}
+    arch = open_model(tiny_gguf(tmp_path / "b.gguf", arch="mistral3", keys=keys)).architecture
+    assert arch.layers[0].query_growth == 0.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.temperature_scale", -0.1, "the growth of queries is -0.1"),
+        ("attention.temperature_scale", 1e9, "the growth of queries is 1000000000.0"),
+        ("attention.temperature_scale", float("nan"), "not a finite number"),
+        ("rope.scaling.original_context_length", 0, "is 0, not between 1"),
+        ("rope.scaling.yarn_beta_fast", 0.25, "yarn_beta_slow is not between 0 and yarn_beta_fast"),
+        ("rope.scaling.yarn_beta_slow", 0.0, "yarn_beta_slow is not between 0 and yarn_beta_fast"),
+        ("rope.scaling.yarn_log_multiplier", -99.0, "rotary scale is -"),
+    ],
+)
+def test_hostile_values_of_mistral3s_keys(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    with pytest.raises(ModelFileError, match=words) as caught:
+        open_model(tiny_gguf(tmp_path / "a.gguf", arch="mistral3", keys={f"mistral3.{key}": value}))
+    assert "\n" not in str(caught.value)
 
 
 def test_layers_of_a_llama(tmp_path: Path) -> None:
@@ -144,6 +295,72 @@ def test_rope_freqs_divide_and_disappear(tmp_path: Path) -> None:
     assert "rope_freqs.weight" not in model.tensors
     expected = (base_frequencies(16, 10000.0) / factors).astype(np.float32)
     np.testing.assert_array_equal(model.architecture.ropes[0].inv_freq, expected)
+
+
+YARN = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "betas", "scale"),
+    [
+        ({}, (32.0, 1.0), 1 + 0.1 * np.log(4)),
+        ({"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_ext_factor": 1.0}, (32.0, 1.0), 1.138629),
+        ({"attn_factor": 0.5, "yarn_log_multiplier": 0.0}, (32.0, 1.0), 0.5 * (1 + 0.1 * np.log(4))),
+    ],
+)
+def test_yarn(tmp_path: Path, keys: dict[str, Any], betas: tuple[float, float], scale: float) -> None:
+    more = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
+    rope = open_model(tiny_gguf(tmp_path / "a.gguf", keys={**YARN, **more})).architecture.ropes[0]
+    expected = scale_yarn(base_frequencies(16, 1e4), 1e4, 4.0, 64, betas)
+    np.testing.assert_array_equal(rope.inv_freq, expected.astype(np.float32))
+    assert rope.scale == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("factor", float("nan"), "not a finite number"),
+        ("factor", 1e9, "the rotary scaling factor is 1000000000.0"),
+        ("original_context_length", 0, "original_context_length is 0, not between 1 and"),
+        ("original_context_length", 64.0, "is float, not an integer"),
+        ("attn_factor", 0.0, "rotary scale is 0.0"),
+        ("yarn_beta_fast", 16.0, "sets llama.rope.scaling.yarn_beta_fast"),
+        ("yarn_beta_slow", -1.0, "sets llama.rope.scaling.yarn_beta_slow"),
+        ("yarn_ext_factor", 0.5, "sets llama.rope.scaling.yarn_ext_factor"),
+        ("yarn_attn_factor", "1", "yarn_attn_factor is bytes, not a floating-point"),
+        ("yarn_log_multiplier", 0.1, "sets llama.rope.scaling.yarn_log_multiplier"),
+    ],
+)
+def test_hostile_values_of_yarns_keys(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    keys = {**YARN, f"llama.rope.scaling.{key}": value}
+    with pytest.raises(ModelError, match=words) as caught:
+        open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys))
+    assert "\n" not in str(caught.value)
+
+
+SHORT = np.linspace(1, 2, 8, dtype=np.float32)
+
+
+def test_long_factors_limit_the_context(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.original_context_length": 100}
+    tensors = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": SHORT * 2}
+    arch = open_model(tiny_gguf(tmp_path / "a.gguf", keys=keys, tensors=tensors)).architecture
+    expected = (base_frequencies(16, 1e4) / SHORT).astype(np.float32)
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, expected)
+    assert arch.max_positions == 100
+    assert "other rotary factors for contexts beyond 100 tokens" in caplog.text
+    tensors["rope_factors_long.weight"] = SHORT  # the same: there is nothing to limit
+    assert (
+        open_model(tiny_gguf(tmp_path / "b.gguf", keys=keys, tensors=tensors)).architecture.max_positions
+        == 256
+    )
+    tensors["rope_factors_long.weight"] = np.ones(7, np.float32)
+    with pytest.raises(ModelFileError, match=r"rope_factors_long\.weight is not a vector of 8 F32"):
+        open_model(tiny_gguf(tmp_path / "c.gguf", keys=keys, tensors=tensors))
 
 
 def test_optional_llama_biases(tmp_path: Path) -> None:
@@ -333,11 +550,12 @@ def test_equal_numbers_for_each_layer(tmp_path: Path) -> None:
         ({"llama.attention.layer_norm_rms_epsilon": 1}, ModelFileError, "is int, not a floating-point"),
         ({"llama.rope.freq_base": 0.0}, ModelFileError, "rotary base is 0.0"),
         ({"llama.rope.freq_base": float("inf")}, ModelFileError, "not a finite number"),
-        ({"llama.rope.scaling.type": "yarn"}, UnsupportedModelError, "'yarn' rotary scaling"),
+        ({"llama.rope.scaling.type": "ntk"}, UnsupportedModelError, "'ntk' rotary scaling"),
         ({"llama.rope.scaling.factor": -2.0}, ModelFileError, "rotary scaling factor is -2.0"),
         ({"llama.rope.scaling.attn_factor": -1.0}, ModelFileError, "rotary scale is -1.0"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "sets llama.expert_count"),
         ({"llama.logit_scale": 0.25}, UnsupportedModelError, "sets llama.logit_scale"),
+        ({"llama.attention.temperature_scale": 0.1}, UnsupportedModelError, "attention.temperature_scale"),
         ({"llama.attention.causal": False}, UnsupportedModelError, "sets llama.attention.causal"),
         ({"llama.context_length": 1 << 30}, ModelFileError, "llama.context_length"),
         ({"llama.feed_forward_length": 97}, ModelFileError, "blk.0.ffn_gate.weight is 96 x 64, not 97 x 64"),

@@ -16,12 +16,13 @@ import pytest
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.formats import hf_tokenizer
 from outrider.models.formats.dequantize import dequantize, same_values
-from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3
+from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3, scale_yarn
 from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
 from outrider.models.source import Tensor
 from tests.support.models import (
     CHAT_TEMPLATE,
+    OWN_CONFIG,
     Dims,
     encode,
     tiny_gguf,
@@ -37,6 +38,14 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {
+    "type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 100,
 }
 
 
@@ -63,7 +72,7 @@ def test_llama(folder: Path) -> None:
     assert (model.tokenizer.bos_id, model.tokenizer.eos_ids) == (1, (2, 0))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "olmo2", "phi3"])
 def test_same_tensors_as_the_gguf_of_the_same_model(tmp_path: Path, arch: str) -> None:
     ours = open_model(tiny_hf(tmp_path / "hf", arch=arch, tied=False))
     theirs = open_model(tiny_gguf(tmp_path / "a.gguf", arch=arch, tied=False))
@@ -191,6 +200,9 @@ def test_missing_lm_head_without_tying(tmp_path: Path) -> None:
         ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, [None, None]),
         ("qwen2", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, [None, 9]),
         ("llama", {"sliding_window": 100}, [None, None]),
+        ("phi3", {"sliding_window": 100}, [100, 100]),
+        ("phi3", {"sliding_window": None}, [None, None]),
+        ("phi3", {}, [None, None]),
         ("gemma3", {"sliding_window": 9}, [9, 9]),
         ("gemma3", {"sliding_window": 9, "sliding_window_pattern": 2}, [9, None]),
         ("gemma3", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}, [None, 9]),
@@ -239,6 +251,163 @@ def test_both_rotary_tables_of_gemma(tmp_path: Path) -> None:
 def test_hostile_configurations_of_gemma(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         open_model(tiny_hf(tmp_path / "hf", arch="gemma3", config={"sliding_window": 9, **config}))
+
+
+def test_multipliers_of_granite(tmp_path: Path) -> None:
+    arch = open_model(tiny_hf(tmp_path / "hf", arch="granite")).architecture
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (3.0, 0.5, 0.5)
+    unset = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"))
+    config = {**unset, "attention_multiplier": None}
+    arch = open_model(tiny_hf(tmp_path / "unset", arch="granite", config=config)).architecture
+    assert (arch.embedding_scale, arch.residual_scale, arch.logit_scale) == (1.0, 1.0, 1.0)
+    assert arch.layers[0].attention_scale == 1.0  # not 1 / sqrt(head_dim): the default of GraniteConfig
+    arch = open_model(tiny_hf(tmp_path / "llama", config={"logits_scaling": 2.0})).architecture
+    assert arch.logit_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"embedding_multiplier": -1}, "the scale of embeddings is -1"),
+        ({"embedding_multiplier": "12"}, "embedding_multiplier is not a number"),
+        ({"residual_multiplier": 1e9}, "the scale of what layers add is"),
+        ({"attention_multiplier": 0}, "the scale of attention is 0"),
+        ({"logits_scaling": 0}, "the scale of logits is 0"),
+        ({"logits_scaling": 10**400}, "logits_scaling is too large"),
+        ({"mlp_bias": True}, "sets mlp_bias"),
+    ],
+)
+def test_hostile_configurations_of_granite(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="granite", config=config))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, [0, 0, 0, None, 0]),
+        ({"no_rope_layer_interval": 2}, [0, None, 0, None, 0]),
+        ({"no_rope_layers": [0, 1, 1, 0, 1], "no_rope_layer_interval": 2}, [None, 0, 0, None, 0]),
+        ({"no_rope_layers": [0, 1, 1, 0, 1, 0, 0]}, [None, 0, 0, None, 0]),  # more than layers: not used
+        ({"no_rope_layers": None, "use_sliding_window": False, "sliding_window": 9}, [0, 0, 0, None, 0]),
+    ],
+)
+def test_layers_of_smollm3_without_rotation(
+    tmp_path: Path, config: dict[str, Any], expected: list[int | None]
+) -> None:
+    folder = tiny_hf(tmp_path / "hf", arch="smollm3", dims=Dims(layers=5), config=config)
+    assert [layer.rope for layer in open_model(folder).architecture.layers] == expected
+
+
+def test_defaults_of_smollm3(tmp_path: Path) -> None:
+    config = {"rope_theta": None, "tie_word_embeddings": None, "num_key_value_heads": None}
+    folder = tiny_hf(tmp_path / "hf", arch="smollm3", dims=Dims(kv_heads=4), config=config)
+    arch = open_model(folder).architecture
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, base_frequencies(16, 2e6).astype(np.float32))
+    assert arch.n_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"no_rope_layers": [1]}, "names the kinds of 1 layers, but has 2"),
+        ({"no_rope_layers": []}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layers": [1, 2]}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layers": [1, [0]]}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layers": "10"}, "no_rope_layers is not a list of 0 and 1"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval is not between 1 and"),
+        ({"use_sliding_window": True}, "sets use_sliding_window"),
+    ],
+)
+def test_hostile_configurations_of_smollm3(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="smollm3", config=config))
+
+
+def test_olmo2(tmp_path: Path) -> None:
+    folder = tiny_hf(tmp_path / "hf", arch="olmo2", config={"rms_norm_eps": None})
+    assert open_model(folder).architecture.rms_eps == 1e-5  # the default of Olmo2Config
+    edit_json(folder / "config.json", num_hidden_layers=3)
+    with pytest.raises(ModelFileError, match=r"layers\.2\.self_attn\.q_norm\.weight is missing"):
+        open_model(folder)
+    edit_json(folder / "config.json", num_hidden_layers=2, attention_bias=True)
+    with pytest.raises(UnsupportedModelError, match="sets attention_bias"):
+        open_model(folder)
+    add_tensor(folder, "model.layers.0.input_layernorm.weight", np.ones(64, np.float32))
+    edit_json(folder / "config.json", attention_bias=False)
+    with pytest.raises(UnsupportedModelError, match=r"'model\.layers\.0\.input_layernorm\.weight' is not"):
+        open_model(folder)
+
+
+def test_the_rotation_of_phi3(tmp_path: Path) -> None:
+    long = {"short_factor": [1.5] * 6, "long_factor": [2.0] * 6, "original_max_position_embeddings": 7}
+    base = base_frequencies(12, 10000.0)  # three quarters of 16 columns
+    for i, name in enumerate(("longrope", "su", "yarn")):
+        config = {"max_position_embeddings": 512, "rope_scaling": {**long, "type": name}}
+        arch = open_model(tiny_hf(tmp_path / str(i), arch="phi3", config=config)).architecture
+        np.testing.assert_array_equal(arch.ropes[0].inv_freq, (base / 1.5).astype(np.float32))
+        assert arch.ropes[0].scale == pytest.approx(np.sqrt(1 + 1 / 8))  # twice the 256 beside the section
+        assert arch.max_positions == 256
+    config = {"partial_rotary_factor": None, "original_max_position_embeddings": None}
+    arch = open_model(tiny_hf(tmp_path / "plain", arch="phi3", config=config)).architecture
+    assert (arch.ropes[0].dim, arch.max_positions) == (16, 256)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor is 0.0, not between 0 and 1"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, not between 0 and 1"),
+        ({"partial_rotary_factor": 0.01}, "rope_dim is 0, not between 1"),
+        ({"partial_rotary_factor": "1"}, "partial_rotary_factor is not a number"),
+        ({"original_max_position_embeddings": -1}, "original_max_position_embeddings is not between"),
+        ({"rope_scaling": {**LONG, "type": "su"}}, "short_factor is not a list of 6 numbers"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' rotary .* default, longrope"),
+        ({"sliding_window": 0}, "sliding_window is not between"),
+        ({"num_key_value_heads": 4}, r"self_attn\.qkv_proj\.weight is 128 x 64, not 192 x 64"),
+        ({"intermediate_size": 32}, r"mlp\.gate_up_proj\.weight is 192 x 64, not 64 x 64"),
+        ({"num_hidden_layers": 3}, r"layers\.2\.self_attn\.qkv_proj\.weight is missing"),
+        ({"attention_bias": True}, "sets attention_bias"),
+    ],
+)
+def test_hostile_configurations_of_phi3(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="phi3", config=config))
+
+
+def ministral(**changes: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**OWN_CONFIG["mistral3"]["rope_parameters"], **changes}}
+
+
+def test_ministral(tmp_path: Path) -> None:
+    config = {"sliding_window": None, "rms_norm_eps": None}
+    folder = tiny_hf(tmp_path / "hf", arch="mistral3", dims=Dims(head_dim=128), config=config)
+    arch = open_model(folder).architecture
+    assert (arch.name, arch.rms_eps) == ("mistral3", 1e-5)
+    assert [(layer.query_growth, layer.query_growth_positions) for layer in arch.layers] == [(0.3, 16)] * 2
+    edit_json(folder / "config.json", head_dim=None, **ministral(llama_4_scaling_beta=0))
+    arch = open_model(folder).architecture
+    assert (arch.head_dim, arch.layers[0].query_growth) == (128, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"rope_parameters": None}, "llama_4_scaling_beta is missing"),
+        (ministral(llama_4_scaling_beta=None), "llama_4_scaling_beta is missing"),
+        (ministral(llama_4_scaling_beta="0.1"), "llama_4_scaling_beta is not a number"),
+        (ministral(llama_4_scaling_beta=-1), "the growth of queries is -1"),
+        (ministral(llama_4_scaling_beta=10**400), "llama_4_scaling_beta is too large"),
+        (ministral(original_max_position_embeddings=0), "original_max_position_embeddings is not between 1"),
+        (
+            ministral(original_max_position_embeddings=1.5),
+            "original_max_position_embeddings is not an integer",
+        ),
+    ],
+)
+def test_hostile_configurations_of_ministral(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelFileError, match=words):
+        open_model(tiny_hf(tmp_path / "hf", arch="mistral3", config={"head_dim": 16, **config}))
 
 
 def test_biases_are_those_of_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -290,9 +459,16 @@ BASE = base_frequencies(16, 10000.0)
         ),
         ({"rope_theta": None, "rope_scaling": {}, "rope_parameters": {"rope_theta": 5e5}}, 5e5),
         ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"}}, BASE),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, BASE),  # counts beyond 256 tokens only
+        ({"rope_scaling": YARN}, scale_yarn(BASE, 1e4, 4.0, 64, (32.0, 1.0))),
+        ({"rope_scaling": {**YARN, "factor": None}}, scale_yarn(BASE, 1e4, 4.0, 64, (32.0, 1.0))),
         (
-            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 128},  # counts for other families
-            scale_llama3(BASE, 32.0, 1.0, 4.0, 64),
+            {"rope_scaling": {**YARN, "beta_fast": 9, "beta_slow": 0.5, "truncate": False}},
+            scale_yarn(BASE, 1e4, 4.0, 64, (9.0, 0.5), truncate=False),
+        ),
+        (
+            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 128},  # counts first
+            scale_llama3(BASE, 32.0, 1.0, 4.0, 128),
         ),
     ],
 )
@@ -300,6 +476,17 @@ def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, An
     inv_freq = open_model(tiny_hf(tmp_path / "hf", config=config)).architecture.ropes[0].inv_freq
     expected = base_frequencies(16, expected) if isinstance(expected, float) else expected
     np.testing.assert_array_equal(inv_freq, expected.astype(np.float32))
+
+
+def test_long_factors_limit_the_context(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arch = open_model(tiny_hf(tmp_path / "a", config={"rope_scaling": LONG})).architecture
+    np.testing.assert_array_equal(arch.ropes[0].inv_freq, BASE.astype(np.float32))
+    assert arch.ropes[0].scale == pytest.approx(np.sqrt(1 + np.log(2.56) / np.log(100)))
+    assert arch.max_positions == 100
+    assert "other rotary factors for contexts beyond 100 tokens" in caplog.text
+    same = {**LONG, "long_factor": LONG["short_factor"], "attention_factor": 1.0}
+    arch = open_model(tiny_hf(tmp_path / "b", config={"rope_scaling": same})).architecture
+    assert (arch.max_positions, arch.ropes[0].scale) == (256, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -342,11 +529,37 @@ def test_rope_of_old_and_new_configurations(tmp_path: Path, config: dict[str, An
         ({"rope_theta": -1}, ModelFileError, "rotary base is -1"),
         ({"rope_scaling": []}, ModelFileError, "rope_scaling is not an object"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            {"rope_scaling": {"type": "proportional", "factor": 2.0}},
             UnsupportedModelError,
-            "'dynamic' rotary scaling",
+            "'proportional' rotary scaling",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, UnsupportedModelError, "'yarn'"),
+        ({"rope_scaling": {"type": "dynamic"}}, ModelFileError, "factor is missing"),
+        ({"rope_scaling": {**YARN, "factor": -4}}, ModelFileError, "rotary factor is -4"),
+        ({"rope_scaling": {**YARN, "beta_fast": 0.5}}, ModelFileError, "beta_slow is not between 0 and"),
+        ({"rope_scaling": {**YARN, "beta_slow": -1}}, ModelFileError, "beta_slow is not between 0 and"),
+        ({"rope_scaling": {**YARN, "attention_factor": 0}}, ModelFileError, "rotary scale is 0"),
+        ({"rope_scaling": {**YARN, "mscale": 10**400}}, ModelFileError, "mscale is too large"),
+        ({"rope_scaling": {**YARN, "mscale": -99, "mscale_all_dim": 1}}, ModelFileError, "rotary scale is -"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, ModelFileError, "truncate is not true or false"),
+        (
+            {"rope_scaling": {**YARN, "original_max_position_embeddings": 0}},
+            ModelFileError,
+            "original_max_position_embeddings is not between 1",
+        ),
+        (
+            {"rope_scaling": YARN, "rope_parameters": {**YARN, "attention_factor": 1.0}},
+            ModelFileError,
+            "different things",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, ModelFileError, "short_factor is not a list of 8 numbers"),
+        ({"rope_scaling": {**LONG, "long_factor": [1.0]}}, ModelFileError, "long_factor is not a list of 8"),
+        ({"rope_scaling": {**LONG, "long_factor": ["1"] * 8}}, ModelFileError, "long_factor is not a number"),
+        ({"rope_scaling": {**LONG, "short_factor": [0] * 8}}, ModelFileError, "not between 1e-6 and 1e6"),
+        (
+            {"rope_scaling": {**LONG, "original_max_position_embeddings": 1}},
+            ModelFileError,
+            "rotary scale is inf",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, ModelFileError, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, ModelFileError, "rotary factor is 0"),
         (

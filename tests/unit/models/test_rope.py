@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.models.formats.rope import base_frequencies, scale_linear, scale_llama3
+from outrider.models.formats.rope import (
+    base_frequencies,
+    longrope_magnitude,
+    scale_linear,
+    scale_llama3,
+    scale_yarn,
+    yarn_magnitude,
+)
 
 # dim 64, theta 500000, llama3: factor 32, low 1, high 4, original 8192 (Llama 3.2 1B).
 LLAMA3 = np.fromstring(
@@ -50,6 +57,36 @@ def test_llama3_keeps_short_waves_divides_long_ones_and_blends_between() -> None
     assert (scaled[long] == base[long] / 32).all()
     between = ~short & ~long
     assert ((scaled[between] < base[between]) & (scaled[between] > base[between] / 32)).all()
+
+
+def test_yarn_keeps_short_waves_divides_long_ones_and_ramps_between() -> None:
+    base = base_frequencies(64, 1e6)
+    turns = 4096 * base / (2 * np.pi)
+    scaled = scale_yarn(base, 1e6, 4.0, 4096, (32.0, 1.0))
+    exact = scale_yarn(base, 1e6, 4.0, 4096, (32.0, 1.0), truncate=False)
+    np.testing.assert_allclose(exact[turns > 32], base[turns > 32], rtol=1e-15)
+    np.testing.assert_allclose(exact[turns < 1], base[turns < 1] / 4, rtol=1e-15)
+    between = (turns < 32) & (turns > 1)
+    for found in (scaled, exact):
+        assert ((found[between] < base[between]) & (found[between] > base[between] / 4)).all()
+        assert (np.diff(found) < 0).all()
+    assert not np.array_equal(scaled, exact)
+
+
+def test_yarn_of_a_ramp_without_length() -> None:
+    base = base_frequencies(8, 1e4)
+    scaled = scale_yarn(base, 1e4, 2.0, 4, (32.0, 1.0))  # no wave turns once in four positions
+    np.testing.assert_allclose(scaled, [base[0], *base[1:] / 2])
+
+
+def test_magnitudes() -> None:
+    assert yarn_magnitude(1.0) == yarn_magnitude(0.5) == yarn_magnitude(16.0, 1.0, 1.0) == 1.0
+    assert yarn_magnitude(4.0) == pytest.approx(1 + 0.1 * np.log(4))
+    assert yarn_magnitude(4.0, 2.0, 0.5) == pytest.approx((1 + 0.2 * np.log(4)) / (1 + 0.05 * np.log(4)))
+    assert yarn_magnitude(np.e, 1.0, -10.0) == np.inf
+    assert longrope_magnitude(1.0, 4096) == longrope_magnitude(0.5, 1) == 1.0
+    assert longrope_magnitude(32.0, 4096) == pytest.approx(np.sqrt(1 + 5 / 12))
+    assert longrope_magnitude(2.0, 1) == np.inf
 
 
 @pytest.mark.parametrize("dim", [2, 64, 128])

@@ -7,35 +7,35 @@ that no family here has is refused by name, never ignored.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.models.checks import check_dimensions, check_tensors
 from outrider.models.families import (
     FAMILIES,
     LIMITS,
     Dimensions,
     Family,
-    check_dimensions,
-    check_tensors,
-    check_theta,
     default_attention_scale,
+    last_of_each,
     make_spec,
     periodic_windows,
     shown,
 )
-from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.generation_config import gguf_sampling
 from outrider.models.formats.gguf_metadata import Metadata
+from outrider.models.formats.gguf_rope import ROPE_TENSORS, original_context, read_ropes
 from outrider.models.formats.gguf_split import all_tensors, read_parts
 from outrider.models.formats.gguf_tokenizer import read_tokenizer
-from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear
+from outrider.models.fused import split_fused
 from outrider.models.source import ModelSource, Tensor
-from outrider.models.spec import RopeSpec
 
-_ROPE_FACTORS = "rope_freqs.weight"
+logger = logging.getLogger("outrider")
 
 # Options of other families: key after the architecture's name, and the values that mean "off".
 _OFF: Mapping[str, tuple[float, ...]] = {
@@ -45,10 +45,17 @@ _OFF: Mapping[str, tuple[float, ...]] = {
     "residual_scale": (0, 1),
     "attention.scale": (0,),
     "attention.clamp_kqv": (0,),
+    "attention.temperature_scale": (0,),
     "attention.causal": (1,),
     "use_parallel_residual": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
 }
-_SOFTCAPS = {"attn_logit_softcapping": (0,), "final_logit_softcapping": (0,)}
+# The same for keys that mean nothing, or something else, to other families.
+_OFF_IN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "granite": {"rope.scaling.finetuned": (1,)},  # llama.cpp: no rotation at all
+    "olmo2": {"attention.sliding_window": (0,)},  # OLMo 3
+}
 
 
 MAX_TEMPLATES = 32  # chat templates beside the default one
@@ -67,13 +74,14 @@ def open_gguf(path: Path) -> ModelSource:
     _refuse_what_is_no_model(metadata, any(file.entries for file in files))
     family = _family(metadata)
     tensors = all_tensors(files)
-    factors = tensors.pop(_ROPE_FACTORS, None)
+    factors = {name: tensors.pop(name) for name in ROPE_TENSORS if name in tensors}
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(f"{path}: the tensor token_embd.weight is missing")
     dimensions = _dimensions(metadata, family, embedding.shape[0], factors)
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
+    split_fused(path, architecture, tensors)
     check_tensors(path, architecture, tensors)
     return ModelSource(
         path=path,
@@ -127,15 +135,18 @@ def _family(metadata: Metadata) -> Family:
         raise UnsupportedModelError(
             f"{path}: has the architecture {shown(name)}; supported: {', '.join(FAMILIES)}"
         )
-    known = FAMILIES[name].softcaps
-    for option, off in (_OFF if known else {**_OFF, **_SOFTCAPS}).items():
+    for option, off in {**_OFF, **_OFF_IN.get(name, {})}.items():
         value = metadata.pairs.get(f"{name}.{option}")
-        if value is not None and not (isinstance(value, int | float) and value in off):
+        if option in FAMILIES[name].options or value is None:
+            continue
+        if not (isinstance(value, int | float) and value in off):
             raise UnsupportedModelError(f"{path}: sets {name}.{option}, which is not supported")
     return FAMILIES[name]
 
 
-def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Tensor | None) -> Dimensions:
+def _dimensions(
+    metadata: Metadata, family: Family, vocab_size: int, factors: Mapping[str, Tensor]
+) -> Dimensions:
     path, name = metadata.path, family.name
 
     def size(key: str, limit: str, default: int | None = None) -> int:
@@ -169,14 +180,9 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
     if size("attention.value_length", "head_dim", head_dim) != head_dim:
         raise UnsupportedModelError(f"{path}: keys and values have heads of different sizes")
     rope_dim = size("rope.dimension_count", "rope_dim", head_dim)
-    theta = check_theta(path, metadata.number(f"{name}.rope.freq_base", 10000.0))
-    inv_freq = _scaled(metadata, name, base_frequencies(rope_dim, theta), factors)
-    rope = RopeSpec(
-        rope_dim,
-        inv_freq.astype(np.float32),
-        scale=metadata.number(f"{name}.rope.scaling.attn_factor", 1.0),
-        interleaved=family.gguf_interleaved,
-    )
+    context = size("context_length", "max_positions")
+    growth = _option(metadata, family, "attention.temperature_scale")
+    rope, local_rope, max_positions = read_ropes(metadata, family, rope_dim, context, factors)
     return Dimensions(
         n_layers=n_layers,
         hidden_size=hidden_size,
@@ -185,31 +191,34 @@ def _dimensions(metadata: Metadata, family: Family, vocab_size: int, factors: Te
         head_dim=head_dim,
         ffn_size=same("feed_forward_length", "ffn_size", "feed-forward columns"),
         vocab_size=vocab_size,
-        max_positions=size("context_length", "max_positions"),
+        max_positions=max_positions,
         rms_eps=metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
         rope=rope,
-        local_rope=_local_rope(metadata, family, rope_dim),
+        local_rope=local_rope,
         windows=_windows(metadata, family, n_layers),
-        attention_scale=_attention_scale(family, n_layers, hidden_size, n_heads),
-        softcap=metadata.number(f"{name}.final_logit_softcapping", 0.0),
-        attention_softcap=metadata.number(f"{name}.attn_logit_softcapping", 0.0),
+        unrotated=last_of_each(n_layers, family.unrotated_period),
+        attention_scale=_attention_scale(metadata, family, n_layers, hidden_size // n_heads),
+        softcap=_option(metadata, family, "final_logit_softcapping"),
+        attention_softcap=_option(metadata, family, "attn_logit_softcapping"),
+        embedding_scale=_option(metadata, family, "embedding_scale") or 1.0,
+        residual_scale=_option(metadata, family, "residual_scale") or 1.0,
+        logit_scale=1 / (_option(metadata, family, "logit_scale", 1.0) or math.inf),  # 0, which is refused
+        query_growth=growth,
+        query_growth_positions=original_context(metadata, family, context) if growth else 1,
     )
 
 
-def _attention_scale(family: Family, n_layers: int, hidden_size: int, n_heads: int) -> float | None:
-    """Files do not give it: llama.cpp knows Gemma 3 27B, whose heads are smaller, by its 62 layers."""
+def _option(metadata: Metadata, family: Family, key: str, default: float = 0.0) -> float:
+    """The value of one of the keys in `Family.options`; `default` for a family that does not have it."""
+    return metadata.number(f"{family.name}.{key}", default) if key in family.options else default
+
+
+def _attention_scale(metadata: Metadata, family: Family, n_layers: int, width: int) -> float | None:
+    """As the file says; 0 or nothing is the usual one. Gemma's do not say it: llama.cpp knows Gemma 3 27B,
+    whose heads are smaller than hidden size / heads (`width`), by its 62 layers."""
     if family.name == "gemma3" and n_layers == 62:
-        return default_attention_scale(hidden_size // n_heads)
-    return None
-
-
-def _local_rope(metadata: Metadata, family: Family, rope_dim: int) -> RopeSpec | None:
-    """Of the layers with a window, which no scaling changes."""
-    if family.local_theta is None:
-        return None
-    theta = metadata.number(f"{family.name}.rope.freq_base_swa", family.local_theta)
-    inv_freq = base_frequencies(rope_dim, check_theta(metadata.path, theta))
-    return RopeSpec(rope_dim, inv_freq.astype(np.float32), interleaved=family.gguf_interleaved)
+        return default_attention_scale(width)
+    return _option(metadata, family, "attention.scale") or None
 
 
 def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | None, ...]:
@@ -218,6 +227,9 @@ def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | N
     window = metadata.integer(key, 0, LIMITS["max_positions"], default=0)
     pattern = f"{key}_pattern"
     if not window:
+        return ()
+    if family.window_ignored:
+        logger.warning("%s: %s is set, but not used, as in llama.cpp", path, key)
         return ()
     if not metadata.is_array(pattern):
         period = metadata.integer(pattern, 0, LIMITS["n_layers"], default=family.window_period)
@@ -228,30 +240,6 @@ def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | N
     if len(has) != n_layers:
         raise ModelFileError(f"{path}: {pattern} has {len(has)} entries for {n_layers} layers")
     return tuple(window if here else None for here in has.tolist())
-
-
-def _scaled(metadata: Metadata, name: str, base: Frequencies, factors: Tensor | None) -> Frequencies:
-    path = metadata.path
-    kind = metadata.text(f"{name}.rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
-        raise UnsupportedModelError(
-            f"{path}: has {shown(kind)} rotary scaling; supported: none, linear, and {_ROPE_FACTORS}"
-        )
-    if kind == "linear":
-        # The older key is rope.scale_linear; 0 means "not set" in both.
-        old = metadata.number(f"{name}.rope.scale_linear", 0.0)
-        factor = metadata.number(f"{name}.rope.scaling.factor", old) or 1.0
-        if not 1e-3 <= factor <= 1e6:
-            raise ModelFileError(f"{path}: the rotary scaling factor is {factor}, not between 0.001 and 1e6")
-        base = scale_linear(base, factor)
-    if factors is None:
-        return base
-    if factors.type != "F32" or factors.shape != base.shape:
-        raise ModelFileError(f"{path}: the tensor {_ROPE_FACTORS} is not a vector of {len(base)} F32 values")
-    divisors = dequantize(factors).astype(np.float64)
-    if not (np.isfinite(divisors) & (divisors > 1e-6)).all():
-        raise ModelFileError(f"{path}: the tensor {_ROPE_FACTORS} holds numbers that are not positive")
-    return base / divisors
 
 
 def _display_name(metadata: Metadata) -> str:

@@ -1,13 +1,13 @@
 """Hugging Face folders (config.json, safetensors, tokenizer.json) into a `ModelSource`.
 
-Defaults for absent keys are those of transformers' configuration classes; `rope_scaling` and
-`rope_parameters` (transformers 5) are both read. What would change the logits and is not supported is
-refused by name.
+Defaults for absent keys are those of transformers' configuration classes. What would change the logits and
+is not supported is refused by name.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.models.checks import check_dimensions, check_tensors
 from outrider.models.families import (
     FAMILIES,
     LAYER_TENSORS,
@@ -24,10 +25,8 @@ from outrider.models.families import (
     Dimensions,
     Family,
     HuggingFaceClass,
-    check_dimensions,
-    check_tensors,
-    check_theta,
     default_attention_scale,
+    last_of_each,
     make_spec,
     periodic_windows,
     shown,
@@ -35,12 +34,12 @@ from outrider.models.families import (
 from outrider.models.formats.dequantize import dequantize, same_values
 from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import Section, read_section
+from outrider.models.formats.hf_rope import read_query_growth, read_ropes
 from outrider.models.formats.hf_tokenizer import read_tokenizer
-from outrider.models.formats.rope import Frequencies, base_frequencies, scale_linear, scale_llama3
 from outrider.models.formats.safetensors import read_weights
+from outrider.models.fused import split_fused
 from outrider.models.quantization import EMBEDDING, OUTPUT
 from outrider.models.source import ModelSource, Tensor
-from outrider.models.spec import RopeSpec
 
 CONFIG_LIMIT = 1 << 20
 
@@ -65,16 +64,19 @@ def open_huggingface(folder: Path) -> ModelSource:
     path = folder / "config.json"
     config = read_section(path, CONFIG_LIMIT)
     family, kind = _model_class(config)
-    dimensions = _dimensions(config, kind)
+    dimensions = _dimensions(config, family, kind)
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
     layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
     tensors, names = _renamed(folder, read_weights(folder), layer_tensors)
     _tie(folder, config, kind, tensors, names)
     _biases(config, family, kind, tensors)
-    check_tensors(
-        folder, architecture, tensors, lambda name: names.get(name) or _file_name(name, layer_tensors)
-    )
+
+    def file_name(name: str) -> str:
+        return names.get(name) or _file_name(name, layer_tensors)
+
+    split_fused(folder, architecture, tensors, file_name)
+    check_tensors(folder, architecture, tensors, file_name)
     _shift_norms(family, tensors)
     tokenizer, templates = read_tokenizer(folder, config, architecture.vocab_size)
     return ModelSource(
@@ -179,7 +181,7 @@ def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
                 f"{config.path}: is quantized{_by_method(config, key)} ({key}); only F32, F16 and BF16"
                 f" weights are read from safetensors (use the model's GGUF file for quantized weights)"
             )
-    for option in ("mlp_bias", "use_mrope", "use_bidirectional_attention"):
+    for option in ("mlp_bias", "use_mrope", "use_bidirectional_attention", *kind.refused):
         if config.flag(option, False):
             raise UnsupportedModelError(f"{config.path}: sets {option}, which is not supported")
     return family, kind
@@ -196,7 +198,7 @@ def _by_method(config: Section, key: str) -> str:
     return " by MLX" if settings.keys() >= {"group_size", "bits"} else ""
 
 
-def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
+def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dimensions:
     def size(key: str, limit: str, default: int | None = None) -> int:
         return config.integer(key, 1, LIMITS[limit], default)
 
@@ -207,8 +209,13 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
     if kind.head_dim is None and head_dim * n_heads != hidden_size and config.values.get("head_dim") is None:
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
-    rope, local_rope = _ropes(config, kind, head_dim, max_positions)
+    growth, growth_positions = read_query_growth(config, kind, max_positions)
+    rope, local_rope, max_positions = read_ropes(config, kind, head_dim, max_positions)
     n_layers = size("num_hidden_layers", "n_layers")
+
+    def multiplier(key: str) -> float:
+        return config.number(key, 1.0) if kind.multipliers else 1.0
+
     return Dimensions(
         n_layers=n_layers,
         hidden_size=hidden_size,
@@ -218,21 +225,42 @@ def _dimensions(config: Section, kind: HuggingFaceClass) -> Dimensions:
         ffn_size=size("intermediate_size", "ffn_size"),
         vocab_size=size("vocab_size", "vocab_size"),
         max_positions=max_positions,
-        rms_eps=config.number("rms_norm_eps", 1e-6),
+        rms_eps=config.number("rms_norm_eps", kind.rms_eps),
         rope=rope,
         local_rope=local_rope,
         windows=_windows(config, kind, n_layers),
+        unrotated=_unrotated(config, family, n_layers),
         attention_scale=_attention_scale(config, kind),
         softcap=config.number("final_logit_softcapping", 0.0) if kind.local_theta else 0.0,
         attention_softcap=config.number("attn_logit_softcapping", 0.0) if kind.local_theta else 0.0,
+        embedding_scale=multiplier("embedding_multiplier"),
+        residual_scale=multiplier("residual_multiplier"),
+        logit_scale=1 / (multiplier("logits_scaling") or math.inf),  # 0, which is refused
+        query_growth=growth,
+        query_growth_positions=growth_positions,
     )
 
 
 def _attention_scale(config: Section, kind: HuggingFaceClass) -> float | None:
-    """Gemma's: 1 / sqrt(query_pre_attn_scalar)."""
+    """Granite's own factor; Gemma's 1 / sqrt(query_pre_attn_scalar)."""
+    if kind.multipliers:
+        return config.number("attention_multiplier", 1.0)
     if kind.local_theta is None:
         return None
     return default_attention_scale(config.integer("query_pre_attn_scalar", 1, 1 << 20, 256))
+
+
+def _unrotated(config: Section, family: Family, n_layers: int) -> tuple[bool, ...]:
+    """SmolLM3's: those that are 0 in no_rope_layers, or else the last of each no_rope_layer_interval."""
+    if not family.unrotated_period:
+        return ()
+    rotated = config.values.get("no_rope_layers")
+    if rotated is None:
+        period = config.integer("no_rope_layer_interval", 1, LIMITS["n_layers"], family.unrotated_period)
+        return last_of_each(n_layers, period)
+    if not (isinstance(rotated, list) and rotated and all(x in (0, 1) for x in rotated)):
+        raise ModelFileError(f"{config.path}: no_rope_layers is not a list of 0 and 1")
+    return tuple(not x for x in rotated[:n_layers])
 
 
 def _windows(config: Section, kind: HuggingFaceClass, n_layers: int) -> tuple[int | None, ...]:
@@ -241,7 +269,8 @@ def _windows(config: Section, kind: HuggingFaceClass, n_layers: int) -> tuple[in
         raise UnsupportedModelError(f"{config.path}: layer_types has more than full and sliding attention")
     if kind.window is None or (kind.window_is_optional and not config.flag("use_sliding_window", False)):
         return ()
-    if "sliding_window" in config.values and config.values["sliding_window"] is None:
+    given = config.values.get("sliding_window", kind.window or None)
+    if given is None:
         return ()
     window = config.integer("sliding_window", 1, LIMITS["max_positions"], kind.window)
     if layers is not None and (kind.window_is_optional or kind.window_period):
@@ -253,75 +282,6 @@ def _windows(config: Section, kind: HuggingFaceClass, n_layers: int) -> tuple[in
     if period:
         period = config.integer("sliding_window_pattern", 1, LIMITS["n_layers"], period)
     return periodic_windows(n_layers, window, period)
-
-
-def _ropes(
-    config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int
-) -> tuple[RopeSpec, RopeSpec | None]:
-    """Of all layers; or, for a class whose layers with a window have their own, of the others and of them."""
-    if kind.local_theta is None:
-        inv_freq = _frequencies(config, head_dim, max_positions)
-        return RopeSpec(head_dim, inv_freq.astype(np.float32)), None
-    given = config.section("rope_parameters") or Section(config.path, {})
-    nested = any(isinstance(value, dict) for value in given.values.values())
-    found = []
-    for layers, key, theta in (
-        (_KINDS[0], "rope_theta", kind.theta),
-        (_KINDS[1], "rope_local_base_freq", kind.local_theta),
-    ):
-        own = given.section(layers) if nested else given if layers == _KINDS[0] else None
-        rope = dict(own.values) if own is not None else {}
-        if layers == _KINDS[0] and (scaling := config.section("rope_scaling")) is not None:
-            rope.update(scaling.values)
-        rope.setdefault("rope_theta", config.number(key, theta))
-        inv_freq = _frequencies_of(config, Section(config.path, rope), head_dim, max_positions)
-        found.append(RopeSpec(head_dim, inv_freq.astype(np.float32)))
-    return found[0], found[1]
-
-
-def _frequencies(config: Section, head_dim: int, max_positions: int) -> Frequencies:
-    """Of rope_scaling, as in transformers, or else of rope_parameters. Both may be there if they mean the
-    same."""
-    found = [
-        _frequencies_of(config, rope, head_dim, max_positions)
-        for key in ("rope_scaling", "rope_parameters")
-        if (rope := config.section(key)) is not None and rope.values
-    ]
-    if len(found) == 2 and not np.array_equal(found[0], found[1]):
-        raise ModelFileError(f"{config.path}: rope_scaling and rope_parameters say different things")
-    return found[0] if found else _frequencies_of(config, Section(config.path, {}), head_dim, max_positions)
-
-
-def _frequencies_of(config: Section, rope: Section, head_dim: int, max_positions: int) -> Frequencies:
-    """Of one of the two sections; what it leaves out is taken from the configuration."""
-    if any(isinstance(value, dict) for value in rope.values.values()):
-        raise UnsupportedModelError(f"{config.path}: has other rotary parameters for each kind of layer")
-    if rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedModelError(f"{config.path}: sets partial_rotary_factor, which is not supported")
-    theta = check_theta(config.path, rope.number("rope_theta", config.number("rope_theta", 10000.0)))
-    original = rope.integer(
-        "original_max_position_embeddings", 1, LIMITS["max_positions"], default=max_positions
-    )
-    return _scaled(rope, base_frequencies(head_dim, theta), original)
-
-
-def _scaled(rope: Section, base: Frequencies, original: int) -> Frequencies:
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind == "default":
-        return base
-    if kind not in ("linear", "llama3"):
-        raise UnsupportedModelError(
-            f"{rope.path}: has {shown(kind)} rotary scaling; supported: default, linear, llama3"
-        )
-    factor = rope.number("factor")
-    if not 1e-3 <= factor <= 1e6:
-        raise ModelFileError(f"{rope.path}: the rotary factor is {factor}, not between 0.001 and 1e6")
-    if kind == "linear":
-        return scale_linear(base, factor)
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if not 1e-6 <= low < high <= 1e6:
-        raise ModelFileError(f"{rope.path}: low_freq_factor is not between 0 and high_freq_factor")
-    return scale_llama3(base, factor, low, high, original)
 
 
 def _renamed(
@@ -342,11 +302,11 @@ def _renamed(
     return found, names
 
 
-def _file_name(name: str, layer_tensors: Mapping[str, str]) -> str:
+def _file_name(name: str, layer_tensors: dict[str, str]) -> str:
     """The Hugging Face name of a tensor that the file does not have."""
     for theirs, ours in TOP_TENSORS.items():
         if ours == name:
             return theirs
     _, layer, part, kind = name.split(".")
-    theirs = next(key for key, value in layer_tensors.items() if value == part)
+    theirs = next(key for key, value in reversed(layer_tensors.items()) if value == part)  # the family's own
     return f"model.layers.{layer}.{theirs}.{kind}"

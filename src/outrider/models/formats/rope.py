@@ -40,3 +40,50 @@ def scale_llama3(
     blend = (original_max_positions / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
     keep = np.clip(blend, 0.0, 1.0)  # 0 for long waves, 1 for short ones
     return (1 - keep) * frequencies / factor + keep * frequencies
+
+
+def scale_yarn(
+    frequencies: Frequencies,
+    theta: float,
+    factor: float,
+    original_max_positions: int,
+    betas: tuple[float, float],
+    *,
+    truncate: bool = True,
+) -> Frequencies:
+    """YaRN (Peng et al. 2023): long waves divided by `factor`, short ones kept, and a ramp over the indices
+    of the frequencies between.
+
+    betas are beta_fast and beta_slow: a wave is short when it turns more than beta_fast times in
+    original_max_positions, and long when it turns less than beta_slow times. Wants theta > 1 and
+    0 < beta_slow < beta_fast. truncate: the ramp's ends are rounded outwards to whole indices.
+    """
+    dim = 2 * len(frequencies)
+
+    def index(turns: float) -> float:
+        """Of the frequency that turns so many times, rarely a whole number."""
+        return dim * math.log(original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = (index(beta) for beta in betas)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)  # 1 for long waves
+    return np.asarray(ramp * frequencies / factor + (1 - ramp) * frequencies)
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
+    """What YaRN multiplies cos and sin with: 1 + mscale / 10 * ln(factor), divided by the same of
+    mscale_all_dim. Infinite where that is 0."""
+    growth = math.log(max(factor, 1.0)) / 10
+    divisor = 1 + mscale_all_dim * growth
+    return (1 + mscale * growth) / divisor if divisor else math.inf
+
+
+def longrope_magnitude(factor: float, original_max_positions: int) -> float:
+    """What LongRoPE (Ding et al. 2024) multiplies cos and sin with, for a context that is `factor` times the
+    original one. Infinite for an original context of one token."""
+    growth, original = math.log(max(factor, 1.0)), math.log(original_max_positions)
+    if not growth:
+        return 1.0
+    return math.sqrt(1 + growth / original) if original else math.inf
