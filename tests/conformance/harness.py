@@ -28,6 +28,7 @@ from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
 from outrider.policy.planner import Planner
+from outrider.policy.tuning import Tuning
 from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter, TreeDrafter
 from tests.conformance.engines import Models
 
@@ -208,8 +209,10 @@ def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
 
 
 def mixed(model: DraftModelDrafter) -> AutoDrafter:
-    """With costs that make drafting worth its while."""
-    planner, lookup = Planner(CostModel({1: 1e-2, 16: 1.1e-2})), SuffixDrafter()
+    """With costs that make drafting worth its while, and second choices that are expected to be right, so
+    that they are drawn on from."""
+    tuning = Tuning(model_start=0.4, sibling_start=0.9, sibling_start_weight=1e3)
+    planner, lookup = Planner(CostModel({1: 1e-2, 16: 1.1e-2}), tuning=tuning), SuffixDrafter()
     planner.add_lookup(lookup.name)
     planner.add_model(model.name, CostModel({1: 1e-4, 16: 2e-4}))
     return AutoDrafter(planner, [lookup], [model], clock=tick())
