@@ -71,5 +71,4 @@ ENGINES: dict[str, Callable[[], Models]] = {
     "native": native_models,
     "native qwen3": functools.partial(native_models, "qwen3"),
     "native windows": windowed_models,
-    "native mistral3": functools.partial(native_models, "mistral3"),
 }
