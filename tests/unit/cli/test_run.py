@@ -22,7 +22,7 @@ METRICS = {
     *("decode_tokens_per_s", "ttft_ms", "tpot_ms", "num_drafts", "num_draft_tokens", "num_accepted_tokens"),
     *("acceptance_rate", "mean_acceptance_length", "block_efficiency", "draft_ms", "verify_ms", "other_ms"),
     "sampling_ms",
-    *("accepted_per_pos", "drafters", "speculation"),
+    *("accepted_per_pos", "drafters", "earlier_outputs", "speculation"),
 }
 
 
