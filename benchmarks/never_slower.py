@@ -261,6 +261,30 @@ def summary(checked: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def publish(
+    args: argparse.Namespace,
+    settings: Mapping[str, Any],
+    found: Mapping[tuple[str, ...], Mapping[str, Any]],
+    checked: Sequence[Mapping[str, Any]],
+    table: Sequence[Sequence[str]],
+) -> int:
+    """Write the cells and targets to --json and print them. Returns 1 when a target is missed or a token was
+    changed."""
+    about = machine.describe(args.threads)
+    keys = ("models", "temperature", "workload")
+    document = {
+        "machine": about,
+        "settings": settings,
+        "cells": [{**dict(zip(keys, cell, strict=True)), **values} for cell, values in found.items()],
+        "targets": checked,
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(f"{about['cpu']}, {about['cores']} cores\n\n{aligned(table)}\n\n{summary(checked)}")
+    same = all(m["identical"] for values in found.values() for m in values["methods"].values())
+    return 0 if same and not any(c["verdict"] == "MISSED" for c in checked) else 1
+
+
 def names(text: str) -> list[str]:
     """Parse an option of several names, separated by commas."""
     return [name.strip() for name in text.split(",")]
@@ -358,25 +382,14 @@ def main() -> int:
             print(f"{', '.join(cell)}: {one.name} has about {left / 60:.0f} minutes left", file=sys.stderr)
     found = {cell: journal[cell] for cell in wanted}
     checked = targets(found)
-    about = machine.describe(args.threads)
-    document = {
-        "machine": about,
-        "settings": settings,
-        "cells": [
-            {
-                **dict(zip(("models", "temperature", "workload"), cell, strict=True)),
-                **{key: value for key, value in values.items() if key != "machine"},
-                "probe": values["machine"]["probe"],
-            }
-            for cell, values in found.items()
-        ],
-        "targets": checked,
+    brief: dict[tuple[str, ...], Any] = {
+        cell: {
+            **{key: value for key, value in values.items() if key != "machine"},
+            "probe": values["machine"]["probe"],
+        }
+        for cell, values in found.items()
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"{about['cpu']}, {about['cores']} cores\n\n{aligned(rows(found))}\n\n{summary(checked)}")
-    same = all(m["identical"] for values in found.values() for m in values["methods"].values())
-    return 0 if same and not any(c["verdict"] == "MISSED" for c in checked) else 1
+    return publish(args, settings, brief, checked, rows(found))
 
 
 if __name__ == "__main__":

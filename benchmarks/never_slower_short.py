@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import signal
 import subprocess
@@ -42,12 +41,11 @@ from never_slower import (
     check_names,
     judged,
     names,
+    publish,
     sets,
     steadiest,
-    summary,
 )
-from outrider.bench import machine, stats, workloads
-from outrider.bench.cost_curve import aligned
+from outrider.bench import stats, workloads
 from outrider.bench.interleaved import ColdMethod, TimedMethod
 from outrider.bench.journal import Journal
 from outrider.bench.report import BASELINE
@@ -392,17 +390,4 @@ def main() -> int:
             journal.add(cell, stage.run(cell[2], float(cell[1])))
             print(", ".join(cell), file=sys.stderr)
     found = {cell: journal[cell] for cell in wanted}
-    checked = targets(found)
-    about = machine.describe(args.threads)
-    keys = ("models", "temperature", "workload")
-    document = {
-        "machine": about,
-        "settings": settings,
-        "cells": [{**dict(zip(keys, cell, strict=True)), **values} for cell, values in found.items()],
-        "targets": checked,
-    }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"{about['cpu']}, {about['cores']} cores\n\n{aligned(rows(found))}\n\n{summary(checked)}")
-    same = all(m["identical"] for values in found.values() for m in values["methods"].values())
-    return 0 if same and not any(c["verdict"] == "MISSED" for c in checked) else 1
+    return publish(args, settings, found, targets(found), rows(found))

@@ -47,7 +47,7 @@ class Continuations {
 
 // The fields of a lookup's result: tokens, parents (-1: the text's end), confidence of each token given its
 // parent, probability of each path, the length of the longest match, and whether other requests' outputs
-// alone have a token; the last is empty where none do.
+// alone have a token; the last is empty where no match is in them.
 struct Tree {
     std::vector<int32_t> tokens, parents;
     std::vector<double> confidence, paths;

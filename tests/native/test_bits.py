@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engines.base import ForwardItem
-from outrider.engines.native import NativeModel
+from outrider.engines.native import NativeCache, NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
 from outrider.models.weight_types import BLOCKS, SUPPORTED_TYPES
@@ -109,6 +109,20 @@ def test_builds_and_threads_do_not_change_a_bit(sources: dict[str, ModelSource],
             )
 
 
+def draft_across_a_span(
+    source: ModelSource, isa: str, tokens: list[int], alone: np.ndarray
+) -> tuple[NativeModel, NativeCache]:
+    """Check a tree's path across the end of a span against the rows `alone` of single tokens. Returns the
+    model, and the cache with 507 tokens and the tree."""
+    model = load(source, isa, 2)
+    cache = model.new_cache(700)
+    run(model, cache, tokens[:507])
+    draft = [9, *tokens[507:515]]  # after a sibling
+    tree = run(model, cache, draft, [-1, -1, *range(1, 8)])
+    assert same_bits(tree[1:], alone[507:515])
+    return model, cache
+
+
 @pytest.mark.parametrize("isa", usable_isas())
 def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
     """Attention merges spans of 256 positions: threads divide a lone token's, one thread goes through
@@ -122,12 +136,7 @@ def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
         cache = model.new_cache(700)
         together = np.concatenate([run(model, cache, tokens[i : i + width]) for i in range(0, 600, width)])
         assert same_bits(alone, together), f"{width} tokens a pass, {threads} threads"
-    model = load(source, isa, 2)
-    cache = model.new_cache(700)
-    run(model, cache, tokens[:507])
-    draft = [9, *tokens[507:515]]  # a path after a sibling, across the end of a span
-    tree = run(model, cache, draft, [-1, -1, *range(1, 8)])
-    assert same_bits(tree[1:], alone[507:515])
+    draft_across_a_span(source, isa, tokens, alone)
     wanted = Reference(source, rounded=True).logits(tokens)[500:]
     exact = load(source, isa, kv_dtype="f32")
     error = np.linalg.norm(run(exact, exact.new_cache(600), tokens)[500:] - wanted, axis=1)
@@ -161,12 +170,7 @@ def test_windows_over_contexts_of_several_spans(
             cache = model.new_cache(700)
             parts = [run(model, cache, tokens[i : i + width]) for i in range(0, 600, width)]
             assert same_bits(alone, np.concatenate(parts)), f"{width} tokens a pass, {threads} threads"
-        model = load(source, isa, 2)
-        cache = model.new_cache(700)
-        run(model, cache, tokens[:507])
-        draft = [9, *tokens[507:515]]  # a path after a sibling, across the end of a span
-        tree = run(model, cache, draft, [-1, -1, *range(1, 8)])
-        assert same_bits(tree[1:], alone[507:515])
+        model, cache = draft_across_a_span(source, isa, tokens, alone)
         cache.keep(507, range(508, 516))
         assert same_bits(run(model, cache, tokens[515:520]), alone[515:520])
         for length in (510, 300, 257, 255, 41, 40, 39, 16, 1):

@@ -191,7 +191,7 @@ class _Step:
         for name, lookup in self.owner.lookups.items():
             if job.allows(name) and (tree := lookup.lookup(job, job.budget)) is not None:
                 copied = max(copied, tree.copied)
-                if tree.shared:
+                if any(tree.shared):
                     self.shared.setdefault(job.request_id, []).append((name, tree))
                 proposals.append(Proposal(name, tree))
         for name, model in self.owner.models.items():

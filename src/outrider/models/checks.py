@@ -93,15 +93,9 @@ def check_tensors(
     known = set()
     for name, shape, required in expected_tensors(spec):
         known.add(name)
-        tensor = tensors.get(name)
-        if tensor is None:
-            if required:
-                raise ModelFileError(f"{path}: the tensor {file_name(name)} is missing")
+        if name not in tensors and not required:
             continue
-        if tensor.shape != shape:
-            raise ModelFileError(
-                f"{path}: the tensor {file_name(name)} is {shape_text(tensor.shape)}, not {shape_text(shape)}"
-            )
+        tensor = with_shape(path, file_name(name), tensors.get(name), shape)
         allowed = FLOAT_TYPES if len(shape) == 1 else SUPPORTED_TYPES
         if tensor.type not in allowed:
             raise UnsupportedModelError(
@@ -115,6 +109,15 @@ def check_tensors(
                 f"{path}: the tensor {shown(file_name(name))} is not part of a {spec.name} model "
                 f"of {spec.n_layers} layers as it is known here"
             )
+
+
+def with_shape(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """The tensor that the file calls `name`, or ModelFileError where it is missing or has another shape."""
+    if tensor is None:
+        raise ModelFileError(f"{path}: the tensor {name} is missing")
+    if tensor.shape != shape:
+        raise ModelFileError(f"{path}: the tensor {name} is {_by(tensor.shape)}, not {_by(shape)}")
+    return tensor
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], bool]]:
@@ -158,6 +161,5 @@ def layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...
     }
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
-    """ "3 x 4" """
+def _by(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))

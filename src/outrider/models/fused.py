@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.errors import ModelFileError
-from outrider.models.checks import layer_weights, shape_text
+from outrider.models.checks import layer_weights, with_shape
 from outrider.models.families import FAMILIES
 from outrider.models.source import Tensor
 from outrider.models.spec import ModelSpec
@@ -33,16 +33,9 @@ def split_fused(
         for i, layer in enumerate(spec.layers):
             shapes = [layer_weights(spec, layer)[part] for part in parts]
             ends = np.cumsum([rows for rows, _ in shapes]).tolist()
-            wanted = (ends[-1], shapes[0][1])
             name = f"blk.{i}.{fused}.weight"
-            tensor = tensors.pop(name, None)
-            if tensor is None:
-                raise ModelFileError(f"{path}: the tensor {file_name(name)} is missing")
-            if tensor.shape != wanted:
-                raise ModelFileError(
-                    f"{path}: the tensor {file_name(name)} is {shape_text(tensor.shape)}, not"
-                    f" {shape_text(wanted)}"
-                )
+            wanted = (ends[-1], shapes[0][1])
+            tensor = with_shape(path, file_name(name), tensors.pop(name, None), wanted)
             width = tensor.nbytes // ends[-1]
             pieces = np.split(tensor.data, [end * width for end in ends[:-1]])
             for part, shape, data in zip(parts, shapes, pieces, strict=True):

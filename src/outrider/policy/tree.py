@@ -35,7 +35,7 @@ class Lookup:
     confidence: the drafter's own probability of each node given its parent, 0..1.
     paths:      the same of the whole path, never above the parent's.
     length:     tokens of the sequence's end that the best match agrees with; 0 without any.
-    shared:     whether other requests' outputs alone have a node; empty where none do.
+    shared:     whether other requests' outputs alone have a node; empty where no match is in them.
     copied:     tokens at the sequence's end that are copied from earlier in it, as far as is known.
     """
 

@@ -5,7 +5,6 @@ Scalings are none, linear, yarn and longrope, and the factors of `ROPE_TENSORS`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,6 +19,7 @@ from outrider.models.formats.rope import (
     base_frequencies,
     scale_linear,
     scale_yarn,
+    warn_of_limit,
     yarn_magnitude,
 )
 from outrider.models.source import Tensor
@@ -27,8 +27,6 @@ from outrider.models.spec import RopeSpec
 
 # Divisors of the frequencies: for every context, up to the original one, and beyond it.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-
-logger = logging.getLogger("outrider")
 
 
 def read_ropes(
@@ -72,11 +70,7 @@ def _divided(
         return base / always, context
     if np.array_equal(short, long) or (original := original_context(metadata, family, context)) >= context:
         return base / short, context
-    logger.warning(
-        "%s: has other rotary factors for contexts beyond %d tokens, which are not supported: the context is"
-        " limited to that",
-        metadata.path, original,
-    )  # fmt: skip
+    warn_of_limit(metadata.path, original)
     return base / short, original
 
 

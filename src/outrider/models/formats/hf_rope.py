@@ -5,8 +5,6 @@ Scalings are those of transformers: default, linear, dynamic, llama3, yarn and l
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
@@ -20,11 +18,10 @@ from outrider.models.formats.rope import (
     scale_linear,
     scale_llama3,
     scale_yarn,
+    warn_of_limit,
     yarn_magnitude,
 )
 from outrider.models.spec import RopeSpec
-
-logger = logging.getLogger("outrider")
 
 _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -40,11 +37,7 @@ def read_ropes(
     else:
         (rope, positions), (local, _) = _both_ropes(config, kind, kind.local_theta, head_dim, max_positions)
     if positions < max_positions:
-        logger.warning(
-            "%s: has other rotary factors for contexts beyond %d tokens, which are not supported: the context"
-            " is limited to that",
-            config.path, positions,
-        )  # fmt: skip
+        warn_of_limit(config.path, positions)
     return rope, local, positions
 
 

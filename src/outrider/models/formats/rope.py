@@ -6,12 +6,16 @@ of transformers' float32 arithmetic, and does not depend on a CPU's float32 `pow
 
 from __future__ import annotations
 
+import logging
 import math
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 Frequencies = npt.NDArray[np.float64]
+
+logger = logging.getLogger("outrider")
 
 
 def base_frequencies(dim: int, theta: float) -> Frequencies:
@@ -87,3 +91,12 @@ def longrope_magnitude(factor: float, original_max_positions: int) -> float:
     if not growth:
         return 1.0
     return math.sqrt(1 + growth / original) if original else math.inf
+
+
+def warn_of_limit(path: Path, positions: int) -> None:
+    """Say that a model's context is limited to the one that its short factors are for."""
+    logger.warning(
+        "%s: has other rotary factors for contexts beyond %d tokens, which are not supported: the context is"
+        " limited to that",
+        path, positions,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
-from outrider.models.text.marks import overlap
+from outrider.models.text.marks import first_mark, overlap
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -79,7 +79,7 @@ class HarmonyReader:
         """Read part of the text that is held. False: more text is needed."""
         if self._kind == "head":
             return self._head(found)
-        at, mark = min(((at, mark) for mark in _ENDS if (at := self._held.find(mark)) >= 0), default=(-1, ""))
+        at, mark = first_mark(self._held, _ENDS)
         if not mark:
             keep = max(overlap(self._held, end) for end in _ENDS)
             size = len(self._held) - keep
