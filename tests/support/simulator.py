@@ -84,12 +84,14 @@ class World:
     draft:    of a pass of the draft model over n tokens.
     overhead: of the rest of a step.
     looking:  of lookups, in a step that may draft.
+    load:     factor on a pass over n tokens, of either model, that begins at this second of the simulation.
     """
 
     target: Callable[[int, int], float]
     draft: Callable[[int], float] = lambda n: 0.0
     overhead: float = 0.0
     looking: float = 0.0
+    load: Callable[[int, float], float] = lambda n, at: 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +199,7 @@ class _Drafters:
     """The drafters of one step, for `propose_step`; the world gives the time of each lap."""
 
     world: World
+    at: float  # the second of the simulation
     laps: list[float] = field(default_factory=list)
     drawing: float = 0.0  # seconds
 
@@ -217,7 +220,7 @@ class _Drafters:
             own = [unprocessed, *[1] * (draft.height - 1)]
             fed = [a + b for a, b in zip_longest(fed, own, fillvalue=0)]
             missed += max(0, unprocessed - 2)
-        seconds = sum(map(self.world.draft, fed))
+        seconds = sum(self.world.draft(size) * self.world.load(size, self.at) for size in fed)
         self.drawing += seconds
         self.laps = [0.0, seconds]
         return drafts, [DraftPass(size, 0 if i else missed) for i, size in enumerate(fed)]
@@ -250,12 +253,12 @@ def _step(policy: Policy, live: Sequence[_Sequence], world: World, out: Outcome)
     trees: dict[int, list[Node]] = {}  # by the sequence's identity
     drafting = 0.0
     if jobs:
-        drafters = _Drafters(world)
+        drafters = _Drafters(world, out.seconds)
         found = propose_step(policy.planner, drafters, jobs)
         drafting = world.looking + drafters.drawing
         trees = {id(seq): tree for (seq, _), tree in zip(jobs, found, strict=True)}
     size = len(live) + sum(map(len, trees.values()))
-    seconds = world.target(size, len(out.steps))
+    seconds = world.target(size, len(out.steps)) * world.load(size, out.seconds + drafting)
     for seq in live:
         tree = trees.get(id(seq), [])
         path = seq.accepted(tree)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,72 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.policy.auto import AutoController
-from outrider.policy.cost_model import CostModel
 from outrider.policy.exploration import ExplorationBudget
 from outrider.policy.planner import Planner
 from outrider.policy.request_state import RequestState
 from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, Node
 from outrider.policy.tuning import DEFAULT
+from tests.support.cases import FAMILIES, LENGTH, TEXTS, Case, case
 from tests.support.controllers import make_auto
-from tests.support.simulator import MODEL, FixedPolicy, Outcome, Policy, Trace, World, simulate
-from tests.support.traces import Machine, machine, text
+from tests.support.simulator import MODEL, FixedPolicy, Policy, Trace, World, simulate
+from tests.support.traces import Machine, text
 
 CASES = int(os.environ.get("OUTRIDER_CASES", "40"))  # for each family
-LENGTH, TEXTS = 150, 3
 MOST_LOST = 0.02  # of plain decoding's time
 WINDOW, MOST_PROBING = 10.0, 0.1  # seconds: of any ten, a hundredth may go into probes
 WARM_UP = 12  # plain steps' time, once for all texts, that learning may cost beyond that
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "useless drafters": {"model": [0.02], "copies": [0.02]},
-    "a good model": {"model": [0.6, 0.75, 0.9]},
-    "a bad model": {"model": [0.05, 0.2]},
-    "an even chance": {"model": [0.5]},
-    "copies and none": {"copies": [0.97, 0.05, 0.97]},
-    "poor copies": {"copies": [0.02, 0.15]},
-    "both drafters": {"model": [0.4, 0.7, 0.9], "copies": [0.97, 0.1, 0.1]},
-    "good second choices": {"model": [0.4, 0.6, 0.9], "second": [0.4, 0.8], "copies": [0.97, 0.1, 0.1]},
-    "useless second choices": {"model": [0.5, 0.7, 0.9], "second": [0.02]},
-    "collapses": {"model": [0.95, 0.05], "copies": [0.95, 0.05], "stay": 100.0},
-}
-
-
-@dataclass
-class Case:
-    """Texts on a machine, and what plain decoding takes."""
-
-    machine: Machine
-    texts: list[Trace]
-    world: World
-    confident: bool
-    plain: float
-
-    @property
-    def step(self) -> float:
-        return self.plain / sum(len(t.truth) for t in self.texts)
-
-    def auto(self, **twins: Any) -> AutoController:
-        model = CostModel(self.machine.measured_draft()) if self.texts[0].model is not None else None
-        return make_auto(CostModel(self.machine.measured()), model, confident=self.confident, **twins)
-
-    def run(self, policy: Policy, width: int = 1) -> Outcome:
-        return simulate(policy, self.texts, self.world, width=width)
-
-    def fixed(self) -> list[FixedPolicy]:
-        lookups = [(n, 0) for n in (1, 3, 6, 16)] if self.texts[0].lookups is not None else []
-        models = [(0, k) for k in (1, 2, 4, 8)] if self.texts[0].model is not None else []
-        both = [(8, 3)] if lookups and models else []
-        combs = [FixedPolicy(0, k, siblings=True) for k in (1, 2, 4) if self.texts[0].second is not None]
-        return [*combs, *(FixedPolicy(*setting) for setting in lookups + models + both)]
-
-
-def case(family: str, seed: int, change: Callable[[int, int], float] = lambda n, step: 1.0) -> Case:
-    random = np.random.default_rng([seed, 7])
-    made = machine(random)
-    confident = str(random.choice(["honest", "vain", "blind", "none"]))
-    texts = [text(random, LENGTH, confident=confident, **FAMILIES[family]) for _ in range(TEXTS)]
-    world = made.world(seed, change)
-    return Case(made, texts, world, confident != "none", simulate(FixedPolicy(), texts, world).seconds)
 
 
 # --- The simulator itself -------------------------------------------------------------------------
