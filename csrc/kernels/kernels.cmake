@@ -20,3 +20,9 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/neon.cpp PROPERTIES
     COMPILE_OPTIONS "-march=armv8.2-a+dotprod;$<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>")
 endif()
+
+# Compiled once for all that links them.
+add_library(outrider_kernels OBJECT ${OUTRIDER_KERNEL_SOURCES})
+target_compile_options(outrider_kernels PRIVATE ${OUTRIDER_OPTIONS})
+target_include_directories(outrider_kernels PRIVATE ${CMAKE_CURRENT_LIST_DIR}/..)
+set_target_properties(outrider_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON)

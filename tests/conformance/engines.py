@@ -7,8 +7,9 @@ context of at least 96 positions: a target, and a draft that agrees with it part
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,13 @@ ENGINES: dict[str, Callable[[], Models]] = {
     "native qwen3": functools.partial(native_models, "qwen3"),
     "native windows": windowed_models,
 }
+
+
+def on_engines(*factors: Iterable[str]) -> list[tuple[str, ...]]:
+    """(engine, …) for every combination of the factors, in turns on the engines, so that every value of a
+    factor meets every engine."""
+    engines, found = list(ENGINES), []
+    for indices in itertools.product(*(enumerate(factor) for factor in factors)):
+        turn = sum(index for index, _ in indices) % len(engines)
+        found.append((engines[turn], *(value for _, value in indices)))
+    return found

@@ -11,7 +11,7 @@ from outrider.decoding.request import Request
 from outrider.drafters.auto import AutoDrafter
 from outrider.policy.draft_model import DraftModelSource, DraftModelState
 from outrider.policy.tree import Node
-from tests.conformance.engines import ENGINES, Models
+from tests.conformance.engines import ENGINES, Models, on_engines
 from tests.conformance.harness import (
     DRAFTERS,
     PARAMS,
@@ -39,9 +39,7 @@ def plain(engine: str, params: str) -> dict[str, Output]:
     return run(models(engine).engine(), None, batch_for(engine, params))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("engine", "drafter", "params"), on_engines(DRAFTERS, PARAMS))
 def test_speculation_changes_nothing(engine: str, drafter: str, params: str) -> None:
     expected = plain(engine, params)
     made = make_drafter(drafter, models(engine), answers(expected))

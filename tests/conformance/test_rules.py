@@ -15,7 +15,7 @@ from outrider.decoding.types import Draft, TargetScores, Verdict
 from outrider.decoding.verifiers.base import VERIFIERS, Verifier
 from outrider.decoding.verifiers.rejection import RejectionVerifier
 from outrider.engines.base import ForwardItem
-from tests.conformance.engines import ENGINES, Models
+from tests.conformance.engines import ENGINES, Models, on_engines
 from tests.conformance.harness import (
     DRAFTERS,
     EOS,
@@ -40,10 +40,7 @@ def under(engine: str, rule: Verifier, drafter: str, params: str, **options: int
     return run(models(engine).engine(), made, batch_for(engine, params), verifier=rule, **options)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("params", GREEDY)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("engine", "rule", "params", "drafter"), on_engines(RULES, GREEDY, DRAFTERS))
 def test_at_temperature_0_speculation_changes_nothing(
     engine: str, rule: str, drafter: str, params: str
 ) -> None:
@@ -70,9 +67,7 @@ def impossible_tokens(
             context.append(token)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("params", DRAWN)
+@pytest.mark.parametrize(("engine", "rule", "params"), on_engines(RULES, DRAWN))
 def test_sampled_texts_are_possible_for_the_target(engine: str, rule: str, params: str) -> None:
     for drafter in (
         "independent draft_model",

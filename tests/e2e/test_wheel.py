@@ -12,7 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from tests.support.build import BUILD_LOCK
 from tests.support.models import tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +40,9 @@ def call(*command: str | Path, **options: object) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    call("make", "wheel", f"VENV={sys.prefix}", f"DIST={folder}", cwd=ROOT)
+    BUILD_LOCK.parent.mkdir(exist_ok=True)
+    with FileLock(BUILD_LOCK):
+        call("make", "wheel", f"VENV={sys.prefix}", f"DIST={folder}", cwd=ROOT)
     (made,) = folder.glob("*.whl")
     return made
 

@@ -5,12 +5,17 @@ and ends pools."""
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
+from tests.support.build import BUILD_LOCK
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "csrc" / "tests"
@@ -31,13 +36,30 @@ pytestmark = [
 def build(name: str, *options: str) -> Path:
     """The folder of the programs, built or brought up to date."""
     folder = ROOT / "build" / name
+    configure("cmake", SOURCES, folder, *options)
+    return folder
+
+
+def configure(cmake: str, source: Path, folder: Path, *options: str, targets: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), *options]
-        for command in (configure, ["cmake", "--build", str(folder)]):
+    wanted = [option for target in targets for option in ("--target", target)]
+    with FileLock(BUILD_LOCK):
+        for command in (
+            [cmake, "-S", str(source), "-B", str(folder), *options],
+            [cmake, "--build", str(folder), *wanted],
+        ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+
+
+def extension_build() -> tuple[str, Path] | None:
+    """(cmake, folder) of the editable installation's own build, whose kernels need no second compilation."""
+    version = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    for cache in (ROOT / "build").glob(f"{version}-*/CMakeCache.txt"):
+        found = re.search(r"^CMAKE_COMMAND:INTERNAL=(.+)$", cache.read_text("utf-8"), re.MULTILINE)
+        if found and Path(found[1]).is_file():
+            return found[1], cache.parent
+    return None
 
 
 def run(*command: str | Path, timeout: float | None = None) -> tuple[int, str]:
@@ -47,7 +69,12 @@ def run(*command: str | Path, timeout: float | None = None) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return build("checks")
+    own = extension_build()
+    if own is None:
+        return build("checks")
+    cmake, place = own
+    configure(cmake, ROOT, place, "-DOUTRIDER_CHECKS=ON", targets=["kernels_check", "pool_check"])
+    return place / "csrc" / "tests"
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,16 @@ from outrider.cli.serve import engine_config
 from outrider.errors import ConfigError
 from tests.scripts.write_foreign_flags import DOCUMENT, replaced
 
+PARSER = parser()  # of all commands: making one takes as long as several tests
 ROWS = [(row, command) for row in TABLE for command in row.commands]
 
 
 def parsed(line: str) -> argparse.Namespace:
-    return parser().parse_args(shlex.split(line))
+    return PARSER.parse_args(shlex.split(line))
 
 
 def command_parser(command: str) -> Any:
-    return parser()._subparsers._group_actions[0].choices[command]  # type: ignore[union-attr,index]
+    return PARSER._subparsers._group_actions[0].choices[command]  # type: ignore[union-attr,index]
 
 
 PARSERS = {command: command_parser(command) for command in MODEL_COMMANDS}
@@ -65,13 +66,13 @@ def test_every_flag_is_read_whole(command: str) -> None:
 
 @pytest.mark.parametrize("command", MODEL_COMMANDS)
 def test_accepted_values_change_nothing(command: str) -> None:
-    plain = vars(parser().parse_args([command, "m"]))
+    plain = vars(PARSER.parse_args([command, "m"]))
     for row in TABLE:
         values = ["7"] if row.accepts is None else list(row.accepts)
         for flag in _judged(row, command):
             if row.accepts != ():
                 for value in values:
-                    found = vars(parser().parse_args([command, "m", flag, *_values(row, value)]))
+                    found = vars(PARSER.parse_args([command, "m", flag, *_values(row, value)]))
                     found.pop(foreign.NOTES, None)
                     assert found == plain, flag
 
@@ -83,7 +84,7 @@ def test_others_are_refused_with_the_way_out(command: str) -> None:
             if row.accepts is None:
                 continue
             with pytest.raises(ConfigError) as caught:
-                parser().parse_args([command, "m", flag, *_values(row, "what?")])
+                PARSER.parse_args([command, "m", flag, *_values(row, "what?")])
             assert str(caught.value).startswith(flag), flag
             assert row.instead in str(caught.value), flag
 

@@ -26,7 +26,7 @@ from tests.support.controllers import make_auto
 from tests.support.simulator import MODEL, FixedPolicy, Policy, Trace, World, simulate
 from tests.support.traces import Machine, text
 
-CASES = int(os.environ.get("OUTRIDER_CASES", "40"))  # for each family
+CASES = int(os.environ.get("OUTRIDER_CASES", "20"))  # for each family
 MOST_LOST = 0.02  # of plain decoding's time
 WINDOW, MOST_PROBING = 10.0, 0.1  # seconds: of any ten, a hundredth may go into probes
 WARM_UP = 12  # plain steps' time, once for all texts, that learning may cost beyond that

@@ -21,7 +21,7 @@ from outrider.policy.tuning import DEFAULT
 from tests.support.cases import FAMILIES, Case, case, loaded, short_case
 from tests.support.simulator import FixedPolicy, Policy, simulate
 
-CASES = int(os.environ.get("OUTRIDER_CASES", "40")) // 4  # for each family
+CASES = int(os.environ.get("OUTRIDER_CASES", "20")) // 2  # for each family
 NEVER_SLOWER, AS_THE_BEST, UNDER_LOAD = 0.98, 0.97, 0.95
 # The loss of a single text, in plain steps: what the draft model's prefill and the first drafts may take in
 # vain. At most, and in the mean of each six texts' worst.
