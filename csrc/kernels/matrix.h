@@ -12,10 +12,10 @@
 //           2i + 1 of line h (0, 1) hold slice 2i + h. 5 bits: as 4 bits,
 //           and one line more: bit s of byte j is the fifth bit of byte j of slice s. 6 bits: as 4 bits, and
 //           two lines more: bits 2i, 2i + 1 of line h are the high bits of slice 4h + i. 8 bits: 8 lines, one
-//           for each slice, offset by 128.
+//           for each slice, of Q8_0 offset by 128.
 //   scales: what turns integers into values, exactly as in the file (nothing is rounded).
 //
-// Float matrices hold the 16 values of each column of a panel one after another.
+// Float matrices hold the 16 values of each column of a panel one after another; those of 8 bits have scales.
 #pragma once
 #include <cstddef>
 #include <cstdint>
