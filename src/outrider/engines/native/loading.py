@@ -102,11 +102,12 @@ def encoded(core: _core.Model, tensor: Tensor, kind: str) -> Bytes:
 
     Raises UnsupportedModelError for values that are not finite or too large for the type.
     """
+    data = tensor.encoded()
     if kind == tensor.type:
-        return tensor.data
+        return data
     rows, columns = tensor.shape
     try:
-        return core.quantize(tensor.type, kind, rows, columns, tensor.data)
+        return core.quantize(tensor.type, kind, rows, columns, data)
     except ValueError as error:
         raise UnsupportedModelError(f"tensor {tensor.name}: {error}") from None
 
@@ -126,7 +127,7 @@ def _add_packed(
     for matrix, packed in zip(plan, found, strict=False):
         core.add_packed(matrix.name, matrix.type, *matrix.shape, packed)
     embedding = source.tensors[EMBEDDING]
-    rows = found[-1] if source.quantization else embedding.data
+    rows = found[-1] if source.quantization else embedding.encoded()
     core.set_embedding(loaded_type(source, embedding), rows)
 
 

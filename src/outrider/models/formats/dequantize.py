@@ -1,4 +1,5 @@
-"""Dequantizes weights with the `gguf` package, for checks and tests; engines have their own kernels."""
+"""Dequantizes weights, those of ggml's types with the `gguf` package, for checks and tests; engines have
+their own kernels."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as _dequantize
 
+from outrider.models.formats.hf_blocks import dequantize_blocks
 from outrider.models.formats.mapped import release
 from outrider.models.source import Tensor
+from outrider.models.weight_types import FOLDER_TYPES
 
 PIECE = 1 << 22  # bytes compared at a time
 
@@ -20,7 +23,10 @@ def dequantize(tensor: Tensor) -> npt.NDArray[np.float32]:
 
     Infinite or NaN scales of a damaged file give infinite or NaN values, without a warning.
     """
-    rows = tensor.data.reshape(*tensor.shape[:-1], -1)
+    if tensor.type in FOLDER_TYPES:
+        with np.errstate(all="ignore"):
+            return dequantize_blocks(tensor.type, tensor.encoded()).reshape(tensor.shape)
+    rows = tensor.encoded().reshape(*tensor.shape[:-1], -1)
     kind = GGMLQuantizationType[tensor.type]
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         plain = np.dtype("<f4" if kind == GGMLQuantizationType.F32 else "<f2")

@@ -1,0 +1,79 @@
+"""Quantized Hugging Face folders on the engine, against the same values as floats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from outrider.engines.native import NativeModel
+from outrider.models.formats.dequantize import dequantize
+from outrider.models.open import open_model
+from outrider.models.quantization import loaded_type, quantized
+from outrider.models.source import ModelSource, Tensor
+from tests.native.support import load, run, same_bits
+from tests.support.models import VOCAB_SIZE, Dims
+from tests.support.quantized import NARROW, OF_TYPE, WIDE, Kind, quantized_hf
+
+TOKENS = [int(i) for i in np.random.default_rng(5).integers(3, VOCAB_SIZE, 40)]
+PACKED = "pack-quantized"
+KINDS = [
+    *((kind, dims, "llama") for kind, dims in OF_TYPE.values()),
+    (Kind("gptq", symmetric=True), NARROW, "llama"),
+    (Kind("gptq", bits=8, group=-1, symmetric=True), NARROW, "llama"),
+    (Kind(PACKED, strategy="channel", scale_dtype="BF16"), WIDE, "qwen3"),
+    (Kind("awq", group=64), WIDE, "qwen2"),
+    (Kind("awq", group=128), WIDE, "phi3"),
+    (Kind("fp8", bits=8, strategy="tensor", scale_dtype="BF16"), WIDE, "mistral3"),
+]
+
+
+def as_floats(source: ModelSource) -> ModelSource:
+    """The same model with every matrix stored as F32."""
+    tensors = {
+        name: Tensor(name, "F32", tensor.shape, dequantize(tensor).reshape(-1).view(np.uint8))
+        for name, tensor in source.tensors.items()
+    }
+    return replace(source, tensors=tensors)
+
+
+def logits(model: NativeModel) -> npt.NDArray[np.float32]:
+    return run(model, model.new_cache(len(TOKENS)), TOKENS)
+
+
+def relative_error(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> float:
+    exact = wanted.astype(np.float64)
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize(("kind", "dims", "arch"), KINDS, ids=str)
+def test_logits_are_near_those_of_the_values_as_floats(
+    tmp_path: Path, kind: Kind, dims: Dims, arch: str
+) -> None:
+    """What remains is the rounding of activations, and of 8-bit floats nothing."""
+    source = open_model(quantized_hf(tmp_path / "hf", kind, arch=arch, dims=dims)[0])
+    wanted = logits(load(as_floats(source), kv_dtype="f32"))
+    is_float = any(tensor.type.startswith("F8") for tensor in source.tensors.values())
+    assert relative_error(logits(load(source, kv_dtype="f32")), wanted) < (1e-5 if is_float else 0.02)
+
+
+@pytest.mark.parametrize("name", ["W4_128", "W8_32", "F8_128"])
+def test_a_draft_model_is_held_in_fewer_bits(tmp_path: Path, name: str) -> None:
+    kind, dims = OF_TYPE[name]
+    source = open_model(quantized_hf(tmp_path / "hf", kind, dims=dims)[0])
+    draft = quantized(source, "q4")
+    up = draft.tensors["blk.0.ffn_up.weight"]
+    assert loaded_type(draft, up) == (name if name == "W4_128" else "Q4_0")
+    assert relative_error(logits(load(draft)), logits(load(as_floats(source)))) < 0.3
+
+
+def test_packed_weights_are_kept(tmp_path: Path) -> None:
+    kind, dims = OF_TYPE["W4_32"]
+    source = open_model(quantized_hf(tmp_path / "hf", kind, dims=dims)[0])
+    plain = logits(load(source))
+    for _ in range(2):  # written, then read
+        assert same_bits(logits(NativeModel.load(source, weights_cache=tmp_path / "kept")), plain)
+    assert list((tmp_path / "kept").glob("*.packed"))
