@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/types.h"
 
@@ -36,6 +37,8 @@ struct Matrix {
     int rows = 0, columns = 0, panels = 0;
     size_t q_stride = 0, scale_stride = 0;  // bytes from one panel to the next
     std::shared_ptr<uint8_t> memory;
+    // Column i multiplies column order[i] of the input; null: column i. Kernels get inputs in this order.
+    std::shared_ptr<const std::vector<int>> order;
     uint8_t* q = nullptr;
     uint8_t* scales = nullptr;
 

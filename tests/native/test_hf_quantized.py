@@ -10,16 +10,22 @@ import numpy.typing as npt
 import pytest
 
 from outrider.engines.native import NativeModel
+from outrider.errors import UnsupportedModelError
 from outrider.models.formats.dequantize import dequantize
 from outrider.models.open import open_model
 from outrider.models.quantization import loaded_type, quantized
 from outrider.models.source import ModelSource, Tensor
-from tests.native.support import load, run, same_bits
+from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import VOCAB_SIZE, Dims
 from tests.support.quantized import NARROW, OF_TYPE, WIDE, Kind, quantized_hf
 
 TOKENS = [int(i) for i in np.random.default_rng(5).integers(3, VOCAB_SIZE, 40)]
 PACKED = "pack-quantized"
+ORDERED = [
+    (Kind("gptq", act_order="each"), NARROW),
+    (Kind("gptq", bits=8, group=64, act_order="each", output=True), WIDE),
+    (Kind(PACKED, group=64, symmetric=True, act_order="same"), WIDE),
+]
 KINDS = [
     *((kind, dims, "llama") for kind, dims in OF_TYPE.values()),
     (Kind("gptq", symmetric=True), NARROW, "llama"),
@@ -28,6 +34,9 @@ KINDS = [
     (Kind("awq", group=64), WIDE, "qwen2"),
     (Kind("awq", group=128), WIDE, "phi3"),
     (Kind("fp8", bits=8, strategy="tensor", scale_dtype="BF16"), WIDE, "mistral3"),
+    *((kind, dims, "llama") for kind, dims in ORDERED),
+    (ORDERED[1][0], WIDE, "qwen2"),
+    (ORDERED[1][0], WIDE, "phi3"),
 ]
 
 
@@ -58,6 +67,49 @@ def test_logits_are_near_those_of_the_values_as_floats(
     wanted = logits(load(as_floats(source), kv_dtype="f32"))
     is_float = any(tensor.type.startswith("F8") for tensor in source.tensors.values())
     assert relative_error(logits(load(source, kv_dtype="f32")), wanted) < (1e-5 if is_float else 0.02)
+
+
+@pytest.mark.parametrize(("kind", "dims"), ORDERED, ids=str)
+def test_columns_in_another_order_keep_bits(tmp_path: Path, kind: Kind, dims: Dims) -> None:
+    """Inputs that are copied in another order: no width, thread count or instruction set changes a bit."""
+    source = open_model(quantized_hf(tmp_path / "hf", kind, dims=dims)[0])
+    portable = load(source, "portable")
+    cache = portable.new_cache(40)
+    alone = np.concatenate([run(portable, cache, [t]) for t in TOKENS])
+    for isa in usable_isas():
+        for threads, width in ((1, 40), (2, 1), (2, 3), (3, 9), (2, 17)):
+            model = load(source, isa, threads)
+            cache = model.new_cache(40)
+            parts = [run(model, cache, TOKENS[i : i + width]) for i in range(0, 40, width)]
+            assert same_bits(np.concatenate(parts), alone), f"{isa}, {threads} threads, {width} tokens"
+    prompt = item(portable.new_cache(40), TOKENS, rows=[39, 5])  # the last layer computes these rows only
+    assert same_bits(portable.forward([prompt])[0], alone[[39, 5]])
+
+
+def test_an_order_of_some_matrices_only(tmp_path: Path) -> None:
+    """Of those that read one input, some as it is; one is held as floats."""
+    kind, dims = ORDERED[1]
+    source = open_model(quantized_hf(tmp_path / "hf", kind, dims=dims)[0])
+    floats = as_floats(source).tensors
+    plain = {name: floats[name] for name in floats if name.endswith(("attn_v.weight", "ffn_gate.weight"))}
+    twin = open_model(quantized_hf(tmp_path / "plain", replace(kind, act_order=""), dims=dims)[0])
+    plain |= {name: twin.tensors[name] for name in twin.tensors if name.endswith("attn_k.weight")}
+    mixed = replace(source, tensors={**source.tensors, **plain})
+    assert relative_error(logits(load(mixed)), logits(load(as_floats(mixed), kv_dtype="f32"))) < 0.02
+
+
+def test_orders_that_are_none(tmp_path: Path) -> None:
+    kind, dims = ORDERED[0]
+    source = open_model(quantized_hf(tmp_path / "hf", kind, dims=dims)[0])
+    for order in (np.zeros(96), np.arange(95), np.arange(96) - 1, np.arange(96) + 1):
+        name = "blk.0.attn_q.weight"
+        wrong = replace(source.tensors[name], column_order=order.astype(np.int32))
+        with pytest.raises(UnsupportedModelError, match=rf"{name}: its columns do not have such an order"):
+            load(replace(source, tensors={**source.tensors, name: wrong}))
+    down = "blk.1.ffn_down.weight"
+    ordered = replace(source.tensors[down], column_order=np.arange(160, dtype=np.int32))
+    with pytest.raises(UnsupportedModelError, match=rf"{down}: its columns must be in order"):
+        load(replace(source, tensors={**source.tensors, down: ordered}))
 
 
 @pytest.mark.parametrize("name", ["W4_128", "W8_32", "F8_128"])

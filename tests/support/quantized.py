@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,20 +29,28 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight rows is in each nibble of
 
 @dataclass(frozen=True)
 class Kind:
-    """How matrices are quantized. group: columns that share a scale, -1 for all of a row. scale_dtype: of the
-    scales in the file. block: rows and columns of blocks of fp8. version: of GPTQ. method "dense" leaves a
-    compressed-tensors folder's matrices unpacked (E4M3)."""
+    """How matrices are quantized.
+
+    method:      awq, gptq or fp8, or the format of compressed-tensors.
+    group:       columns that share a scale, -1 for all of a row; with a strategy other than "group" not used.
+    scale_dtype: of the scales in the file.
+    act_order:   "each": the columns of each matrix are scattered among groups in a way of their own; "same":
+                 all matrices of so many columns have the same; "": they are in order.
+    block:       rows and columns of blocks of 8-bit floats.
+    version:     of GPTQ's layout.
+    output:      whether the output matrix is quantized.
+    """
 
     method: str
     bits: int = 4
     group: int = 32
     symmetric: bool = False
     scale_dtype: str = "F16"
-    act_order: bool = False
+    act_order: str = ""
     block: tuple[int, int] | None = None
     version: str = "gptq"
     strategy: str = "group"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    output: bool = False
 
 
 # A folder of each of the engine's own types of weights.
@@ -60,14 +68,14 @@ def quantized_hf(
     path: Path, kind: Kind, *, arch: str = "llama", dims: Dims = WIDE, seed: int = 0
 ) -> tuple[Path, dict[str, Array]]:
     """The folder, and the values of its quantized matrices under Hugging Face's names."""
-    settings = {"quantization_config": {**_settings(kind), **kind.settings}}
+    settings = {"quantization_config": _settings(kind)}
     tiny_hf(path, arch=arch, dims=dims, tied=False, seed=seed, config=settings)
     rng = np.random.default_rng(seed + 2)
     stored: dict[str, Stored] = {}
     values: dict[str, Array] = {}
     for ours, weight in tiny_weights(arch, dims, tied=False, seed=seed).items():
         name = hf_name(ours, arch)
-        if weight.ndim == 1 or ours in ("token_embd.weight", "output.weight"):
+        if weight.ndim == 1 or ours in ("token_embd.weight", "" if kind.output else "output.weight"):
             stored[name] = ("F32", weight.shape, encode(weight, "F32"))
         else:
             parts, values[name] = quantize(weight.astype(np.float64), kind, rng)
@@ -93,7 +101,7 @@ def _settings(kind: Kind) -> dict[str, Any]:
         names = {"version": "gemm", "zero_point": True, "modules_to_not_convert": None}
         return {"quant_method": "awq", "bits": kind.bits, "group_size": kind.group, **names}
     if kind.method == "gptq":
-        names = {"sym": kind.symmetric, "desc_act": kind.act_order, "checkpoint_format": kind.version}
+        names = {"sym": kind.symmetric, "desc_act": bool(kind.act_order), "checkpoint_format": kind.version}
         return {"quant_method": "gptq", "bits": kind.bits, "group_size": kind.group, **names}
     if kind.method == "fp8":
         block = None if kind.block is None else list(kind.block)
@@ -126,7 +134,7 @@ def quantize(weight: Array, kind: Kind, rng: np.random.Generator) -> tuple[dict[
     group = columns if kind.group == -1 or kind.strategy != "group" else kind.group
     index = np.arange(columns) // group
     if kind.act_order:
-        index = rng.permutation(index)
+        index = (np.random.default_rng(9) if kind.act_order == "same" else rng).permutation(index)
     scales = np.zeros((rows, -(-columns // group)))
     zeros = np.zeros(scales.shape, np.int64)
     most = 2**kind.bits - 1

@@ -31,6 +31,7 @@ class Tensor:
     shape: (rows, columns) with rows contiguous, or (length,) for a vector.
     recode: None where `data` are the type's blocks. Else the file has a layout of its own, and this computes
            the blocks of some rows, without changing a value. It may raise ModelFileError.
+    column_order: None, or int32[columns]: column i of the blocks is column column_order[i] of the matrix.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Tensor:
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
     recode: Recode | None = None
+    column_order: npt.NDArray[np.int32] | None = None
 
     def encoded(self) -> npt.NDArray[np.uint8]:
         """The blocks of all rows: `data`, or a new array."""

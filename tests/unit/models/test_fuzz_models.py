@@ -234,7 +234,7 @@ JSON = st.recursive(
 # A folder of each layout: what becomes of mutations of its tensors' names, shapes and bytes.
 QUANTIZED = (
     Kind("awq", group=32),
-    Kind("gptq", group=32),
+    Kind("gptq", group=32, act_order="each"),
     Kind("pack-quantized", bits=8),
     Kind("float-quantized", bits=8, strategy="channel"),
     Kind("fp8", bits=8, block=(32, 32), scale_dtype="F32"),

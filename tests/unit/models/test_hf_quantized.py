@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from outrider.errors import ModelFileError, UnsupportedModelError
@@ -21,7 +22,7 @@ from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
 from outrider.models.weight_types import FLOAT_TYPES
-from tests.support.models import hf_name, tiny_hf
+from tests.support.models import Dims, hf_name, tiny_hf
 from tests.support.quantized import (
     NARROW,
     OF_TYPE,
@@ -121,6 +122,40 @@ def test_fused_matrices_are_split(tmp_path: Path, kind: Kind) -> None:
         assert np.array_equal(found, values[f"model.layers.1.{fused}_proj.weight"].astype(np.float32))
 
 
+def order_of(folder: Path, module: str) -> npt.NDArray[np.int64]:
+    """The columns of a matrix as the blocks have them, by the g_idx in its file."""
+    names = [name for name in stored_tensors(folder) if name.startswith(module) and name.endswith("g_idx")]
+    return np.argsort(np.frombuffer(stored_tensors(folder)[names[0]][2], "<i4"), kind="stable")
+
+
+ORDERED = [
+    (Kind("gptq", act_order="each"), NARROW),
+    (Kind("gptq", bits=8, group=128, symmetric=True, act_order="each"), WIDE),
+    (Kind(PACKED, group=64, act_order="same", scale_dtype="BF16"), WIDE),
+    (Kind("gptq", group=128, act_order="same", output=True), WIDE),
+]
+
+
+@pytest.mark.parametrize(("kind", "dims"), ORDERED, ids=str)
+def test_columns_in_another_order(tmp_path: Path, kind: Kind, dims: Dims) -> None:
+    """They are sorted by group. What is sorted so in ffn_down becomes the order of the rows before it."""
+    folder, values = quantized_hf(tmp_path / "hf", kind, dims=dims)
+    source = open_model(folder)
+    held = matrices(source, values, "llama")
+    assert len(held) == 7 * dims.layers + kind.output
+    for name, (_, found, wanted) in held.items():
+        module = hf_name(name).removesuffix(".weight")
+        order, kept = order_of(folder, module), source.tensors[name].column_order
+        down = order_of(folder, f"{module.partition('.mlp')[0]}.mlp.down_proj") if ".mlp." in module else None
+        if name.endswith("ffn_down.weight"):
+            assert kept is None
+            expected = wanted[:, order]
+        else:
+            assert np.array_equal(order, np.arange(wanted.shape[1]) if kept is None else kept)
+            expected = wanted if down is None else wanted[down]
+        assert np.array_equal(found, expected.astype(np.float32)), name
+
+
 def stored_tensors(folder: Path) -> dict[str, Stored]:
     found = read_safetensors(folder / "model.safetensors", (*FLOAT_TYPES, *DTYPES))
     return {name: (t.type, t.shape, t.data.tobytes()) for name, t in found.items()}
@@ -157,17 +192,22 @@ def test_zero_points_of_nought_in_gptqs_first_version(tmp_path: Path) -> None:
     assert np.array_equal(blocks[..., 4], zeros.T)
 
 
-def test_a_quantized_output_matrix_and_parts_that_are_not(tmp_path: Path) -> None:
-    """Matrices that are stored as floats, such as those of an ignore list, stay so."""
+@pytest.mark.parametrize("method", ["awq", "gptq", PACKED])
+def test_a_quantized_output_matrix(tmp_path: Path, method: str) -> None:
+    folder, values = quantized_hf(tmp_path / "hf", Kind(method, group=64, output=True))
+    output = open_model(folder).tensors["output.weight"]
+    assert (output.type, output.shape) == ("W4_32", (320, 128))
+    assert np.array_equal(dequantize(output), values["lm_head.weight"].astype(np.float32))
+
+
+def test_matrices_that_are_not_quantized(tmp_path: Path) -> None:
+    """Those that are stored as floats, such as those of an ignore list, stay so."""
     folder, values = quantized_hf(tmp_path / "hf", Kind("awq", group=128))
-    tensors = stored_tensors(folder)
-    names = [name for name in tensors if name.startswith(UP)]
+    names = [name for name in stored_tensors(folder) if name.startswith(UP)]
     plain = ("F32", (256, 128), values[f"{UP}.weight"].astype("<f4").tobytes())
-    output = {f"lm_head.{name.rpartition('.')[2]}": tensors[name] for name in names}
-    folder = changed(folder, {**dict.fromkeys(names), f"{UP}.weight": plain})
-    assert open_model(folder).tensors["blk.1.ffn_up.weight"].type == "F32"
-    with pytest.raises(ModelFileError, match=r"lm_head.weight is 256 x 128, not 320 x 128"):
-        open_model(changed(folder, {"lm_head.weight": None, **output}))
+    opened = open_model(changed(folder, {**dict.fromkeys(names), f"{UP}.weight": plain}))
+    assert opened.tensors["blk.1.ffn_up.weight"].type == "F32"
+    assert opened.tensors["blk.0.ffn_up.weight"].type == "W4_128"
 
 
 def test_several_config_groups(tmp_path: Path) -> None:
@@ -268,6 +308,7 @@ BROKEN: list[tuple[tuple[Kind, Any], dict[str, Stored | None], str]] = [
     (AWQ, {"weight_packed": ints((8, 8))}, "weight_packed' has dtype I32, which the settings"),
     (GPTQ, {"g_idx": ints((96,), 3)}, "g_idx' names a group beyond 3"),
     (GPTQ, {"g_idx": ints((96,), 2**31)}, "g_idx' names a group beyond 3"),
+    (GPTQ, {"g_idx": ints((96,))}, "g_idx' does not give every group 32 columns"),
     (GPTQ, {"g_idx": ints((95,))}, "g_idx' is 95, not 96"),
     (GPTQ, {"g_idx": halves((96,))}, "g_idx' has dtype F16, not I32"),
     (GPTQ, {"qweight": ints((24, 160))}, "scales' is 3 x 160, not 6 x 160"),

@@ -11,7 +11,8 @@ little-endian 32-bit words, the first in the lowest bits:
     fp8                 weight [N, K] of E4M3, weight_scale_inv (or weight_scale) of blocks or of all weights
 
 Nothing is computed when a folder is opened, except that the scales and zero points are looked at. The blocks
-(hf_blocks.py) are computed when the weights are loaded, and hold the same numbers.
+(hf_blocks.py) are computed when the weights are loaded, and hold the same numbers. Where g_idx scatters the
+columns of a group (act-order), the blocks have them side by side (`Tensor.column_order`).
 """
 
 from __future__ import annotations
@@ -164,7 +165,6 @@ def _gptq(module: _Module, how: Quantization) -> Tensor:
         )
     zeros = module.part("qzeros", ("I32",), (groups, rows // per_word))
     group = scheme.group or columns
-    _check_order(module, "g_idx", columns, group)
     offset = np.uint32(how.zero_offset * (0x11111111 if bits == 4 else 0x01010101))
 
     def zero_points(first: int, last: int) -> Bytes:
@@ -178,23 +178,28 @@ def _gptq(module: _Module, how: Quantization) -> Tensor:
             q=lambda first, last: _integers(_words(stored)[:, first:last].T, bits),
             scales=lambda first, last: _floats(_array(scales)[:, first:last].T, scales.type),
             zeros=zero_points,
+            order=_order(module, "g_idx", columns, group),
         ),
     )
 
 
-def _check_order(module: _Module, part: str, columns: int, group: int) -> None:
-    """Raise unless each column's group, where the file says it, is the usual one."""
+def _order(module: _Module, part: str, columns: int, group: int) -> npt.NDArray[np.int32] | None:
+    """The columns by their groups, which g_idx says; None where they are in that order already."""
     if not module.has(part):
-        return
+        return None
     index = np.frombuffer(module.part(part, ("I32",), (columns,)).data, "<i4")
     groups = -(-columns // group)
     if index.min() < 0 or index.max() >= groups:
         raise ModelFileError(f"{module.path}: the tensor {module.shown(part)} names a group beyond {groups}")
-    if not np.array_equal(index, np.arange(columns) // group):
+    usual = np.arange(columns) // group
+    if np.array_equal(index, usual):
+        return None
+    order = np.argsort(index, kind="stable").astype(np.int32)
+    if not np.array_equal(index[order], usual):
         raise UnsupportedModelError(
-            f"{module.path}: the tensor {module.shown(part)} has columns in another order (act-order), which"
-            f" is not supported"
+            f"{module.path}: the tensor {module.shown(part)} does not give every group {group} columns"
         )
+    return order
 
 
 def _compressed(module: _Module, how: Quantization) -> Tensor:
@@ -216,7 +221,6 @@ def _compressed(module: _Module, how: Quantization) -> Tensor:
         [s for s in how.schemes if s.bits == bits and s.symmetric != module.has("weight_zero_point")],
     )
     group = scheme.group or columns
-    _check_order(module, "weight_g_idx", columns, group)
     read_zeros = None if scheme.symmetric else _compressed_zeros(module, scheme, rows, columns)
     return _integer_tensor(
         module,
@@ -225,6 +229,7 @@ def _compressed(module: _Module, how: Quantization) -> Tensor:
             q=lambda first, last: _integers(_words(stored)[first:last], bits)[:, :columns],
             scales=scales,
             zeros=read_zeros,
+            order=_order(module, "weight_g_idx", columns, group),
         ),
     )
 
@@ -287,6 +292,7 @@ class _Matrix:
     """A matrix of integers as its file has it. q, scales and zeros give what `GroupedRows` has, of some rows.
 
     stored, scale_part: names of the tensors of the integers and of the scales.
+    order: of the columns, so that those of a group are neighbours; None where they are.
     """
 
     stored: str
@@ -297,10 +303,14 @@ class _Matrix:
     q: Callable[[int, int], Bytes]
     scales: Callable[[int, int], Floats]
     zeros: Callable[[int, int], Bytes] | None
+    order: npt.NDArray[np.int32] | None = None
 
     def rows(self, first: int, last: int) -> GroupedRows:
+        q = self.q(first, last)
+        if self.order is not None:
+            q = np.take(q, self.order, axis=1)
         zeros = None if self.zeros is None else self.zeros(first, last)
-        return GroupedRows(self.q(first, last), self.scales(first, last), zeros, self.group)
+        return GroupedRows(q, self.scales(first, last), zeros, self.group)
 
 
 def _integer_tensor(module: _Module, matrix: _Matrix) -> Tensor:
@@ -311,7 +321,8 @@ def _integer_tensor(module: _Module, matrix: _Matrix) -> Tensor:
     zeros = None if matrix.zeros is None else matrix.zeros(0, rows)
     kind = integer_type(matrix.bits, columns, matrix.group, scales, zeros)
     recode = _by_pieces(kind, columns, lambda first, last: integer_blocks(kind, matrix.rows(first, last)))
-    return Tensor(f"{module.name}.weight", kind, (rows, columns), module.parts[matrix.stored].data, recode)
+    data = module.parts[matrix.stored].data
+    return Tensor(f"{module.name}.weight", kind, (rows, columns), data, recode, matrix.order)
 
 
 def _float_tensor(module: _Module, how: Quantization, scale_part: str) -> Tensor:

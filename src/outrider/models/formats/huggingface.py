@@ -17,6 +17,7 @@ import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.checks import check_dimensions, check_tensors
+from outrider.models.column_order import take_into_rows
 from outrider.models.families import (
     FAMILIES,
     LAYER_TENSORS,
@@ -82,6 +83,7 @@ def open_huggingface(folder: Path) -> ModelSource:
         return names.get(name) or _file_name(name, layer_tensors)
 
     split_fused(folder, architecture, tensors, file_name)
+    take_into_rows(folder, architecture, tensors)
     check_tensors(folder, architecture, tensors, file_name)
     _shift_norms(family, tensors)
     tokenizer, templates = read_tokenizer(folder, config, architecture.vocab_size)
