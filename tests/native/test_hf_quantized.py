@@ -112,20 +112,39 @@ def test_orders_that_are_none(tmp_path: Path) -> None:
         load(replace(source, tensors={**source.tensors, down: ordered}))
 
 
-@pytest.mark.parametrize("name", ["W4_128", "W8_32", "F8_128"])
-def test_a_draft_model_is_held_in_fewer_bits(tmp_path: Path, name: str) -> None:
-    kind, dims = OF_TYPE[name]
+@pytest.mark.parametrize(
+    ("kind", "dims", "held"),
+    [
+        (*OF_TYPE["W4_128"], "W4_128"),
+        (*OF_TYPE["W8_32"], "Q4_0"),
+        (*OF_TYPE["F8_128"], "Q4_0"),
+        (*ORDERED[1], "Q4_0"),
+    ],
+    ids=str,
+)
+def test_a_draft_model_is_held_in_fewer_bits(tmp_path: Path, kind: Kind, dims: Dims, held: str) -> None:
     source = open_model(quantized_hf(tmp_path / "hf", kind, dims=dims)[0])
     draft = quantized(source, "q4")
-    up = draft.tensors["blk.0.ffn_up.weight"]
-    assert loaded_type(draft, up) == (name if name == "W4_128" else "Q4_0")
+    assert loaded_type(draft, draft.tensors["blk.0.ffn_up.weight"]) == held
     assert relative_error(logits(load(draft)), logits(load(as_floats(source)))) < 0.3
 
 
-def test_packed_weights_are_kept(tmp_path: Path) -> None:
-    kind, dims = OF_TYPE["W4_32"]
+@pytest.mark.parametrize(("kind", "dims"), [OF_TYPE["W4_32"], ORDERED[1]], ids=str)
+def test_packed_weights_are_kept(tmp_path: Path, kind: Kind, dims: Dims) -> None:
     source = open_model(quantized_hf(tmp_path / "hf", kind, dims=dims)[0])
     plain = logits(load(source))
     for _ in range(2):  # written, then read
         assert same_bits(logits(NativeModel.load(source, weights_cache=tmp_path / "kept")), plain)
     assert list((tmp_path / "kept").glob("*.packed"))
+
+
+@pytest.mark.parametrize("kind", [ORDERED[1][0], Kind("awq", group=128, output=True)], ids=str)
+def test_a_part_of_the_vocabulary(tmp_path: Path, kind: Kind) -> None:
+    """Of a quantized output matrix, with its columns in another order and without."""
+    model = load(open_model(quantized_hf(tmp_path / "hf", kind)[0]))
+    every = logits(model)
+    work = item(model.new_cache(len(TOKENS)), TOKENS)
+    (some,) = model.forward_subset([work], np.array([2, 3, 7], np.int32))
+    columns = np.concatenate([np.arange(16 * block, 16 * block + 16) for block in (2, 3, 7)])
+    assert same_bits(some[:, columns], every[:, columns])
+    assert np.isneginf(np.delete(some, columns, axis=1)).all()
