@@ -15,15 +15,19 @@ namespace outrider {
 // before.
 enum class ActivationFormat { float32, int8, int8_superblocks, int8_half_sums };
 
+inline ActivationFormat matrix_format(const Matrix& m) {
+    const WeightTypeInfo& type = info(m.type);
+    return type.is_float              ? ActivationFormat::float32
+           : type.has_half_minimums() ? ActivationFormat::int8_half_sums
+           : type.is_superblock       ? ActivationFormat::int8_superblocks
+                                      : ActivationFormat::int8;
+}
+
+// Of an input in its own order: matrices with an order of their own read a copy.
 inline ActivationFormat activation_format(std::initializer_list<const Matrix*> readers) {
     ActivationFormat format = ActivationFormat::float32;
-    for (const Matrix* m : readers) {
-        const WeightTypeInfo& type = info(m->type);
-        if (type.is_float) continue;
-        format = std::max(format, type.has_half_minimums() ? ActivationFormat::int8_half_sums
-                                  : type.is_superblock     ? ActivationFormat::int8_superblocks
-                                                           : ActivationFormat::int8);
-    }
+    for (const Matrix* m : readers)
+        if (!m->order) format = std::max(format, matrix_format(*m));
     return format;
 }
 

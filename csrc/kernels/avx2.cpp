@@ -36,6 +36,7 @@ constexpr bool kSigned = 2 * kLargest<W> * 127 >= 1 << 15;
 // The scales of half a panel.
 template <WeightType W>
 inline __m256 load_scales(const uint8_t* scales, int half) {
+    if constexpr (kHasZeroPoint<W>) return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + 8 * half);
     if constexpr (!kHasExponents<W>) return load_binary16(scales + 16 * half);
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + 8 * half));
     const __m256i e = _mm256_cvtepu8_epi32(bytes);
@@ -148,6 +149,13 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* lines, const 
 
 inline __m256i broadcast(int32_t x) { return _mm256_set1_epi32(x); }
 
+// The zero points of half a panel, of weights as `unpack` gives them.
+template <WeightType W>
+inline __m256 load_zeros(const uint8_t* scales, int half) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + 64 + 8 * half));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_cvtepu8_epi32(bytes), broadcast(kSigned<W> ? 128 : 0)));
+}
+
 // Adds one group and half a panel to f[token]. Every integer stays below 2^24, so that a float holds it
 // exactly, and kernels may add in integers or in floats with the same result.
 template <WeightType W, int NT>
@@ -161,8 +169,10 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
         const size_t i = at + t;
-        f[t] = _mm256_fmadd_ps(
-            scale, _mm256_mul_ps(_mm256_cvtepi32_ps(sum[0][t]), _mm256_set1_ps(a.scale[i])), f[t]);
+        __m256 products = _mm256_cvtepi32_ps(sum[0][t]);
+        if constexpr (kHasZeroPoint<W>)
+            products = _mm256_fnmadd_ps(load_zeros<W>(s, half), _mm256_set1_ps(float(a.sum[i])), products);
+        f[t] = _mm256_fmadd_ps(scale, _mm256_mul_ps(products, _mm256_set1_ps(a.scale[i])), f[t]);
         if constexpr (kHasMinimum<W>)
             f[t] = _mm256_fmadd_ps(load_binary16(s + 32 + 16 * half), _mm256_set1_ps(a.scaled_sum[i]), f[t]);
     }

@@ -49,6 +49,7 @@ inline __attribute__((always_inline)) __m512i left(__m512i a, const Dword& by) {
 // The scales of a panel.
 template <WeightType W>
 inline __m512 load_scales(const uint8_t* p) {
+    if constexpr (kHasZeroPoint<W>) return _mm512_loadu_ps(p);
     if constexpr (!kHasExponents<W>) return load_binary16(p);
     const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
@@ -181,6 +182,12 @@ inline __attribute__((always_inline)) void group_sums(const uint8_t* q, const Ac
     for (int t = 0; t < NT && kChains<W, NT> == 2; t++) sum[0][t] = _mm512_add_epi32(sum[0][t], sum[1][t]);
 }
 
+// The zero points of a panel.
+inline __m512 load_zeros(const uint8_t* scales) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 64));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+
 // Adds one group of 32 columns to f[token]. Every integer stays below 2^24, so that a float holds it exactly,
 // and kernels may add in integers or in floats with the same result.
 template <WeightType W, int NT>
@@ -197,8 +204,10 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
         if constexpr (kOffset<W> != 0)
             products =
                 _mm512_sub_epi32(products, _mm512_slli_epi32(broadcast(a.sum[i]), __builtin_ctz(kOffset<W>)));
-        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(a.scale[i])),
-                               f[t]);
+        __m512 exact = _mm512_cvtepi32_ps(products);
+        if constexpr (kHasZeroPoint<W>)
+            exact = _mm512_fnmadd_ps(load_zeros(s), _mm512_set1_ps(float(a.sum[i])), exact);
+        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(exact, _mm512_set1_ps(a.scale[i])), f[t]);
         if constexpr (kHasMinimum<W>)
             f[t] = _mm512_fmadd_ps(load_binary16(s + 32), _mm512_set1_ps(a.scaled_sum[i]), f[t]);
     }

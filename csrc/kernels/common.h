@@ -5,8 +5,8 @@
 
 #include "kernels/attention.h"
 #include "kernels/kernels.h"
+#include "kernels/quantize_activations.h"
 #include "kernels/simd.h"
-#include "kernels/superblock_scale.h"
 
 namespace outrider {
 namespace {
@@ -24,6 +24,9 @@ template <WeightType W>
 constexpr int kGroupBytes = int(info(W).group_bytes());
 template <WeightType W>
 constexpr int kScaleBytes = info(W).scale_bytes;
+// Groups, or superblocks, that have the same scales.
+template <WeightType W>
+constexpr int kShareScales = kIsSuperblock<W> ? 1 : info(W).block_columns / kGroup;
 template <WeightType W>
 constexpr int kFractionBits = info(W).fraction_bits;
 template <WeightType W>
@@ -34,6 +37,8 @@ template <WeightType W>
 constexpr bool kHasCodebook = info(W).codebook != nullptr;
 template <WeightType W>
 constexpr bool kHasExponents = W == WeightType::MXFP4;  // scales are powers of two, as a byte (E8M0)
+template <WeightType W>
+constexpr bool kHasZeroPoint = info(W).has_zero_point;  // float32 scales, and integers that become 0
 template <WeightType W>
 constexpr bool kHasHalfMinimums = info(W).has_half_minimums();
 template <WeightType W>
@@ -125,16 +130,18 @@ struct ActivationIndex {
 };
 
 // Calls add(integers, scales, index) for each group, or superblock, of a panel; `index` is that of token t0.
+// Several groups may share their scales.
 template <WeightType W, class Add>
 inline __attribute__((always_inline)) void for_groups(const Matrix& m, const Activations& a, int panel,
                                                       int t0, const Add& add) {
-    constexpr int groups = kIsSuperblock<W> ? kSuperblockGroups : 1;
+    constexpr int groups = kIsSuperblock<W> ? kSuperblockGroups : 1, shared = kShareScales<W>;
     const size_t step = size_t(a.tile_tokens);
     const uint8_t* q = m.q + size_t(panel) * m.q_stride;
     const uint8_t* s = m.scales + size_t(panel) * m.scale_stride;
     ActivationIndex index{a.at(t0, 0), a.at(t0, 0, 2), a.at(t0, 0, kSuperblockGroups)};
-    for (int g = 0; g < a.groups(); g += groups, q += groups * kGroupBytes<W>, s += kScaleBytes<W>) {
+    for (int g = 0; g < a.groups(); g += groups, q += groups * kGroupBytes<W>) {
         add(q, s, index);
+        if (shared == 1 || (g + 1) % shared == 0) s += kScaleBytes<W>;
         index.group += groups * step;
         index.pair += groups / 2 * step;
         index.superblock += step;
@@ -150,8 +157,35 @@ inline V16 load_weights(const uint8_t* q, int column) {
     return W == WeightType::F16 ? vload(h) : vload_bf16(h);
 }
 
+// The same within each block of weights that share a scale; then the scaled sums of the blocks, in order.
+template <WeightType W, int NT>
+void scaled_float_panel(const Matrix& m, const Activations& a, int panel, int t0, const MatmulOut& out) {
+    constexpr int block = info(W).block_columns;
+    const uint8_t* q = m.q + size_t(panel) * m.q_stride;
+    const uint8_t* s = m.scales + size_t(panel) * m.scale_stride;
+    const float* x = a.x + size_t(t0) * a.columns;
+    V16 total[NT];
+    for (int t = 0; t < NT; t++) total[t] = vset(0.0f);
+    for (int first = 0; first < a.columns; first += block, s += kScaleBytes<W>) {
+        V16 sum[NT][4];
+        for (int t = 0; t < NT; t++)
+            for (int i = 0; i < 4; i++) sum[t][i] = vset(0.0f);
+        for (int c = first; c < first + block; c += 4)
+            for (int i = 0; i < 4; i++) {
+                const V16 w = vload_e4m3(q + size_t(c + i) * kPanel);
+                for (int t = 0; t < NT; t++)
+                    sum[t][i] = vfma(w, vset(x[size_t(t) * a.columns + c + i]), sum[t][i]);
+            }
+        const V16 scale = vmul(vload(reinterpret_cast<const float*>(s)), vset(kE4M3Factor));
+        for (int t = 0; t < NT; t++)
+            total[t] = vfma(scale, vadd(vadd(sum[t][0], sum[t][1]), vadd(sum[t][2], sum[t][3])), total[t]);
+    }
+    for (int t = 0; t < NT; t++) store_panel(out, m.rows, panel, t0 + t, total[t]);
+}
+
 template <WeightType W, int NT>
 void float_panel(const Matrix& m, const Activations& a, int panel, int t0, const MatmulOut& out) {
+    if constexpr (kScaleBytes<W> > 0) return scaled_float_panel<W, NT>(m, a, panel, t0, out);
     const uint8_t* q = m.q + size_t(panel) * m.q_stride;
     const float* x = a.x + size_t(t0) * a.columns;
     V16 sum[NT][4];
@@ -214,105 +248,6 @@ template <WeightType W>
 inline int32_t half_start(const Activations& a, size_t at, int half) {
     static_assert(kHasMinimum<W> ? kOffset<W> == 0 : kOffset<W> == info(WeightType::Q6_K).offset);
     return kHasMinimum<W> ? a.rounding[at] : a.centred_start[2 * at + size_t(half)];
-}
-
-// Stores the integers of one group, rounded from `low` and `high`, and its scale and sums; `at` is its index.
-inline Sums store_group(Activations& a, size_t at, V16 low, V16 high, float scale) {
-    const Sums sums = vstore_i8(a.q + kGroup * at, low, high);
-    const int32_t sum = sums.low + sums.high;
-    a.scale[at] = scale;
-    a.sum[at] = sum;
-    a.scaled_sum[at] = scale * float(sum);
-    return sums;
-}
-
-// What a superblock's group has in addition; its scale is the superblock's / 2^k. `odd` is its number modulo
-// 2, pair_at the index of its pair.
-inline void store_superblock_group(Activations& a, size_t at, size_t pair_at, int odd, int k, Sums sums) {
-    constexpr int centre = info(WeightType::Q6_K).offset;
-    const int rounding = (1 << k) - odd, sum = sums.low + sums.high;
-    a.rounding[at] = rounding;
-    a.shifts[2 * at] = 1 + k;
-    a.shifts[2 * at + 1] = 15 - k;
-    a.centred_start[2 * at] = rounding - centre * sums.low;
-    a.centred_start[2 * at + 1] = rounding - centre * sums.high;
-    if (a.half_sums_q4) {
-        a.half_sums_q4[2 * at] = int16_t((32 * sums.low + rounding) >> (1 + k));
-        a.half_sums_q4[2 * at + 1] = int16_t((32 * sums.high + rounding) >> (1 + k));
-    }
-    a.min_sums_q3[2 * pair_at + size_t(odd)] =
-        int16_t(k < 4 ? sum * (8 >> k) : (sum + (1 << (k - 4))) >> (k - 3));
-}
-
-// Prefetches, for writing, what is stored for one group of a token tile: the thread that read it last has the
-// lines in its own cache.
-inline void prefetch_group(const Activations& a, size_t at) {
-    for (int i = 0; i < a.tile_tokens; i += 2) __builtin_prefetch(a.q + kGroup * (at + size_t(i)), 1);
-    __builtin_prefetch(a.scale + at, 1);
-    __builtin_prefetch(a.sum + at, 1);
-    __builtin_prefetch(a.scaled_sum + at, 1);
-    if (!a.superblocks) return;
-    __builtin_prefetch(a.rounding + at, 1);
-    __builtin_prefetch(a.shifts + 2 * at, 1);
-    __builtin_prefetch(a.centred_start + 2 * at, 1);
-    __builtin_prefetch(a.min_sums_q3 + at, 1);
-}
-
-// Columns are a multiple of 32 here, or of 256 with superblocks, as the matrices that read them require.
-template <bool RESIDUAL, bool SUPERBLOCKS>
-inline void quantize_groups(Activations& a, int t, int residual_row, int first, int last) {
-    constexpr int ahead = 6, groups = SUPERBLOCKS ? kSuperblockGroups : 1;
-    constexpr float finer = 254.0f;  // a residual of half a step becomes 127 of these finer steps
-    const float* x = a.x + size_t(t) * a.columns + size_t(first) * kGroup;
-    const size_t step = size_t(a.tile_tokens);
-    size_t at = a.at(t, first), pair_at = a.at(t, first, 2), super_at = a.at(t, first, kSuperblockGroups);
-    // The residual row's indices are at a fixed distance from these.
-    const size_t to_residual = RESIDUAL ? a.at(residual_row, first) - at : 0;
-    const size_t pair_to_residual = RESIDUAL ? a.at(residual_row, first, 2) - pair_at : 0;
-    const size_t super_to_residual = RESIDUAL ? a.at(residual_row, first, kSuperblockGroups) - super_at : 0;
-    for (int g = first; g < last; g += groups, super_at += step) {
-        const auto maximum = [&](int i) {
-            return reduce_max(vmax(vabs(vload(x + kGroup * i)), vabs(vload(x + kGroup * i + 16))));
-        };
-        SuperblockScale super;
-        if constexpr (SUPERBLOCKS)
-            super = superblock_scale(Floats8{maximum(0), maximum(1), maximum(2), maximum(3),  //
-                                             maximum(4), maximum(5), maximum(6), maximum(7)});
-        else
-            super = {maximum(0), {0}};
-        const float super_step = super.scale / 127.0f,
-                    inverse = super.scale > 0x1p-100f ? 127.0f / super.scale : 0.0f;
-        if constexpr (SUPERBLOCKS) {
-            a.superblock_scale[super_at] = super_step;
-            if constexpr (RESIDUAL) a.superblock_scale[super_at + super_to_residual] = super_step / finer;
-        }
-        for (int i = 0; i < groups; i++, x += kGroup, at += step) {
-            if (t % a.tile_tokens == 0 && g + i + ahead < last) prefetch_group(a, at + ahead * step);
-            const int shift = super.shift[i];
-            const float scale = super_step * power_of_2(-shift);
-            const V16 factor = vset(inverse * power_of_2(shift));
-            const V16 low = vmul(vload(x), factor), high = vmul(vload(x + 16), factor);
-            const Sums sums = store_group(a, at, low, high, scale);
-            if constexpr (SUPERBLOCKS) store_superblock_group(a, at, pair_at, i % 2, shift, sums);
-            if constexpr (RESIDUAL) {
-                const Sums residual_sums =
-                    store_group(a, at + to_residual, vmul(vsub(low, vround(low)), vset(finer)),
-                                vmul(vsub(high, vround(high)), vset(finer)), scale / finer);
-                if constexpr (SUPERBLOCKS)
-                    store_superblock_group(a, at + to_residual, pair_at + pair_to_residual, i % 2, shift,
-                                           residual_sums);
-            }
-            if (i % 2) pair_at += step;
-        }
-    }
-}
-void quantize(Activations& a, int t, int first, int last) {
-    a.superblocks ? quantize_groups<false, true>(a, t, 0, first, last)
-                  : quantize_groups<false, false>(a, t, 0, first, last);
-}
-void quantize_residual(Activations& a, int t, int residual_row, int first, int last) {
-    a.superblocks ? quantize_groups<true, true>(a, t, residual_row, first, last)
-                  : quantize_groups<true, false>(a, t, residual_row, first, last);
 }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
@@ -388,6 +323,8 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
             OUTRIDER_FLOAT_MATMUL_CASE(F32)                                                           \
             OUTRIDER_FLOAT_MATMUL_CASE(F16)                                                           \
             OUTRIDER_FLOAT_MATMUL_CASE(BF16)                                                          \
+            OUTRIDER_FLOAT_MATMUL_CASE(F8_32)                                                         \
+            OUTRIDER_FLOAT_MATMUL_CASE(F8_128)                                                        \
             OUTRIDER_MATMUL_CASE(Q3_0)                                                                \
             OUTRIDER_MATMUL_CASE(Q4_0)                                                                \
             OUTRIDER_MATMUL_CASE(Q4_1)                                                                \
@@ -406,6 +343,10 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
             OUTRIDER_MATMUL_CASE(TQ2_0)                                                               \
             OUTRIDER_MATMUL_CASE(IQ3_XXS)                                                             \
             OUTRIDER_MATMUL_CASE(IQ3_S)                                                               \
+            OUTRIDER_MATMUL_CASE(W4_32)                                                               \
+            OUTRIDER_MATMUL_CASE(W4_128)                                                              \
+            OUTRIDER_MATMUL_CASE(W8_32)                                                               \
+            OUTRIDER_MATMUL_CASE(W8_128)                                                              \
         }                                                                                             \
     }                                                                                                 \
     const Kernels* function() {                                                                       \

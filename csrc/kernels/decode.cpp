@@ -1,4 +1,5 @@
-// Formats: ggml's, as the gguf package documents and decodes them.
+// Formats: ggml's, as the gguf package documents and decodes them, and those of types.h that it does not
+// have.
 #include "kernels/decode.h"
 
 #include <cstring>
@@ -116,8 +117,25 @@ void decode_iq3_s(const uint8_t* p, Decoded& out) {
 
 }  // namespace
 
+// A scale (float32), a zero point (a byte), then the integers: of 4 bits in runs of 32 columns.
+static void decode_with_zero_point(const WeightTypeInfo& k, const uint8_t* p, Decoded& out) {
+    std::memcpy(&out.wide_scale, p, 4);
+    out.zero = p[4];
+    if (k.bits == 8) {
+        std::memcpy(out.q, p + 5, size_t(k.block_columns));
+        return;
+    }
+    for (int g = 0; g < k.block_columns / kGroup; g++) decode_nibbles(p + 5 + 16 * g, out.q + kGroup * g);
+}
+
 void decode(WeightType type, const uint8_t* p, Decoded& out) {
     switch (type) {
+        case WeightType::W4_32:
+        case WeightType::W4_128:
+        case WeightType::W8_32:
+        case WeightType::W8_128:
+            decode_with_zero_point(info(type), p, out);
+            break;
         case WeightType::Q4_0:
         case WeightType::Q4_1:
         case WeightType::Q5_0:

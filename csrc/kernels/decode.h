@@ -12,13 +12,16 @@ struct Decoded {
     uint8_t q[kSuperblock];
     uint8_t scale[16], minimum[16];  // superblocks: integer factors of d (signed) and of dmin
     uint16_t d, m;                   // binary16, as in the file; of MXFP4, d is an exponent (E8M0)
+    float wide_scale;                // of types with a zero point, in place of d
+    uint8_t zero;
 };
 
 void decode(WeightType type, const uint8_t* block, Decoded& out);
 
-// The scale that `d` of a block stands for.
-inline float block_scale(WeightType type, uint16_t d) {
-    return type == WeightType::MXFP4 ? e8m0_half_to_float(uint8_t(d)) : half_to_float(d);
+// The scale of a block, as a float.
+inline float block_scale(WeightType type, const Decoded& block) {
+    if (info(type).has_zero_point) return block.wide_scale;
+    return type == WeightType::MXFP4 ? e8m0_half_to_float(uint8_t(block.d)) : half_to_float(block.d);
 }
 
 }  // namespace outrider

@@ -24,12 +24,8 @@ static Matrix shape(WeightType type, int rows, int columns) {
     m.rows = rows;
     m.columns = columns;
     m.panels = (rows + kPanel - 1) / kPanel;
-    if (k.is_float) {
-        m.q_stride = size_t(columns) * kPanel * size_t(k.block_bytes);
-    } else {
-        m.q_stride = size_t(columns / kGroup) * k.group_bytes();
-        m.scale_stride = size_t(columns / k.block_columns) * size_t(k.scale_bytes);
-    }
+    m.q_stride = size_t(columns) * kPanel * size_t(k.bits) / 8;
+    m.scale_stride = size_t(columns / k.block_columns) * size_t(k.scale_bytes);
     return m;
 }
 

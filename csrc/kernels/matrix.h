@@ -12,14 +12,15 @@
 //           2i + 1 of line h (0, 1) hold slice 2i + h. 5 bits: as 4 bits,
 //           and one line more: bit s of byte j is the fifth bit of byte j of slice s. 6 bits: as 4 bits, and
 //           two lines more: bits 2i, 2i + 1 of line h are the high bits of slice 4h + i. 8 bits: 8 lines, one
-//           for each slice, offset by 128.
+//           for each slice, of Q8_0 offset by 128.
 //   scales: what turns integers into values, exactly as in the file (nothing is rounded).
 //
-// Float matrices hold the 16 values of each column of a panel one after another.
+// Float matrices hold the 16 values of each column of a panel one after another; those of 8 bits have scales.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/types.h"
 
@@ -36,6 +37,8 @@ struct Matrix {
     int rows = 0, columns = 0, panels = 0;
     size_t q_stride = 0, scale_stride = 0;  // bytes from one panel to the next
     std::shared_ptr<uint8_t> memory;
+    // Column i multiplies column order[i] of the input; null: column i. Kernels get inputs in this order.
+    std::shared_ptr<const std::vector<int>> order;
     uint8_t* q = nullptr;
     uint8_t* scales = nullptr;
 

@@ -27,6 +27,7 @@ inline int16x4_t bytes(const uint8_t* p) {
 // The scales of a quarter of a panel.
 template <WeightType W>
 inline float32x4_t load_scales(const uint8_t* scales, int quarter) {
+    if constexpr (kHasZeroPoint<W>) return vreinterpretq_f32_u8(vld1q_u8(scales + 16 * quarter));
     if constexpr (!kHasExponents<W>) return load_binary16(scales + 8 * quarter);
     const uint32x4_t e = vreinterpretq_u32_s32(vmovl_s16(bytes(scales + 4 * quarter)));
     const uint32x4_t normal = vshlq_n_u32(vsubq_u32(e, vdupq_n_u32(1)), 23);
@@ -116,6 +117,13 @@ inline int32x4_t dot4(int32x4_t sum, const int8x16_t* w, const int8_t* a) {
     return vdotq_laneq_s32(sum, w[3], x, 3);
 }
 
+// The zero points of a quarter of a panel, of weights as `unpack` gives them.
+template <WeightType W>
+inline float32x4_t load_zeros(const uint8_t* scales, int quarter) {
+    const int32x4_t zeros = vmovl_s16(bytes(scales + 64 + 4 * quarter));
+    return vcvtq_f32_s32(vsubq_s32(zeros, vdupq_n_s32(kSigned<W> ? 128 : 0)));
+}
+
 // Adds one group of 32 columns and a quarter of a panel to f. Every integer stays below 2^24, so that a float
 // holds it exactly, and kernels may add in integers or in floats with the same result.
 template <WeightType W, int NT>
@@ -130,7 +138,9 @@ inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uin
         const size_t i = at + t;
         const int8_t* x = a.q + kGroup * i;
         const int32_t start = offset == 0 ? 0 : -offset * a.sum[i];
-        const float32x4_t total = vcvtq_f32_s32(dot4(dot4(vdupq_n_s32(start), w, x), w + 4, x + 16));
+        float32x4_t total = vcvtq_f32_s32(dot4(dot4(vdupq_n_s32(start), w, x), w + 4, x + 16));
+        if constexpr (kHasZeroPoint<W>)
+            total = vfmsq_n_f32(total, load_zeros<W>(s, quarter), float(a.sum[i]));
         float32x4_t& out = f[4 * t + quarter];
         out = vfmaq_f32(out, scale, vmulq_n_f32(total, a.scale[i]));
         if constexpr (kHasMinimum<W>)

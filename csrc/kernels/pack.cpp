@@ -13,11 +13,11 @@ void put_group(WeightType type, const uint8_t* q, int row, uint8_t* lines) {
     uint32_t slice[8];
     std::memcpy(slice, q, 32);
     const auto put = [&](int line, uint32_t v) { std::memcpy(lines + 64 * line + 4 * row, &v, 4); };
-    if (type == WeightType::Q8_0) {
+    const int bits = info(type).bits;
+    if (bits == 8) {
         for (int s = 0; s < 8; s++) put(s, slice[s]);
         return;
     }
-    const int bits = info(type).bits;
     if (bits == 2) {
         for (int i = 0; i < 2; i++)
             put(i, slice[i] | slice[i + 2] << 2 | slice[i + 4] << 4 | slice[i + 6] << 6);
@@ -50,6 +50,11 @@ void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
     uint8_t* lines = m.q + panel * m.q_stride + size_t(block) * groups * k.group_bytes();
     uint8_t* scales = m.scales + panel * m.scale_stride + size_t(block) * k.scale_bytes;
     for (int g = 0; g < groups; g++) put_group(m.type, d.q + 32 * g, row, lines + g * k.group_bytes());
+    if (k.has_zero_point) {  // scale[16], zero[16]
+        std::memcpy(scales + 4 * row, &d.wide_scale, 4);
+        scales[64 + row] = d.zero;
+        return;
+    }
     if (m.type == WeightType::MXFP4)
         scales[row] = uint8_t(d.d);
     else
@@ -100,6 +105,39 @@ void pack_float_panel(Matrix& m, const uint8_t* file, int panel) {
     }
 }
 
+// A scale (float32), then the values: bytes.
+void pack_scaled_panel(Matrix& m, const uint8_t* file, int panel) {
+    const WeightTypeInfo& k = info(m.type);
+    uint8_t* out = m.q + panel * m.q_stride;
+    uint8_t* scales = m.scales + panel * m.scale_stride;
+    std::memset(out, 0, m.q_stride);  // rows beyond the matrix are zero
+    std::memset(scales, 0, m.scale_stride);
+    for (int r = 0; r < kPanel && panel * kPanel + r < m.rows; r++) {
+        const uint8_t* p = file + size_t(panel * kPanel + r) * row_bytes(m.type, m.columns);
+        for (int b = 0; b < m.columns / k.block_columns; b++, p += k.block_bytes) {
+            std::memcpy(scales + size_t(b) * k.scale_bytes + 4 * size_t(r), p, 4);
+            for (int c = 0; c < k.block_columns; c++)
+                out[size_t(b * k.block_columns + c) * kPanel + size_t(r)] = p[4 + c];
+        }
+    }
+}
+
+void dequantize_float_row(WeightType type, const uint8_t* row, int columns, float* out) {
+    const int block = info(type).block_columns;
+    for (int i = 0; i < columns; i++) {
+        const uint8_t* p = row + size_t(i / block) * size_t(info(type).block_bytes);
+        if (info(type).scale_columns) {
+            float scale;
+            std::memcpy(&scale, p, 4);
+            out[i] = scale * (kE4M3Factor * half_to_float(e4m3_to_half(p[4 + i % block])));
+        } else if (type == WeightType::F32) {
+            std::memcpy(out + i, p, 4);
+        } else {
+            out[i] = type == WeightType::F16 ? half_to_float(read16(p)) : bfloat_to_float(read16(p));
+        }
+    }
+}
+
 }  // namespace
 
 void pack_panels(Matrix& m, const uint8_t* file, int first, int last) {
@@ -108,7 +146,9 @@ void pack_panels(Matrix& m, const uint8_t* file, int first, int last) {
     Decoded block;
     for (int panel = first; panel < last; panel++) {
         if (k.is_float) {
-            if (m.type == WeightType::F32)
+            if (k.scale_columns)
+                pack_scaled_panel(m, file, panel);
+            else if (m.type == WeightType::F32)
                 pack_float_panel<uint32_t>(m, file, panel);
             else
                 pack_float_panel<uint16_t>(m, file, panel);
@@ -130,24 +170,17 @@ void pack_panels(Matrix& m, const uint8_t* file, int first, int last) {
 
 void dequantize_row(WeightType type, const uint8_t* row, int columns, float* out) {
     const WeightTypeInfo& k = info(type);
-    if (k.is_float) {
-        for (int i = 0; i < columns; i++)
-            if (type == WeightType::F32)
-                std::memcpy(out + i, row + 4 * size_t(i), 4);
-            else
-                out[i] = type == WeightType::F16 ? half_to_float(read16(row + 2 * size_t(i)))
-                                                 : bfloat_to_float(read16(row + 2 * size_t(i)));
-        return;
-    }
+    if (k.is_float) return dequantize_float_row(type, row, columns, out);
     Decoded block;
     for (int b = 0; b < columns / k.block_columns; b++, row += k.block_bytes) {
         decode(type, row, block);
-        const float d = block_scale(type, block.d), m = k.has_minimum ? half_to_float(block.m) : 0.0f;
+        const float d = block_scale(type, block), m = k.has_minimum ? half_to_float(block.m) : 0.0f;
+        const int zero = k.has_zero_point ? block.zero : k.offset;
         for (int i = 0; i < k.block_columns; i++) {
             const int part = i / k.scale_columns, q = block.q[i];
             const float scale = k.is_superblock ? d * float(int8_t(block.scale[part])) : d;
             const float weight =
-                k.codebook ? float(k.codebook[q]) / float(1 << k.fraction_bits) : float(q - k.offset);
+                k.codebook ? float(k.codebook[q]) / float(1 << k.fraction_bits) : float(q - zero);
             float v = scale * weight;
             if (k.has_minimum) v = k.is_superblock ? v - m * float(block.minimum[part]) : v + m;
             out[b * k.block_columns + i] = v;

@@ -53,6 +53,7 @@ inline V16 load_binary16(const uint8_t* p) { return vload(reinterpret_cast<const
 // The scales of 16 rows.
 template <WeightType W>
 inline V16 load_scales(const uint8_t* p) {
+    if constexpr (kHasZeroPoint<W>) return vload(reinterpret_cast<const float*>(p));
     if constexpr (!kHasExponents<W>) return load_binary16(p);
     V16 r;
     for (int i = 0; i < 16; i++) r.v[i] = e8m0_half_to_float(p[i]);
@@ -65,7 +66,7 @@ inline V16 add_group(const uint8_t* lines, const uint8_t* scales, int g, const A
     const size_t at = a.at(t, g);
     int32_t total[kPanel];
     dot<W>(lines, a.q + kGroup * at, 0, 8, total);
-    for (int r = 0; r < kPanel; r++) total[r] -= kOffset<W> * a.sum[at];
+    for (int r = 0; r < kPanel; r++) total[r] -= (kHasZeroPoint<W> ? scales[64 + r] : kOffset<W>)*a.sum[at];
     f = vfma(load_scales<W>(scales), vmul(to_float(total), vset(a.scale[at])), f);
     return kHasMinimum<W> ? vfma(load_binary16(scales + 32), vset(a.scaled_sum[at]), f) : f;
 }
@@ -132,7 +133,7 @@ void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const
                 else
                     f = add_group<W>(lines, scales, i, a, t, f);
                 lines += groups * kGroupBytes<W>;
-                scales += kScaleBytes<W>;
+                if ((i + 1) % kShareScales<W> == 0) scales += kScaleBytes<W>;
             }
             store_panel(out, m.rows, p, t, f);
         }

@@ -49,6 +49,11 @@ inline V16 vload_bf16(const uint16_t* p) {
     const __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
 }
+// E4M3 values divided by kE4M3Factor
+inline V16 vload_e4m3(const uint8_t* p) {
+    const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16(int16_t(0xbfff))))};
+}
 inline V16 vadd(V16 a, V16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline V16 vsub(V16 a, V16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline V16 vmul(V16 a, V16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -101,6 +106,11 @@ inline __m256 bf16_half(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
 }
 inline V16 vload_bf16(const uint16_t* p) { return {bf16_half(p), bf16_half(p + 8)}; }
+inline __m256 e4m3_half(const uint8_t* p) {
+    const __m128i w = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(w, 7), _mm_set1_epi16(int16_t(0xbfff))));
+}
+inline V16 vload_e4m3(const uint8_t* p) { return {e4m3_half(p), e4m3_half(p + 8)}; }
 inline V16 vadd(V16 x, V16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline V16 vsub(V16 x, V16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline V16 vmul(V16 x, V16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -161,6 +171,14 @@ inline void vstore(uint16_t* p, V16 a) {
 inline V16 vload_bf16(const uint16_t* p) {
     OUTRIDER_QUARTERS(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
 }
+inline V16 vload_e4m3(const uint8_t* p) {
+    uint16_t h[16];
+    const int8x16_t v = vld1q_s8(reinterpret_cast<const int8_t*>(p));
+    const uint16x8_t mask = vdupq_n_u16(0xbfff);
+    vst1q_u16(h, vandq_u16(vreinterpretq_u16_s16(vshlq_n_s16(vmovl_s8(vget_low_s8(v)), 7)), mask));
+    vst1q_u16(h + 8, vandq_u16(vreinterpretq_u16_s16(vshlq_n_s16(vmovl_s8(vget_high_s8(v)), 7)), mask));
+    return vload(h);
+}
 inline V16 vadd(V16 a, V16 b) { OUTRIDER_QUARTERS(vaddq_f32(a.v[i], b.v[i])); }
 inline V16 vsub(V16 a, V16 b) { OUTRIDER_QUARTERS(vsubq_f32(a.v[i], b.v[i])); }
 inline V16 vmul(V16 a, V16 b) { OUTRIDER_QUARTERS(vmulq_f32(a.v[i], b.v[i])); }
@@ -209,6 +227,7 @@ inline void vstore(uint16_t* p, const V16& a) {
     for (int i = 0; i < 16; i++) p[i] = float_to_half(a.v[i]);
 }
 inline V16 vload_bf16(const uint16_t* p) { OUTRIDER_LANES(bfloat_to_float(p[i])); }
+inline V16 vload_e4m3(const uint8_t* p) { OUTRIDER_LANES(half_to_float(e4m3_to_half(p[i]))); }
 inline V16 vadd(const V16& a, const V16& b) { OUTRIDER_LANES(a.v[i] + b.v[i]); }
 inline V16 vsub(const V16& a, const V16& b) { OUTRIDER_LANES(a.v[i] - b.v[i]); }
 inline V16 vmul(const V16& a, const V16& b) { OUTRIDER_LANES(a.v[i] * b.v[i]); }

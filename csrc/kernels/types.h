@@ -12,12 +12,15 @@ constexpr int kGroup = 32;        // columns whose activations share a scale
 constexpr int kSuperblock = 256;  // columns of a K-quant's superblock
 constexpr int kSuperblockGroups = kSuperblock / kGroup;
 
-// ggml's types, and Q3_0, which no file holds: like Q4_0 with three bits, for draft models (quantize.h).
-// The order is the table's below.
+// ggml's types; Q3_0, which no file holds: like Q4_0 with three bits, for draft models (quantize.h); and
+// those that Hugging Face's quantized folders are turned into (models/formats/hf_quantized.py): W4 and W8,
+// integers of 4 and 8 bits with a zero point; F8, floats of 8 bits (E4M3) with a scale. Their names end with
+// the columns that share a scale. The order is the table's below.
 enum class WeightType : uint8_t {
     // clang-format off
     F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0, IQ4_NL, IQ4_XS, MXFP4,
-    Q3_K, Q2_K, TQ1_0, TQ2_0, IQ3_XXS, IQ3_S,
+    Q3_K, Q2_K, TQ1_0, TQ2_0, IQ3_XXS, IQ3_S, W4_32, W4_128, W8_32, W8_128,
+    F8_32, F8_128,
     // clang-format on
 };
 
@@ -30,20 +33,22 @@ constexpr int8_t kIQ3SValues[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -
 
 // A weight is scale * (q - offset), or with has_minimum scale * q + minimum (of K-quants scale * q -
 // minimum), where q is an unsigned integer. With a codebook, a weight is scale * codebook[q], and offset is
-// what makes all of the codebook's values positive. Floats are their own values.
+// what makes all of the codebook's values positive. With has_zero_point it is scale * (q - zero), where scale
+// is a float32 and zero an unsigned byte. Floats are their own values, those of F8 times a float32.
 struct WeightTypeInfo {
     WeightType type;
     const char* name;
     int block_columns;  // columns that one block of the file's format holds
     int block_bytes;    // its bytes in the file
     int bits;           // of a packed weight
-    int scale_columns;  // columns that share a scale; 0 of floats
+    int scale_columns;  // columns that share a scale; 0 of floats without one
     int scale_bytes;    // what is packed for the scales of a panel's 16 rows and one block
     int offset;
     int extra_shift;  // superblocks: right shift, beyond 1, that makes a group's sum fit 16 bits
     bool is_float, is_superblock, has_minimum;
     const int8_t* codebook = nullptr;  // [16]
     int fraction_bits = 0;             // kernels compute with integers so many bits larger, for precise sums
+    bool has_zero_point = false;
 
     // Minimums are multiplied by sums over 16 columns.
     constexpr bool has_half_minimums() const { return has_minimum && scale_columns == kGroup / 2; }
@@ -75,6 +80,12 @@ static constexpr WeightTypeInfo kWeightTypes[] = {
     {WeightType::TQ2_0,  "TQ2_0", 256,  66,  2, 256,      32,    1, 0, false,  true, false, nullptr, 3},
     {WeightType::IQ3_XXS, "IQ3_XXS", 256, 98, 4, 32, 32 + 128,  16, 1, false,  true, false, kIQ3XXSValues, 1},
     {WeightType::IQ3_S,  "IQ3_S", 256, 110,  4,  32, 32 + 128,  16, 0, false,  true, false, kIQ3SValues},
+    {WeightType::W4_32,  "W4_32",  32,  21,  4,  32, 64 + 16,    0, 0, false, false, false, nullptr, 0, true},
+    {WeightType::W4_128, "W4_128", 128, 69,  4, 128, 64 + 16,    0, 0, false, false, false, nullptr, 0, true},
+    {WeightType::W8_32,  "W8_32",  32,  37,  8,  32, 64 + 16,    0, 0, false, false, false, nullptr, 0, true},
+    {WeightType::W8_128, "W8_128", 128, 133, 8, 128, 64 + 16,    0, 0, false, false, false, nullptr, 0, true},
+    {WeightType::F8_32,  "F8_32",  32,  36,  8,  32,      64,    0, 0,  true, false, false},
+    {WeightType::F8_128, "F8_128", 128, 132, 8, 128,      64,    0, 0,  true, false, false},
 };
 // clang-format on
 

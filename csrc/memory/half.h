@@ -45,4 +45,9 @@ static inline float e8m0_half_to_float(uint8_t e) {
     return bits_to_float(e < 2 ? kE8M0HalfSubnormal << e : uint32_t(e - 1) << 23);
 }
 
+// E4M3 (OCP 8-bit floating point, the kind without infinities): its bits moved into a binary16 stand for its
+// value divided by this. Its NaNs, 0x7f and 0xff, become 480 / kE4M3Factor: they must not occur.
+constexpr float kE4M3Factor = 256.0f;
+static inline uint16_t e4m3_to_half(uint8_t v) { return uint16_t((v & 0x80) << 8 | (v & 0x7f) << 7); }
+
 }  // namespace outrider

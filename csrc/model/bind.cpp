@@ -255,6 +255,10 @@ NB_MODULE(_core, m) {
                  const outrider::Matrix& m = nb::cast<const Model&>(self).weights().packed(name);
                  return BytesView(m.q, {m.packed_bytes()}, self);
              })
+        .def("set_column_order",
+             [](Model& model, const std::string& name, Ints order) {
+                 model.weights().set_column_order(name, {order.data(), order.data() + order.shape(0)});
+             })
         .def("add_vector",
              [](Model& model, const std::string& name, Floats values) {
                  model.weights().add_vector(name, {values.data(), values.data() + values.shape(0)});

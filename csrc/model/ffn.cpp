@@ -29,8 +29,10 @@ void Model::gate_panels(const LayerWeights& w, Activation activation, int first_
     const size_t width = size_t(last_panel - first_panel) * kPanel;
     const Activations& in = ffn_in_.view();
     float *gate = phases_.scratch(thread, 2 * size_t(n) * width), *up = gate + size_t(n) * width;
-    kernels_.matmul(*w.gate, in, first_panel, last_panel, {gate, width, nullptr, false, first});
-    kernels_.matmul(*w.up, in, first_panel, last_panel, {up, width, nullptr, false, first});
+    kernels_.matmul(*w.gate, ordered_.of(*w.gate, in), first_panel, last_panel,
+                    {gate, width, nullptr, false, first});
+    kernels_.matmul(*w.up, ordered_.of(*w.up, in), first_panel, last_panel,
+                    {up, width, nullptr, false, first});
     for (int t = 0; t < n; t++)
         activation(gate + size_t(t) * width, up + size_t(t) * width, count, gated_.row(t) + first);
     if (gated_.view().q) quantize_gated(first, first + count);

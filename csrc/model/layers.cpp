@@ -37,7 +37,9 @@ void Model::attention_block(int i, bool keep_all) {
     if (batch_.size() == 0) return;
     attention_.run(i, batch_, q_.data(), attended_);
     phases_.prefetch_next({w.gate}, 2 * w.gate->panel_bytes(), kGroupPanels);
-    phases_.compute({{w.o, &attended_.view(), branch_output(w.post_attention_norm, w.o_bias)}});
+    ordered_.gather(attended_.view(), {w.o});
+    phases_.compute(
+        {{w.o, &ordered_.of(*w.o, attended_.view()), branch_output(w.post_attention_norm, w.o_bias)}});
     add_branch(ffn_in_.view(), w.post_attention_norm);
 }
 
@@ -49,6 +51,7 @@ void Model::ffn_block(int i) {
         normalize(t, w.ffn_norm, ffn_in_, t, columns);
         quantize(in, t, columns);
     });
+    ordered_.gather(in, {w.gate, w.up});
     phases_.prefetch_next({w.down}, w.down->panel_bytes());
     gate_and_up(w, spec_.layers[size_t(i)].feed_forward.gelu() ? kernels_.gelu_mul : kernels_.silu_mul);
     prefetch_after(i);
@@ -118,14 +121,16 @@ void Model::norm_for_attention(const LayerWeights& w) {
         normalize(t, w.attention_norm, attention_in_, t, columns);
         if (in.q) kernels_.quantize_residual(in, t, n + t, columns.first / kGroup, columns.last / kGroup);
     });
+    ordered_.gather(attention_tokens_, {w.q, w.k, w.v}, w.v);
 }
 
 void Model::project_to_heads(const LayerWeights& w) {
     const size_t q_width = size_t(spec_.q_width()), kv_width = size_t(spec_.kv_width());
     const Activations* for_v = info(w.v->type).is_float ? &attention_tokens_ : &attention_in_.view();
-    phases_.compute({{w.q, &attention_tokens_, {q_.data(), q_width, nullptr, false}},
-                     {w.k, &attention_tokens_, {k_.data(), kv_width, nullptr, false}},
-                     {w.v, for_v, {v_.data(), kv_width, nullptr, false}}});
+    const auto input = [&](const Matrix* m, const Activations* plain) { return &ordered_.of(*m, *plain); };
+    phases_.compute({{w.q, input(w.q, &attention_tokens_), {q_.data(), q_width, nullptr, false}},
+                     {w.k, input(w.k, &attention_tokens_), {k_.data(), kv_width, nullptr, false}},
+                     {w.v, input(w.v, for_v), {v_.data(), kv_width, nullptr, false}}});
 }
 
 // Norms over all heads of a token's queries, and of its keys.
@@ -215,13 +220,15 @@ void Model::run_output(float* logits, const std::vector<int>* panels) {
         normalize(batch_.wanted[size_t(r)], weights_.output_norm(), last_, r, columns);
         quantize(last, r, columns);
     });
+    ordered_.gather(last, {&output});
+    const Activations& in = ordered_.of(output, last);
     const int count = panels ? int(panels->size()) : output.panels;
     pool().phase(phases_.partition(count, output.panel_bytes()), [&](int i, int) {
         const int end = phases_.begin(i + 1);
         for (int at = phases_.begin(i); at < end;) {  // runs of panels that lie next to each other
             const int first = panels ? (*panels)[size_t(at)] : at, start = at++;
             while (at < end && (!panels || (*panels)[size_t(at)] == first + at - start)) at++;
-            kernels_.matmul(output, last, first, first + at - start, {logits, vocab, nullptr, false});
+            kernels_.matmul(output, in, first, first + at - start, {logits, vocab, nullptr, false});
             finish_logits(logits, rows, first * kPanel, (first + at - start) * kPanel);
         }
     });

@@ -17,7 +17,8 @@ Model::Model(ModelSpec spec, bool half_cache, int threads, const std::string& is
       kernels_(choose_kernels(isa.c_str())),
       phases_(Pool::shared(threads), kernels_),
       weights_(Pool::shared(threads)),
-      attention_(spec_, kernels_, phases_) {}
+      attention_(spec_, kernels_, phases_),
+      ordered_(kernels_, phases_) {}
 
 void Model::finish() {
     weights_.resolve(spec_);

@@ -13,6 +13,7 @@
 #include "model/attention.h"
 #include "model/batch.h"
 #include "model/cache.h"
+#include "model/ordered.h"
 #include "model/phases.h"
 #include "model/spec.h"
 #include "model/weights.h"
@@ -99,6 +100,7 @@ class Model {
     Phases phases_;
     Weights weights_;
     Attention attention_;
+    OrderedInputs ordered_;
     std::mutex one_pass_;
 
     // the pass under way

@@ -20,6 +20,22 @@ void Weights::add_packed(const std::string& name, WeightType type, int rows, int
     matrices_[name] = view_matrix(type, rows, columns, packed, bytes);
 }
 
+void Weights::set_column_order(const std::string& name, std::vector<int> order) {
+    const auto found = matrices_.find(name);
+    std::vector<bool> there(order.size());
+    for (int column : order)
+        if (column >= 0 && size_t(column) < there.size()) there[size_t(column)] = true;
+    if (found == matrices_.end() || order.size() != size_t(found->second.columns) ||
+        std::find(there.begin(), there.end(), false) != there.end())
+        throw std::invalid_argument("tensor " + name + ": its columns do not have such an order");
+    for (const auto& [other, m] : matrices_)  // matrices with equal orders share a copy of their input
+        if (m.order && *m.order == order) {
+            found->second.order = m.order;
+            return;
+        }
+    found->second.order = std::make_shared<const std::vector<int>>(std::move(order));
+}
+
 void Weights::add_vector(const std::string& name, std::vector<float> values) {
     vectors_[name] = std::move(values);
 }
@@ -93,6 +109,8 @@ LayerWeights Weights::resolve_layer(const ModelSpec& spec, int i) const {
     w.k_bias = bias("attn_k", kv);
     w.v_bias = bias("attn_v", kv);
     w.o_bias = bias("attn_output", hidden);
+    if (w.down->order)  // models/column_order.py takes it into the rows of the matrices before it
+        throw std::invalid_argument("tensor " + prefix + "ffn_down.weight: its columns must be in order");
     if (layer.norms.whole_qk && (w.q_bias || w.k_bias))
         throw std::invalid_argument("tensor " + prefix +
                                     "attn_q.bias: has no place before a norm of all heads");

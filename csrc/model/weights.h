@@ -28,6 +28,8 @@ class Weights {
     // The same over bytes that packed() of another model gave; they must outlive the model.
     void add_packed(const std::string& name, WeightType type, int rows, int columns, const uint8_t* packed,
                     size_t bytes);
+    // The order of a matrix's columns (Matrix::order). Throws std::invalid_argument unless it is one.
+    void set_column_order(const std::string& name, std::vector<int> order);
     void add_vector(const std::string& name, std::vector<float> values);
     void set_embedding(WeightType type, const uint8_t* file);
     // Finds what `spec` calls for. Throws std::invalid_argument naming what is missing or has another shape.

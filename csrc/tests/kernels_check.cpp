@@ -86,6 +86,13 @@ std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
     const WeightTypeInfo& k = info(type);
     const auto put16 = [&](size_t at, uint16_t v) { std::memcpy(file.data() + at, &v, 2); };
     for (size_t at = 0; at < file.size(); at += size_t(k.block_bytes)) {
+        if (k.is_float && k.scale_columns) {
+            const float scale = 0.01f * normal();
+            std::memcpy(file.data() + at, &scale, 4);
+            for (int i = 4; i < k.block_bytes; i++)  // no NaN
+                if ((file[at + size_t(i)] & 0x7f) == 0x7f) file[at + size_t(i)] = 0;
+            continue;
+        }
         if (k.is_float) {
             const float v = normal();
             if (type == WeightType::F32)
@@ -96,6 +103,12 @@ std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
         }
         if (type == WeightType::MXFP4) {  // about 2^-8, and the exponents below the normal numbers
             file[at] = uint8_t(pick(0, 9) ? pick(110, 126) : pick(0, 2));
+            continue;
+        }
+        if (k.has_zero_point) {
+            const float scale = 0.01f * normal();
+            std::memcpy(file.data() + at, &scale, 4);
+            if (k.bits == 4) file[at + 4] = uint8_t(pick(0, 15));
             continue;
         }
         const size_t d = at + place_of_scale(type);
@@ -170,7 +183,7 @@ void check_matmuls(const Kernels& oracle, const Kernels& kernels) {
         const int block = row.block_columns;
         for (int tokens = 1; tokens <= 20; tokens++)
             for (int rows : {1, 16, 23, 48}) {
-                const int blocks = block == 256 ? pick(1, 3) : block == 32 ? pick(1, 11) : pick(1, 99);
+                const int blocks = block >= 128 ? pick(1, 3) : block == 32 ? pick(1, 11) : pick(1, 99);
                 check_matmul(oracle, kernels, type, rows, block * blocks, tokens);
             }
         check_matmul(oracle, kernels, type, 40, block == 1 ? 1000 : 2304, 5);

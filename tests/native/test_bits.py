@@ -15,17 +15,25 @@ from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeCache, NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
-from outrider.models.weight_types import BLOCKS, SUPPORTED_TYPES
+from outrider.models.weight_types import BLOCKS, FOLDER_TYPES, SUPPORTED_TYPES
 from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import Dims, tiny_gguf
+from tests.support.quantized import OF_TYPE, quantized_hf
 from tests.support.reference import Reference
 
-CASES = [*SUPPORTED_TYPES, "F32 qwen3", "Q8_0 qwen3", "Q4_K qwen3"]  # qwen3: norms of queries and keys
+CASES = [
+    *SUPPORTED_TYPES,
+    *FOLDER_TYPES,
+    "F32 qwen3",
+    "Q8_0 qwen3",
+    "Q4_K qwen3",
+]  # qwen3: norms of queries and keys
 CASES += ["Q8_0 olmo2"]  # norms of all heads together, and after parts only
 CASES += ["Q8_0 mistral3"]  # queries that grow with their position
 CASES += ["Q8_0 phi3"]  # a part of the columns rotated
 CASES += ["Q8_0 smollm3"]  # a layer without rotation
 CASES += ["Q8_0 granite"]  # factors of embeddings, attention, what layers add, and logits
+FLOATS = ("F32", "F16", "BF16", "F8_32", "F8_128")
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd count of groups
 WIDE = Dims(hidden=256, ffn=512)
 PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
@@ -35,7 +43,10 @@ PROMPT = [int(i) for i in np.random.default_rng(7).integers(3, 320, 60)]
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
     folder = tmp_path_factory.mktemp("bits")
     found = {}
-    for kind in CASES:
+    for kind in FOLDER_TYPES:
+        form, sizes = OF_TYPE[kind]
+        found[kind] = open_model(quantized_hf(folder / kind, form, dims=sizes)[0])
+    for kind in (kind for kind in CASES if kind not in FOLDER_TYPES):
         named = kind.partition(" ")[2]
         arch = "qwen2" if kind in ("Q4_1", "Q4_K") else named or "llama"
         odd = replace(ODD, layers=4) if arch == "smollm3" else ODD
@@ -59,7 +70,7 @@ def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: st
     # A value on the edge between two steps may round the other way, and what follows with it: many rows
     # agree to float precision, the others to a step.
     assert np.quantile(error, 0.1) < 1e-5
-    assert error.max() < (1e-5 if kind.split(maxsplit=1)[0] in ("F32", "F16", "BF16") else 0.02)
+    assert error.max() < (1e-5 if kind.split(maxsplit=1)[0] in FLOATS else 0.02)
 
 
 @pytest.mark.parametrize(

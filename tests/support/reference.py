@@ -31,7 +31,7 @@ class Reference:
     def __init__(self, source: ModelSource, *, rounded: bool = False) -> None:
         self.spec = source.architecture
         tensors = {"output.weight": source.tensors["token_embd.weight"], **source.tensors}
-        floats = ("F32", "F16", "BF16")
+        floats = ("F32", "F16", "BF16", "F8_32", "F8_128")
         self.integer = {name for name, t in tensors.items() if rounded and t.type not in floats}
         self.superblocks = {
             n: superblocks(t) for n, t in tensors.items() if rounded and BLOCKS[t.type][0] == 256

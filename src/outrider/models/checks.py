@@ -15,7 +15,7 @@ from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.families import FAMILIES, LIMITS, Dimensions, shown
 from outrider.models.source import Tensor
 from outrider.models.spec import LayerSpec, ModelSpec, RopeSpec
-from outrider.models.weight_types import FLOAT_TYPES, SUPPORTED_TYPES
+from outrider.models.weight_types import FLOAT_TYPES, FOLDER_TYPES, SUPPORTED_TYPES
 
 
 def check_dimensions(path: Path, d: Dimensions) -> None:
@@ -97,7 +97,7 @@ def check_tensors(
             continue
         tensor = with_shape(path, file_name(name), tensors.get(name), shape)
         allowed = FLOAT_TYPES if len(shape) == 1 else SUPPORTED_TYPES
-        if tensor.type not in allowed:
+        if tensor.type not in allowed and (len(shape) == 1 or tensor.type not in FOLDER_TYPES):
             raise UnsupportedModelError(
                 f"{path}: the tensor {file_name(name)} has type {tensor.type}; supported: "
                 f"{', '.join(allowed)}"
@@ -162,4 +162,4 @@ def layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...
 
 
 def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
+    return " x ".join(map(str, shape)) or "a single number"

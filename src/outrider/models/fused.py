@@ -14,7 +14,7 @@ import numpy as np
 from outrider.errors import ModelFileError
 from outrider.models.checks import layer_weights, with_shape
 from outrider.models.families import FAMILIES
-from outrider.models.source import Tensor
+from outrider.models.source import Recode, Tensor
 from outrider.models.spec import ModelSpec
 
 
@@ -36,10 +36,16 @@ def split_fused(
             name = f"blk.{i}.{fused}.weight"
             wanted = (ends[-1], shapes[0][1])
             tensor = with_shape(path, file_name(name), tensors.pop(name, None), wanted)
-            width = tensor.nbytes // ends[-1]
-            pieces = np.split(tensor.data, [end * width for end in ends[:-1]])
-            for part, shape, data in zip(parts, shapes, pieces, strict=True):
+            starts = [0, *ends[:-1]]
+            pieces = np.split(tensor.data, [start * tensor.nbytes // ends[-1] for start in starts[1:]])
+            for part, shape, data, start in zip(parts, shapes, pieces, starts, strict=True):
                 own = f"blk.{i}.{part}.weight"
                 if own in tensors:
                     raise ModelFileError(f"{path}: holds {file_name(own)} beside {file_name(name)}")
-                tensors[own] = replace(tensor, name=own, shape=shape, data=data)
+                recode = None if tensor.recode is None else _from(tensor.recode, start)
+                tensors[own] = replace(tensor, name=own, shape=shape, data=data, recode=recode)
+
+
+def _from(recode: Recode, start: int) -> Recode:
+    """The same for rows that are counted from `start` on."""
+    return lambda first, last: recode(start + first, start + last)

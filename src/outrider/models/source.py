@@ -5,15 +5,18 @@ Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …), whate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.models.spec import ModelSpec
+
+# (first row, last row) -> uint8[bytes of these rows]
+Recode: TypeAlias = Callable[[int, int], npt.NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,14 +26,24 @@ class Tensor:
     data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it. It is
     aligned
            only as the file aligns it, so copy it before viewing it as a wider type.
-    type:  name of the ggml type, one of weight_types.SUPPORTED_TYPES in a model that can be loaded.
+    type:  name of the ggml type, one of weight_types.SUPPORTED_TYPES in a model that can be loaded, or of a
+           type in FOLDER_TYPES.
     shape: (rows, columns) with rows contiguous, or (length,) for a vector.
+    recode: None where `data` are the type's blocks. Else the file has a layout of its own, and this computes
+           the blocks of some rows, without changing a value. It may raise ModelFileError.
+    column_order: None, or int32[columns]: column i of the blocks is column column_order[i] of the matrix.
     """
 
     name: str
     type: str
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
+    recode: Recode | None = None
+    column_order: npt.NDArray[np.int32] | None = None
+
+    def encoded(self) -> npt.NDArray[np.uint8]:
+        """The blocks of all rows: `data`, or a new array."""
+        return self.data if self.recode is None else self.recode(0, self.shape[0])
 
     @property
     def nbytes(self) -> int:

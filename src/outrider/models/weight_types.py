@@ -6,7 +6,7 @@ compiled engine. tests/native/test_weight_types.py compares the two.
 
 from __future__ import annotations
 
-# Values and bytes of one block. All but Q3_0 are ggml's types.
+# Values and bytes of one block. All but Q3_0 and FOLDER_TYPES are ggml's types.
 BLOCKS = {
     "F32": (1, 4),
     "F16": (1, 2),
@@ -29,10 +29,22 @@ BLOCKS = {
     "TQ2_0": (256, 66),
     "IQ3_XXS": (256, 98),
     "IQ3_S": (256, 110),
+    "W4_32": (32, 21),
+    "W4_128": (128, 69),
+    "W8_32": (32, 37),
+    "W8_128": (128, 133),
+    "F8_32": (32, 36),
+    "F8_128": (128, 132),
 }
 # Bytes as the engine packs a type / bytes in the file, of types that differ by more than a few percent. IQ3's
 # grid entries and signs become integers of 4 bits, TQ1_0's digits 2 bits each.
 PACKED_GROWTH = {"IQ3_XXS": 2208 / 1568, "IQ3_S": 2208 / 1760, "TQ1_0": 1056 / 864}
 LOADED_ONLY = frozenset({"Q3_0"})  # types that no file has: made when a model is quantized at load
-SUPPORTED_TYPES = tuple(name for name in BLOCKS if name not in LOADED_ONLY)  # of matrices in files
+# What matrices of quantized Hugging Face folders become where no type of ggml holds their values exactly
+# (formats/hf_blocks.py): W integers of so many bits with a scale and a zero point, F8 floats with a scale.
+# The columns of a block share its scale.
+FOLDER_TYPES = ("W4_32", "W4_128", "W8_32", "W8_128", "F8_32", "F8_128")
+SUPPORTED_TYPES = tuple(  # of matrices in GGUF files
+    name for name in BLOCKS if name not in LOADED_ONLY and name not in FOLDER_TYPES
+)
 FLOAT_TYPES = ("F32", "F16", "BF16")

@@ -227,11 +227,10 @@ def test_whatever_the_names_the_words_are_one_line(names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized with GPTQ"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized with AWQ"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with FP8"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with BITSANDBYTES"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "has 3 bits, which is not supported"),
         ({"quantization_config": {"quant_method": "exl2", "bits": 4.0}}, "quantized with EXL2"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "with COMPRESSED-TENSORS"),
+        ({"quantization_config": {"quant_method": "modelopt"}}, "quantized with MODELOPT"),
         ({"quantization_config": {"quant_method": "a\n\x1b[2J"}}, r"with A\\n\\x1b\[2J"),
         ({"quantization": {"group_size": 64, "bits": 4}}, r"quantized by MLX \(quantization\)"),
         ({"quantization_config": {"group_size": 64, "bits": 4}}, "quantized by MLX"),

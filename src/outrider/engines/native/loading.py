@@ -61,6 +61,7 @@ def add_weights(
                 tied = matrix.tensor.name == EMBEDDING
                 data = rows if tied else encoded(core, matrix.tensor, matrix.type)
                 core.add_matrix(matrix.name, matrix.type, *matrix.shape, data)
+                _set_order(core, matrix)
                 release(matrix.tensor.data)
                 done += matrix.tensor.nbytes
                 if progress:
@@ -102,11 +103,12 @@ def encoded(core: _core.Model, tensor: Tensor, kind: str) -> Bytes:
 
     Raises UnsupportedModelError for values that are not finite or too large for the type.
     """
+    data = tensor.encoded()
     if kind == tensor.type:
-        return tensor.data
+        return data
     rows, columns = tensor.shape
     try:
-        return core.quantize(tensor.type, kind, rows, columns, tensor.data)
+        return core.quantize(tensor.type, kind, rows, columns, data)
     except ValueError as error:
         raise UnsupportedModelError(f"tensor {tensor.name}: {error}") from None
 
@@ -125,9 +127,15 @@ def _add_packed(
     """Bytes of the packed weights cache as `core`'s weights."""
     for matrix, packed in zip(plan, found, strict=False):
         core.add_packed(matrix.name, matrix.type, *matrix.shape, packed)
+        _set_order(core, matrix)
     embedding = source.tensors[EMBEDDING]
-    rows = found[-1] if source.quantization else embedding.data
+    rows = found[-1] if source.quantization else embedding.encoded()
     core.set_embedding(loaded_type(source, embedding), rows)
+
+
+def _set_order(core: _core.Model, matrix: Matrix) -> None:
+    if matrix.tensor.column_order is not None:
+        core.set_column_order(matrix.name, matrix.tensor.column_order)
 
 
 def _vector(tensor: Tensor) -> npt.NDArray[np.float32]:

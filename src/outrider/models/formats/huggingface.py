@@ -17,6 +17,7 @@ import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.checks import check_dimensions, check_tensors
+from outrider.models.column_order import take_into_rows
 from outrider.models.families import (
     FAMILIES,
     LAYER_TENSORS,
@@ -34,12 +35,15 @@ from outrider.models.families import (
 from outrider.models.formats.dequantize import dequantize, same_values
 from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import Section, read_section
+from outrider.models.formats.hf_quantization import Quantization, read_quantization
+from outrider.models.formats.hf_quantized import DTYPES, unpack_modules
 from outrider.models.formats.hf_rope import read_query_growth, read_ropes
 from outrider.models.formats.hf_tokenizer import read_tokenizer
 from outrider.models.formats.safetensors import read_weights
 from outrider.models.fused import split_fused
 from outrider.models.quantization import EMBEDDING, OUTPUT
 from outrider.models.source import ModelSource, Tensor
+from outrider.models.weight_types import FLOAT_TYPES
 
 CONFIG_LIMIT = 1 << 20
 
@@ -68,7 +72,10 @@ def open_huggingface(folder: Path) -> ModelSource:
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
     layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
-    tensors, names = _renamed(folder, read_weights(folder), layer_tensors)
+    how = read_quantization(config)
+    tensors, names = _renamed(folder, _read_tensors(folder, how), layer_tensors)
+    if how is not None:
+        _leave_out_empty_biases(family, tensors)
     _tie(folder, config, kind, tensors, names)
     _biases(config, family, kind, tensors)
 
@@ -76,6 +83,7 @@ def open_huggingface(folder: Path) -> ModelSource:
         return names.get(name) or _file_name(name, layer_tensors)
 
     split_fused(folder, architecture, tensors, file_name)
+    take_into_rows(folder, architecture, tensors)
     check_tensors(folder, architecture, tensors, file_name)
     _shift_norms(family, tensors)
     tokenizer, templates = read_tokenizer(folder, config, architecture.vocab_size)
@@ -90,6 +98,25 @@ def open_huggingface(folder: Path) -> ModelSource:
         chat_templates=templates,
         recommended_sampling=huggingface_sampling(folder),
     )
+
+
+def _read_tensors(folder: Path, how: Quantization | None) -> dict[str, Tensor]:
+    if how is None:
+        return read_weights(folder)
+    return unpack_modules(folder, how, read_weights(folder, (*FLOAT_TYPES, *DTYPES)))
+
+
+def _leave_out_empty_biases(family: Family, tensors: dict[str, Tensor]) -> None:
+    """Delete biases of zeros that the family does not have: GPTQ's first programs wrote them everywhere."""
+    known = (*family.optional_bias, *family.required_bias)
+    for name, tensor in list(tensors.items()):
+        part = name.partition(".")[2].partition(".")[2]
+        if (
+            part.endswith(".bias")
+            and part.removesuffix(".bias") not in known
+            and not dequantize(tensor).any()
+        ):
+            del tensors[name]
 
 
 def _shift_norms(family: Family, tensors: dict[str, Tensor]) -> None:
@@ -122,7 +149,7 @@ def _tie(
     if embedding is None:  # saved under the other of its two names
         tensors[EMBEDDING] = replace(tensors.pop(OUTPUT), name=EMBEDDING)
         names[EMBEDDING] = names[OUTPUT]
-    elif same_values(head, embedding):
+    elif head.type in FLOAT_TYPES and same_values(head, embedding):
         del tensors[OUTPUT]
     else:
         logger.warning(
@@ -175,27 +202,10 @@ def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
     wanted = _ACTIVATIONS[family.activation]
     if config.text(kind.activation_key, wanted) != wanted:
         raise UnsupportedModelError(f"{config.path}: {kind.activation_key} is not {wanted}")
-    for key in ("quantization_config", "quantization"):  # the second is MLX's
-        if config.values.get(key) is not None:
-            raise UnsupportedModelError(
-                f"{config.path}: is quantized{_by_method(config, key)} ({key}); only F32, F16 and BF16"
-                f" weights are read from safetensors (use the model's GGUF file for quantized weights)"
-            )
     for option in ("mlp_bias", "use_mrope", "use_bidirectional_attention", *kind.refused):
         if config.flag(option, False):
             raise UnsupportedModelError(f"{config.path}: sets {option}, which is not supported")
     return family, kind
-
-
-def _by_method(config: Section, key: str) -> str:
-    """ " with GPTQ", as far as the configuration says it."""
-    settings = config.values[key]
-    if not isinstance(settings, dict):
-        return ""
-    method = settings.get("quant_method")
-    if isinstance(method, str) and method:
-        return f" with {shown(method.upper())[1:-1]}"
-    return " by MLX" if settings.keys() >= {"group_size", "bits"} else ""
 
 
 def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dimensions:

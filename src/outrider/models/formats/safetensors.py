@@ -8,6 +8,7 @@ used, because its NumPy interface copies each tensor and has no bfloat16; engine
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,6 +20,7 @@ from outrider.models.foreign import HEAD_BYTES, PICKLES, describe_file, describe
 from outrider.models.formats.hf_json import parse_object, read_section
 from outrider.models.formats.mapped import map_file
 from outrider.models.source import Tensor
+from outrider.models.weight_types import FLOAT_TYPES
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,14 +32,14 @@ SHARD_LIMIT = 1024
 DIM_LIMIT = 1 << 40
 AGAIN = "; download it again"
 
-_ITEM_SIZE = {"F32": 4, "F16": 2, "BF16": 2}
+_ITEM_SIZE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "F8_E4M3": 1}
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file, by name.
+def read_safetensors(path: Path, dtypes: Sequence[str] = FLOAT_TYPES) -> dict[str, Tensor]:
+    """All tensors of one file, by name; their types are those of the file.
 
     Raises ModelFileError unless the header is valid and the tensors fill the rest of the file exactly;
-    UnsupportedModelError for a dtype other than F32, F16 and BF16.
+    UnsupportedModelError for a dtype that is not one of `dtypes`.
     """
     data = map_file(path)
     size = len(data)
@@ -62,7 +64,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     spans: list[tuple[int, int, str]] = []
     tensors: dict[str, Tensor] = {}
     for name, entry in header.items():
-        dtype, shape, begin, end = _entry(path, name, entry)
+        dtype, shape, begin, end = _entry(path, name, entry, dtypes)
         if end > len(body):
             raise ModelFileError(
                 f"{path}: truncated: the tensor {shown(name)} ends at byte {8 + length + end}, "
@@ -81,19 +83,20 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(path: Path, name: str, entry: Any, dtypes: Sequence[str]) -> tuple[str, tuple[int, ...], int, int]:
     where = f"{path}: the tensor {shown(name)}"
     if not isinstance(entry, dict):
         raise ModelFileError(f"{where} has no description")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str):
         raise ModelFileError(f"{where} has no dtype")
-    if dtype not in _ITEM_SIZE:
+    if dtype not in dtypes:
         raise UnsupportedModelError(
-            f"{where} has dtype {shown(dtype)}{_quantized(name, dtype)}; supported: {', '.join(_ITEM_SIZE)}"
+            f"{where} has dtype {shown(dtype)}{_quantized(name, dtype)}; supported: {', '.join(dtypes)}"
             " (use the model's GGUF file for quantized weights)"
         )
-    if not _naturals(shape) or not 1 <= len(shape) <= 4 or not all(1 <= n <= DIM_LIMIT for n in shape):
+    least = 1 if tuple(dtypes) == FLOAT_TYPES else 0  # a scale of a whole matrix may be a single number
+    if not _naturals(shape) or not least <= len(shape) <= 4 or not all(1 <= n <= DIM_LIMIT for n in shape):
         raise ModelFileError(f"{where} has an impossible shape")
     if not _naturals(offsets) or len(offsets) != 2:
         raise ModelFileError(f"{where} has impossible data_offsets")
@@ -123,7 +126,7 @@ def _naturals(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path, dtypes: Sequence[str] = FLOAT_TYPES) -> dict[str, Tensor]:
     """All tensors of the model in `folder`, from model.safetensors or else from the shards that its index
     names.
 
@@ -131,7 +134,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     and the errors of `read_safetensors`.
     """
     if (folder / WEIGHTS).exists():
-        return read_safetensors(folder / WEIGHTS)
+        return read_safetensors(folder / WEIGHTS, dtypes)
     index = folder / INDEX
     if not index.exists():
         raise _no_weights(folder)
@@ -146,7 +149,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         # Files may be symlinks to other folders, as in hub caches, but names must not contain paths.
         if not shard.endswith(".safetensors") or any(c in shard for c in "/\\:\0"):
             raise ModelFileError(f"{index}: {shown(shard)} is not the name of a .safetensors file beside it")
-        opened[shard] = _read_shard(folder / shard, len(shards))
+        opened[shard] = _read_shard(folder / shard, len(shards), dtypes)
     tensors: dict[str, Tensor] = {}
     for name, shard in weight_map.values.items():
         if name not in opened[shard]:
@@ -155,9 +158,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_shard(path: Path, count: int) -> dict[str, Tensor]:
+def _read_shard(path: Path, count: int, dtypes: Sequence[str]) -> dict[str, Tensor]:
     try:
-        return read_safetensors(path)
+        return read_safetensors(path, dtypes)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
             f"{path}: no such file, but {INDEX} names it as one of {count}; put all files of the model there"
