@@ -22,6 +22,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,12 @@ forward_subset = NativeModel.forward_subset  # a pass that computes some panels 
 ISAS = ("portable", "avx2", "avx512", "neon")
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd number of groups
 LONG = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32, context=1024)
+WINDOWS = replace(LONG, layers=3, window=40)  # of two layers in three, see tiny_models
 REAL: dict[str, tuple[str | None, ...]] = {  # model: quantizations at load
     "smollm2": (None, "q3"),
     "qwen-coder-0.5b": (None, "q3"),
     "qwen-coder-1.5b": (None,),
+    "gemma-3-270m": (None,),
 }
 SLOW = ("portable",)  # instruction sets that the real models run few tokens with
 THREADS = 2
@@ -63,7 +66,9 @@ class Passes:
 
     def __init__(self, model: NativeModel) -> None:
         self.model = model
-        self.tokens = [int(i) for i in np.random.default_rng(7).integers(0, model.vocab_size, 600)]
+        random = np.random.default_rng(7)
+        self.tokens = [int(i) for i in random.integers(0, model.vocab_size, 600)]
+        self.more = [int(i) for i in random.integers(0, model.vocab_size, 600)]
 
     def item(
         self,
@@ -158,6 +163,25 @@ def long_cases(passes: Passes) -> Iterator[tuple[str, list[FloatArray]]]:
     )
 
 
+def past_windows(passes: Passes, count: int) -> Iterator[tuple[str, list[FloatArray]]]:
+    """A text that is longer than the window of a model's layers and what their caches hold beyond it: a draft
+    that is rolled back across the window's edge, and a path of a tree that is kept there."""
+    cache = passes.model.new_cache(count + 200)
+    found = []
+    text = [*passes.tokens, *passes.more]
+    for at in range(0, count, 100):
+        found += passes.model.forward([passes.item(cache, text[at : min(at + 100, count)], rows=[0])])
+    for tokens in (1, 1, 40, 24):  # drafted in several passes, and rejected together
+        found += passes.model.forward([passes.item(cache, passes.tokens[:tokens])])
+    cache.truncate(count - 20)
+    found += passes.model.forward([passes.item(cache, passes.more[:10], TREE)])
+    cache.keep(count - 20, [count - 20, count - 18, count - 15])
+    for token in passes.more[20:60]:
+        found += passes.model.forward([passes.item(cache, [token])])
+    cache.close()
+    yield f"drafts rolled back after {count} tokens", found
+
+
 def digest(arrays: Sequence[FloatArray]) -> str:
     """SHA-256 of the arrays' shapes and bits."""
     found = hashlib.sha256()
@@ -200,6 +224,11 @@ def tiny_models(folder: Path) -> Iterator[tuple[str, ModelSource, bool]]:
     for kind in ("F32", "Q4_0"):
         path = tiny_gguf(folder / f"long-{kind}.gguf", types=kind, dims=LONG)
         yield f"tiny llama gguf {kind}, long", open_model(path), True
+    pattern = {"gemma3.attention.sliding_window_pattern": 3}
+    path = tiny_gguf(folder / "windows.gguf", arch="gemma3", types="Q8_0", dims=WINDOWS, keys=pattern)
+    yield "tiny gemma3 gguf, windows", open_model(path), True
+    path = tiny_hf(folder / "windows", arch="mistral", dims=LONG, config={"sliding_window": 60})
+    yield "tiny mistral folder, a window", open_model(path), True
 
 
 def real_models() -> Iterator[tuple[str, ModelSource]]:
@@ -237,10 +266,15 @@ def digests(tiny_only: bool) -> Iterator[tuple[str, str, str]]:
                     passes = Passes(NativeModel.load(source, threads=THREADS, isa=isa, kv_dtype=kv_dtype))
                     for case, logits in long_cases(passes) if is_long else cases(passes, small=False):
                         yield isa, f"{name}, {kv_dtype} cache: {case}", digest(logits)
+                    for case, logits in past_windows(passes, 400) if is_long else ():
+                        yield isa, f"{name}, {kv_dtype} cache: {case}", digest(logits)
         for name, source in () if tiny_only else real_models():
             for isa in isas:
                 passes = Passes(NativeModel.load(source, threads=THREADS, isa=isa))
                 for case, logits in slow_cases(passes) if isa in SLOW else cases(passes, small=True):
+                    yield isa, f"{name}: {case}", digest(logits)
+                windows = any(layer.window for layer in source.architecture.layers)
+                for case, logits in past_windows(passes, 1000) if windows and isa not in SLOW else ():
                     yield isa, f"{name}: {case}", digest(logits)
 
 

@@ -209,8 +209,9 @@ class Span {
             keys_[b] = key_of<T>(cache, first_ + kCacheBlock * b);
             values_[b] = value_of<T>(cache, first_ + kCacheBlock * b, q.head_dim);
         }
+        const int next_first = next.first - kSpan * next.span, next_end = next.positions - kSpan * next.span;
         for (int b = 0; b < kSpanBlocks; b++)
-            next_[b] = kCacheBlock * b < next.positions - kSpan * next.span
+            next_[b] = kCacheBlock * b < next_end && kCacheBlock * (b + 1) > next_first
                            ? key_of<T>(next.cache, kSpan * next.span + kCacheBlock * b)
                            : nullptr;
     }

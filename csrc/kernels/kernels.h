@@ -25,7 +25,7 @@ inline int first_in_window(int positions, int window) {
 // Keys and values are stored in cache blocks. For one block, layer and key-value head, keys are
 // [head_dim][kCacheBlock] and values are [kCacheBlock][head_dim], in binary16 or float32.
 struct HeadCache {
-    void* const* blocks;              // one pointer for each cache block of the sequence
+    void* const* blocks;              // of each cache block of the sequence; null where nobody looks any more
     size_t key_offset, value_offset;  // in bytes, of this layer and head inside a cache block
     bool half;                        // binary16, else float32
 };
@@ -47,10 +47,11 @@ struct Queries {
     int first_seen(int t) const { return first_in_window(visible[t].positions, window); }
 };
 
-// The keys to prefetch while these are processed: those of one span, up to `positions`. None if that is 0.
+// The keys to prefetch while these are processed: those of one span, of the positions [first, positions).
+// None if the latter is 0.
 struct NextKeys {
     HeadCache cache{};
-    int span = 0, positions = 0;
+    int span = 0, first = 0, positions = 0;
 };
 
 // A partial result of attention: head_dim sums of values weighted by e^(score - top), then `top`, then the

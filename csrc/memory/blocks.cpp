@@ -9,7 +9,7 @@ namespace outrider {
 // How many blocks a slab holds: the fewest that leave at most a sixteenth of its huge pages unused.
 static int blocks_of_slab(size_t bytes) {
     constexpr size_t page = size_t(2) << 20, most = 16;
-    if (bytes < page / 32) return 1;  // a slab would be large compared to what such a model needs
+    if (bytes < page / 64) return 1;  // a slab would be large compared to what such a model needs
     for (size_t pages = 1; pages <= most; pages++)
         if (const size_t n = pages * page / bytes; n > 0 && (pages * page - n * bytes) * 16 <= pages * page)
             return int(n);

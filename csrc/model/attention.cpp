@@ -35,14 +35,15 @@ void Attention::divide(const Batch& batch, Partition& work) const {
     work.first_spans.clear();
     int longest = 1;
     for (int t = 0; t < tokens_;) {
-        QueryTile tile{t, 0, 0, spans_of(batch.visible[size_t(t)].positions), 0};
+        QueryTile tile{t, 0, batch.visible[size_t(t)].positions, 0, 0, 0};
         const Cache* cache = batch.tokens[size_t(t)].cache;
         for (; t < tokens_ && tile.count < most && batch.tokens[size_t(t)].cache == cache;
              t++, tile.count++) {
             const int positions = batch.visible[size_t(t)].positions;
             tile.positions = std::max(tile.positions, positions);
-            tile.first_span = std::min(tile.first_span, first_span_of(positions, work.window));
+            tile.first_position = std::min(tile.first_position, first_in_window(positions, work.window));
         }
+        tile.first_span = tile.first_position / kSpan;
         tile.spans = spans_of(tile.positions);
         longest = std::max(longest, tile.spans - tile.first_span);
         work.tiles.push_back(tile);
@@ -70,7 +71,8 @@ Attention::Task Attention::task(const Partition& work, int index) const {
 NextKeys Attention::keys_of(const Layer& layer, const Batch& batch, const Task& task) const {
     if (!task.tile || task.span >= task.tile->spans) return {};
     Cache* cache = batch.tokens[size_t(task.tile->first)].cache;
-    return {cache->head(layer.index, task.kv_head), task.span, task.tile->positions};
+    return {cache->head(layer.index, task.kv_head), task.span, task.tile->first_position,
+            task.tile->positions};
 }
 
 float* Attention::partial(int slot, int t, int head) {

@@ -27,10 +27,10 @@ class Attention {
     void run(int layer, const Batch& batch, const float* queries, ActivationBuffer& output);
 
   private:
-    // Tokens of one sequence, next to one another: the spans [first_span, spans) that any of them sees
-    // something of, and how many positions the one that sees furthest sees.
+    // Tokens of one sequence, next to one another: the positions [first_position, positions) and the spans
+    // [first_span, spans) that any of them sees something of.
     struct QueryTile {
-        int first, count, positions, first_span, spans;
+        int first, count, first_position, positions, first_span, spans;
     };
     // The work of a layer with this window.
     struct Partition {

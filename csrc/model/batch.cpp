@@ -24,6 +24,7 @@ void check_batch(const std::vector<BatchItem>& items, int vocab) {
         if (std::find(seen.begin(), seen.end(), item.cache) != seen.end())
             throw std::invalid_argument("a cache may appear once in a pass");
         seen.push_back(item.cache);
+        item.cache->check_room(item.count);
     }
     for (const BatchItem& item : items) item.cache->reserve(item.count);
 }

@@ -190,6 +190,7 @@ NewBytes quantize(Model& model, const std::string& from, const std::string& to, 
 
 NB_MODULE(_core, m) {
     m.attr("LAYOUT_VERSION") = outrider::kLayoutVersion;
+    m.attr("ROLLBACK") = outrider::kRollback;
     m.def("weight_types", &weight_types);
     m.def(
         "token_tiles",
@@ -215,12 +216,14 @@ NB_MODULE(_core, m) {
 
     nb::class_<SharedBlocks>(m, "SharedBlocks")
         .def_prop_ro("positions", &SharedBlocks::positions)
+        .def_prop_ro("whole", &SharedBlocks::whole)
         .def_prop_ro("nbytes", &SharedBlocks::bytes);
 
     nb::class_<Cache>(m, "Cache")
         .def_prop_ro("length", &Cache::length)
         .def_prop_ro("capacity", &Cache::capacity)
         .def_prop_ro("nbytes", &Cache::bytes)
+        .def_prop_ro("rollback_floor", &Cache::rollback_floor)
         .def("truncate", &Cache::truncate, "length"_a)
         .def("share", &Cache::share, "start"_a, "stop"_a)
         .def("adopt", &Cache::adopt, "blocks"_a)

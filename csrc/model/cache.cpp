@@ -1,66 +1,144 @@
 #include "model/cache.h"
 
-#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
 namespace outrider {
 
-Cache::Cache(CacheShape shape, int capacity, std::shared_ptr<BlockStore> store)
-    : shape_(shape), capacity_(capacity), store_(std::move(store)) {
+CacheShape::CacheShape(const ModelSpec& spec, bool half)
+    : kv_heads(spec.kv_heads), head_dim(spec.head_dim), half(half) {
+    for (const LayerSpec& layer : spec.layers) {
+        const auto found = std::find_if(groups.begin(), groups.end(),
+                                        [&](const LayerGroup& g) { return g.window == layer.window; });
+        const int group = int(found - groups.begin());
+        if (found == groups.end()) groups.push_back({layer.window, 0});
+        places.push_back({group, groups[size_t(group)].layers++});
+    }
+}
+
+size_t SharedBlocks::bytes() const {
+    size_t total = 0;
+    for (size_t i = 0; i < blocks.size(); i++)
+        if (blocks[i]) total += shape->block_bytes(i % shape->groups.size());
+    return total;
+}
+
+Cache::Cache(std::shared_ptr<const CacheShape> shape, int capacity, BlockStores stores)
+    : shape_(std::move(shape)),
+      capacity_(capacity),
+      stores_(std::move(stores)),
+      groups_(shape_->groups.size()) {
     if (capacity < 1) throw std::invalid_argument("a cache needs a capacity of at least 1");
+}
+
+size_t Cache::bytes() const {
+    size_t total = 0;
+    for (size_t g = 0; g < groups_.size(); g++)
+        total += (groups_[g].held.size() - size_t(groups_[g].first)) * shape_->block_bytes(g);
+    return total;
+}
+
+int Cache::rollback_floor() const {
+    int floor = 0;
+    for (size_t g = 0; g < groups_.size(); g++)
+        floor = std::max(floor, shortest_length(groups_[g].first, shape_->groups[g].window));
+    return floor;
 }
 
 void Cache::check_open() const {
     if (closed_) throw std::invalid_argument("the cache is closed");
 }
 
-void Cache::reserve(int count) {
+void Cache::check_rollback(int length) const {
+    const int floor = rollback_floor();
+    if (length < floor)
+        throw std::invalid_argument("cannot go back to " + std::to_string(length) +
+                                    " positions: the layers with a sliding window hold what is seen after " +
+                                    std::to_string(floor) + " or more");
+}
+
+void Cache::check_room(int count) const {
     check_open();
     if (count > capacity_ - length_)
         throw std::length_error("the cache holds " + std::to_string(length_) + " of " +
                                 std::to_string(capacity_) + " positions; " + std::to_string(count) +
                                 " more do not fit");
+    if (length_ < rollback_floor())
+        throw std::invalid_argument("the blocks adopted last lack what sliding windows show");
+}
+
+void Cache::reserve(int count) {
+    check_room(count);
+    release_passed();
     const size_t needed = (size_t(length_) + size_t(count) + kCacheBlock - 1) / kCacheBlock;
-    for (size_t i = size_t(length_) / kCacheBlock; i < std::min(needed, blocks_.size()); i++) own(i);
-    while (blocks_.size() < needed) {
-        // (Cleared: lanes beyond the last position are read, and masked, so they must be harmless numbers.)
-        blocks_.push_back(store_->take());
-        pointers_.push_back(blocks_.back().get());
+    for (size_t g = 0; g < groups_.size(); g++) {
+        Blocks& blocks = groups_[g];
+        for (size_t i = size_t(length_) / kCacheBlock; i < std::min(needed, blocks.held.size()); i++)
+            own(g, i);
+        while (blocks.held.size() < needed) {
+            // (Cleared: lanes beyond the last position are read, and masked, so they must be harmless
+            // numbers.)
+            blocks.held.push_back(stores_[g]->take());
+            blocks.pointers.push_back(blocks.held.back().get());
+        }
     }
 }
 
-void Cache::own(size_t block) {
-    if (blocks_[block].use_count() == 1) return;
-    std::shared_ptr<uint8_t> copy = store_->take();
-    std::memcpy(copy.get(), blocks_[block].get(), shape_.block_bytes());
-    blocks_[block] = std::move(copy);
-    pointers_[block] = blocks_[block].get();
+void Cache::release_passed() {
+    for (size_t g = 0; g < groups_.size(); g++) {
+        Blocks& blocks = groups_[g];
+        const int needed = first_needed_block(length_, shape_->groups[g].window);
+        for (; blocks.first < needed; blocks.first++) {
+            blocks.held[size_t(blocks.first)].reset();
+            blocks.pointers[size_t(blocks.first)] = nullptr;
+        }
+    }
+}
+
+void Cache::own(size_t group, size_t block) {
+    std::shared_ptr<uint8_t>& held = groups_[group].held[block];
+    if (held.use_count() == 1) return;
+    std::shared_ptr<uint8_t> copy = stores_[group]->take();
+    std::memcpy(copy.get(), held.get(), shape_->block_bytes(group));
+    held = std::move(copy);
+    groups_[group].pointers[block] = held.get();
 }
 
 SharedBlocks Cache::share(int start, int stop) const {
     check_open();
     if (start < 0 || stop < start || stop > length_ || start % kCacheBlock || stop % kCacheBlock)
         throw std::invalid_argument("share: positions must be multiples of 16 inside the cache");
-    return {shape_, {blocks_.begin() + start / kCacheBlock, blocks_.begin() + stop / kCacheBlock}};
+    SharedBlocks shared{shape_, {}};
+    for (size_t i = size_t(start) / kCacheBlock; i < size_t(stop) / kCacheBlock; i++)
+        for (const Blocks& blocks : groups_) shared.blocks.push_back(blocks.held[i]);
+    return shared;
 }
 
 void Cache::adopt(const SharedBlocks& shared) {
     check_open();
-    if (!(shared.shape == shape_)) throw std::invalid_argument("adopt: the blocks are of another model");
+    if (!(*shared.shape == *shape_)) throw std::invalid_argument("adopt: the blocks are of another model");
     if (length_ % kCacheBlock)
         throw std::invalid_argument("adopt: the cache must hold a multiple of 16 positions");
     if (shared.positions() > capacity_ - length_)
         throw std::length_error("adopt: " + std::to_string(shared.positions()) +
                                 " positions more do not fit");
-    blocks_.resize(size_t(length_) / kCacheBlock);
-    pointers_.resize(blocks_.size());
-    for (const auto& block : shared.blocks) {
-        blocks_.push_back(block);
-        pointers_.push_back(block.get());
+    for (size_t g = 0; g < groups_.size(); g++) {
+        Blocks& blocks = groups_[g];
+        blocks.held.resize(size_t(length_) / kCacheBlock);
+        blocks.pointers.resize(blocks.held.size());
+        for (size_t i = 0; i < shared.count(); i++) {
+            blocks.held.push_back(shared.at(i, g));
+            blocks.pointers.push_back(blocks.held.back().get());
+            if (blocks.held.back()) continue;
+            for (; size_t(blocks.first) < blocks.held.size(); blocks.first++) {
+                blocks.held[size_t(blocks.first)].reset();
+                blocks.pointers[size_t(blocks.first)] = nullptr;
+            }
+        }
     }
     length_ += shared.positions();
+    release_passed();
 }
 
 void Cache::truncate(int length) {
@@ -68,7 +146,14 @@ void Cache::truncate(int length) {
     if (length < 0 || length > length_)
         throw std::invalid_argument("cannot truncate a cache of " + std::to_string(length_) +
                                     " positions to " + std::to_string(length));
+    if (length > 0) check_rollback(length);
+    set_length(length);
+}
+
+void Cache::set_length(int length) {
     length_ = length;
+    for (Blocks& blocks : groups_)
+        if (length == 0 && blocks.first > 0) blocks = {};
 }
 
 void Cache::keep(int base, const std::vector<int>& slots, const Kernels& kernels) {
@@ -80,22 +165,22 @@ void Cache::keep(int base, const std::vector<int>& slots, const Kernels& kernels
             throw std::invalid_argument("keep: slots must ascend from base and lie inside the cache");
         before = slot;
     }
+    if (base > 0 || !slots.empty()) check_rollback(base);
     for (size_t i = 0; i < slots.size(); i++) {
         const int to = base + int(i);  // never after a slot that is still to be read
         if (slots[i] == to) continue;
-        own(size_t(to) / kCacheBlock);
-        for (int layer = 0; layer < shape_.layers; layer++)
-            for (int h = 0; h < shape_.kv_heads; h++)
-                kernels.copy_kv(head(layer, h), slots[i], to, shape_.head_dim);
+        for (size_t g = 0; g < groups_.size(); g++) own(g, size_t(to) / kCacheBlock);
+        for (int layer = 0; layer < int(shape_->places.size()); layer++)
+            for (int h = 0; h < shape_->kv_heads; h++)
+                kernels.copy_kv(head(layer, h), slots[i], to, shape_->head_dim);
     }
-    length_ = base + int(slots.size());
+    set_length(base + int(slots.size()));
 }
 
 void Cache::close() {
     closed_ = true;
     length_ = 0;
-    blocks_.clear();
-    pointers_.clear();
+    groups_.assign(groups_.size(), {});
 }
 
 }  // namespace outrider

@@ -12,13 +12,15 @@ static ModelSpec checked(ModelSpec spec) {
 
 Model::Model(ModelSpec spec, bool half_cache, int threads, const std::string& isa)
     : spec_(checked(std::move(spec))),
-      shape_{int(spec_.layers.size()), spec_.kv_heads, spec_.head_dim, half_cache},
-      blocks_(std::make_shared<BlockStore>(shape_.block_bytes())),
+      shape_(std::make_shared<const CacheShape>(spec_, half_cache)),
       kernels_(choose_kernels(isa.c_str())),
       phases_(Pool::shared(threads), kernels_),
       weights_(Pool::shared(threads)),
       attention_(spec_, kernels_, phases_),
-      ordered_(kernels_, phases_) {}
+      ordered_(kernels_, phases_) {
+    for (size_t g = 0; g < shape_->groups.size(); g++)
+        blocks_.push_back(std::make_shared<BlockStore>(shape_->block_bytes(g)));
+}
 
 void Model::finish() {
     weights_.resolve(spec_);
@@ -27,6 +29,12 @@ void Model::finish() {
 
 std::unique_ptr<Cache> Model::new_cache(int capacity) const {
     return std::make_unique<Cache>(shape_, capacity, blocks_);
+}
+
+size_t Model::cache_bytes() const {
+    size_t total = 0;
+    for (const auto& store : blocks_) total += store->bytes();
+    return total;
 }
 
 void Model::check(const std::vector<BatchItem>& items, const std::vector<int>* panels,

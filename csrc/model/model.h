@@ -55,7 +55,7 @@ class Model {
     const ModelSpec& spec() const { return spec_; }
     const Kernels& kernels() const { return kernels_; }
     Pool& pool() const { return phases_.pool(); }
-    size_t cache_bytes() const { return blocks_->bytes(); }  // held for the caches of this model
+    size_t cache_bytes() const;  // held for the caches of this model
 
   private:
     void check(const std::vector<BatchItem>& items, const std::vector<int>* panels, const Taps* taps) const;
@@ -92,8 +92,8 @@ class Model {
     }
 
     const ModelSpec spec_;
-    const CacheShape shape_;
-    std::shared_ptr<BlockStore> blocks_;
+    const std::shared_ptr<const CacheShape> shape_;
+    BlockStores blocks_;
     std::shared_ptr<Buffers> logits_buffers_ = std::make_shared<Buffers>(),
                              hidden_buffers_ = std::make_shared<Buffers>();
     const Kernels& kernels_;

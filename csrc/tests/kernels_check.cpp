@@ -310,6 +310,9 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
     const std::vector<float> q = floats(size_t(tokens) * group * head_dim, 0.3f);
     const size_t row = partial_floats(head_dim), stride = row * size_t(group),
                  step = positions > 64 ? 112 : 16;
+    // What the windows of all tokens have passed is not there, and must not be read.
+    const int first_shown = first_in_window(std::max(1, positions - tokens + 1), window);
+    for (int b = 0; b < first_shown / kCacheBlock; b++) wanted.pointers[size_t(b)] = nullptr;
     for (int direct = 0; direct <= positions;
          direct += int(step)) {  // none, some and all positions in a tail
         std::vector<int> tail;
@@ -335,7 +338,7 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
                                                       std::vector<float>(stride * size_t(count)));
                 for (int s = 0; s < spans;
                      s++) {  // (prefetching must not change results; the last span has no next one)
-                    const NextKeys next{wanted.cache, s + 1, positions};
+                    const NextKeys next{wanted.cache, s + 1, first_shown, positions};
                     table.attend(wanted.cache, queries, s, next, scratch.data(), found[size_t(s)].data(),
                                  stride);
                 }

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from outrider.config.speculative import MAX_DRAFT_TOKENS
 from outrider.errors import InsufficientMemoryError
 from outrider.models.quantization import loaded_bytes
 from outrider.models.source import ModelSource
@@ -21,7 +22,8 @@ from outrider.models.spec import ModelSpec
 REPACK = 1.03  # repacked weights / weights in their file's encoding
 KV_BYTES = 2  # a key or value is stored in fp16
 BLOCK = 16  # positions: the cache grows by blocks
-PASS_WIDTH = 256  # most tokens of one pass: a chunk of prefill
+PASS_WIDTH = 256  # most tokens of one pass of the target: a chunk of prefill
+WIDEST_PASS = 512  # the same of any model: a chunk of draft prefill
 PASS_ROWS = 32  # most rows of logits of one pass, unless given
 TEXT_BYTES = 512  # of lists, text and lookups, for each token of a text or a prediction
 SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
@@ -32,8 +34,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def kv_bytes(arch: ModelSpec, positions: int) -> int:
-    """Bytes of the keys and values of `positions` positions of one sequence."""
-    return 2 * arch.n_layers * arch.n_kv_heads * arch.head_dim * KV_BYTES * positions
+    """Most bytes of the keys and values of one sequence of `positions` positions. A layer with a sliding
+    window holds what it shows, what one pass adds and what a rollback may take back."""
+    held = sum(_held_positions(positions, layer.window) for layer in arch.layers)
+    return 2 * arch.n_kv_heads * arch.head_dim * KV_BYTES * held
+
+
+def _held_positions(positions: int, window: int | None) -> int:
+    """Most positions that a layer holds of a sequence of so many; with a window, whole blocks."""
+    if window is None:
+        return positions
+    return min(positions, (-(-(window + MAX_DRAFT_TOKENS + WIDEST_PASS) // BLOCK) + 1) * BLOCK)
+
+
+def prefix_bytes(arch: ModelSpec, positions: int) -> int:
+    """Bytes of the keys and values of a text of `positions` positions in a prefix cache, where all layers
+    hold all of it: a later request may go on after any part of it."""
+    return kv_bytes(arch, BLOCK) * -(-positions // BLOCK)
 
 
 def buffer_bytes(arch: ModelSpec, width: int = PASS_WIDTH, rows: int = PASS_ROWS) -> int:
@@ -190,7 +207,7 @@ def share_out(
     if prefixes is None:
         prefixes = min(PREFIX_MOST, (free - one) // PREFIX_SHARE)
     lookups = min(lookups, (free - one - prefixes) // LOOKUP_SHARE)
-    parts = [kv_bytes(arch, BLOCK) for arch in archs]
+    parts = [prefix_bytes(arch, BLOCK) for arch in archs]
     each = tuple(prefixes * part // max(1, sum(parts)) for part in parts)
     return Shares(weights, buffers, free - prefixes - lookups, each, lookups)
 

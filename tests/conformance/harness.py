@@ -143,6 +143,7 @@ def run(
     verifier: Verifier | None = None,
     max_num_seqs: int = 3,
     prefill_chunk: int = 16,
+    max_context: int = MAX_CONTEXT,
 ) -> dict[str, Output]:
     loop = StepLoop(
         engine,
@@ -152,7 +153,7 @@ def run(
         clock=tick(),
         max_num_seqs=max_num_seqs,
         prefill_chunk=prefill_chunk,
-        max_context=MAX_CONTEXT,
+        max_context=max_context,
     )
     outputs = {request.request_id: Output() for request in batch}
     for event in loop.generate(batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,3 +71,10 @@ def run(
 
 def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
     return a.shape == b.shape and bool((a.view(np.uint32) == b.view(np.uint32)).all())
+
+
+def windowed(source: ModelSource, windows: Sequence[int | None]) -> ModelSource:
+    """The same weights with other sliding windows, one for each layer."""
+    spec = source.architecture
+    layers = tuple(replace(a, window=b) for a, b in zip(spec.layers, windows, strict=True))
+    return replace(source, architecture=replace(spec, layers=layers))

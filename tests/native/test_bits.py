@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from outrider.engines.native import NativeCache, NativeModel
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
 from outrider.models.weight_types import BLOCKS, FOLDER_TYPES, SUPPORTED_TYPES
-from tests.native.support import item, load, run, same_bits, usable_isas
+from tests.native.support import item, load, run, same_bits, usable_isas, windowed
 from tests.support.models import Dims, tiny_gguf
 from tests.support.quantized import OF_TYPE, quantized_hf
 from tests.support.reference import Reference
@@ -154,12 +153,6 @@ def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
     assert (error / np.linalg.norm(wanted, axis=1)).max() < 1e-5
 
 
-def windowed(source: ModelSource, windows: Sequence[int | None]) -> ModelSource:
-    spec = source.architecture
-    layers = tuple(replace(a, window=b) for a, b in zip(spec.layers, windows, strict=True))
-    return replace(source, architecture=replace(spec, layers=layers))
-
-
 @pytest.mark.parametrize(
     ("windows", "kind"), [((1, 40), "F32"), ((None, 256), "F32"), ((300, 17), "F32"), ((40, None), "Q4_K")]
 )
@@ -186,6 +179,9 @@ def test_windows_over_contexts_of_several_spans(
         assert same_bits(run(model, cache, tokens[515:520]), alone[515:520])
         for length in (510, 300, 257, 255, 41, 40, 39, 16, 1):
             run(model, cache, [7] * 20)
+            if length < cache.rollback_floor:
+                cache.truncate(0)
+                run(model, cache, tokens[: length + 4])
             cache.truncate(length)
             assert same_bits(run(model, cache, tokens[length : length + 3]), alone[length : length + 3])
         other = model.new_cache(64)

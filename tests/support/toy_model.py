@@ -51,6 +51,10 @@ class ToyBlocks(NamedTuple):
     def nbytes(self) -> int:
         return self.tokens.nbytes + self.positions.nbytes
 
+    @property
+    def whole(self) -> bool:
+        return True
+
 
 class ToyCache:
     """Implements Cache: the token and the position of each slot."""
@@ -121,6 +125,7 @@ class ToyModel:
 
     caps = EngineCaps(tree_attention=True, exact_bits=True, hidden_states=True)
     share_unit = SHARE_UNIT
+    share_window = 0
     vocab_block_size = 4
     num_layers = 2
     hidden_size = 3

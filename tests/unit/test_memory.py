@@ -37,6 +37,32 @@ def test_key_value_bytes_by_hand() -> None:
     assert memory.kv_bytes(QWEN, 4096) == 4096 * memory.kv_bytes(QWEN, 1) == 117_440_512
 
 
+@given(positions=st.integers(1, 131072), window=st.integers(1, 4096))
+def test_layers_with_a_window_count_no_more_than_that_needs(positions: int, window: int) -> None:
+    """And what a pass adds and a rollback takes back, rounded up to blocks at both ends."""
+    sliding = dataclasses.replace(LAYER, window=window)
+    arch = dataclasses.replace(QWEN, layers=(sliding,) * 5 + (LAYER,))
+    one = memory.kv_bytes(dataclasses.replace(QWEN, layers=(LAYER,)), 1)
+    most = window + 128 + memory.WIDEST_PASS
+    of_a_window = memory.kv_bytes(arch, positions) - one * positions
+    if positions <= most:
+        assert of_a_window == 5 * one * positions
+    else:
+        assert 5 * one * most <= of_a_window < 5 * one * (most + 32)
+    assert memory.sequence_bytes([arch], positions) >= memory.kv_bytes(arch, positions)
+    assert memory.prefix_bytes(arch, 160) == 160 * 6 * one
+
+
+def test_gemma_counts_a_fifth_of_all_positions() -> None:
+    """Gemma 3 270M with 32768 positions: of 18 layers, 15 see 512."""
+    sliding = dataclasses.replace(LAYER, window=512)
+    arch = dataclasses.replace(
+        QWEN, n_kv_heads=1, head_dim=256, layers=((sliding,) * 5 + (LAYER,)) * 3, max_positions=32768
+    )
+    assert memory.kv_bytes(arch, 32768) == 1024 * (3 * 32768 + 15 * 1168) == 118_603_776
+    assert memory.prefix_bytes(arch, 32768) == 1024 * 18 * 32768
+
+
 def test_estimate_of_a_source() -> None:
     tensor = Tensor("w", "F32", (250,), np.zeros(1000, np.uint8))
     source = ModelSource(

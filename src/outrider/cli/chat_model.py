@@ -47,7 +47,7 @@ class ChatModel:
         if share is not None:
             most = min(PREFIX_BYTES, memory.available_bytes() // 4)
             with contextlib.suppress(ConfigError):  # caches that cannot be shared
-                share(min(most, 2 * memory.kv_bytes(spec, pipeline.context)))
+                share(min(most, 2 * memory.prefix_bytes(spec, pipeline.context)))
 
     def answer(
         self,

@@ -21,6 +21,8 @@ from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
 from outrider.policy.tree import DraftPass
 
+KEPT_TOKENS = 16  # processed in one pass, from which on a model with sliding windows keeps them as a prefix
+
 Draws: TypeAlias = Literal["coupled", "independent", "greedy"]
 
 
@@ -168,6 +170,7 @@ class DraftModelDrafter:
                 processed = min(processed, HEAD_TOKENS)
                 if request.sequence is not None:
                     request.sequence.truncate(HEAD_TOKENS)
+                    processed = request.sequence.confirmed
         return processed if len(context.tokens) <= capacity else None
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
@@ -178,13 +181,15 @@ class DraftModelDrafter:
         request = self._requests.pop(request_id, None)
         if request is None or request.sequence is None:
             return
-        sequence = request.sequence
         try:
-            if self._prefixes is not None:
-                processed = request.context.tokens[: sequence.confirmed]
-                self._prefixes.keep(sequence.cache, processed, request.namespace)
+            self._keep(request.sequence)
         finally:
-            sequence.cache.close()
+            request.sequence.cache.close()
+
+    def _keep(self, sequence: DraftSequence) -> None:
+        if self._prefixes is not None:
+            processed = sequence.context.tokens[: sequence.confirmed]
+            self._prefixes.keep(sequence.cache, processed, sequence.namespace)
 
     def _start(self, job: ProposeJob) -> DraftTree | None:
         """An empty draft whose input is all unprocessed tokens. None when the draft model cannot propose: its
@@ -218,7 +223,8 @@ class DraftModelDrafter:
         if self._frequent is not None and isinstance(self._model, VocabSubsetModel):
             subset = VocabSubset(self._model, self._frequent, job.sampler.stop_ids)
         sampler = job.sampler.restricted(self._common_size)
-        sequence = DraftSequence(self._model.new_cache(request.capacity), context, sampler, subset)
+        cache = self._model.new_cache(request.capacity)
+        sequence = DraftSequence(cache, context, sampler, subset, request.namespace)
         if self._prefixes is not None:
             prefix = context.tokens[:-1]
             sequence.confirmed = self._prefixes.take(sequence.cache, prefix, request.namespace)
@@ -253,6 +259,8 @@ class DraftModelDrafter:
             sequence = tree.sequence
             count = min(len(processed), len(sequence.context.tokens) - sequence.confirmed)
             sequence.confirmed += count
+            if self._prefixes is not None and self._prefixes.window and count >= KEPT_TOKENS:
+                self._keep(sequence)  # before sliding windows pass them
             prefilled += max(0, count - 2) if size is None else count
             sequence.drafted += processed[count:]
             if size is not None:

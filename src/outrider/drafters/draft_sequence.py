@@ -14,7 +14,7 @@ from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Distribution, Draft
 from outrider.drafters.draft_context import DraftContext
 from outrider.drafters.vocab_subset import VocabSubset
-from outrider.engines.base import Cache
+from outrider.engines.base import Cache, roll_back
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +23,7 @@ class DraftSequence:
 
     context:      the tokens that the draft model processes.
     vocab_subset: the part of the vocabulary that is computed; None for all of it.
+    namespace:    requests of one namespace share cached prefixes.
     confirmed:    leading cache slots that hold the first tokens of `context`.
     drafted:      tokens in the slots after those, a chain, drafted and not compared with the output yet.
     """
@@ -31,6 +32,7 @@ class DraftSequence:
     context: DraftContext
     sampler: Sampler
     vocab_subset: VocabSubset | None
+    namespace: str | None = None
     confirmed: int = 0
     drafted: list[int] = field(default_factory=list)
 
@@ -42,15 +44,14 @@ class DraftSequence:
             if token != drafted:
                 break
             kept += 1
-        self.confirmed = min(self.confirmed + kept, len(tokens) - 1)
-        self.cache.truncate(self.confirmed)
+        self.confirmed = roll_back(self.cache, min(self.confirmed + kept, len(tokens) - 1))
         self.drafted.clear()
         self.context.drop_copied(self.confirmed)
 
     def truncate(self, count: int) -> None:
-        """Keep at most the first `count` tokens. Call after `roll_back`."""
-        self.confirmed = min(self.confirmed, count)
-        self.cache.truncate(self.confirmed)
+        """Keep at most the first `count` tokens; none where sliding windows have passed what these need. Call
+        after `roll_back`."""
+        self.confirmed = roll_back(self.cache, min(self.confirmed, count))
 
     def keep_drafted(self, count: int) -> None:
         """Keep only the first `count` drafted tokens."""

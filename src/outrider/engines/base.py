@@ -17,7 +17,11 @@ from outrider.engines.hidden import HiddenStates
 
 @runtime_checkable
 class Cache(Protocol):
-    """The keys and values of one sequence. Rolling back costs O(1), keeping a path O(path)."""
+    """The keys and values of one sequence. Rolling back costs O(1), keeping a path O(path).
+
+    A cache may go back to 0, and to any length from the one before its last pass on. Where layers have a
+    sliding window, it may have given back the positions that others need: see `roll_back`.
+    """
 
     @property
     def length(self) -> int:
@@ -28,7 +32,8 @@ class Cache(Protocol):
         """Most positions that this cache may hold."""
 
     def truncate(self, length: int) -> None:
-        """Drop every position from `length` on. Raises ValueError when length > self.length."""
+        """Drop every position from `length` on. Raises ValueError when length > self.length, and for a
+        length that it cannot go back to."""
 
     def keep(self, base: int, slots: Sequence[int]) -> None:
         """Keep positions 0..base-1 and then, in order, the ones at `slots` (absolute, ascending,
@@ -38,12 +43,28 @@ class Cache(Protocol):
         """Free the memory. Any later use raises ValueError."""
 
 
+def roll_back(cache: Cache, length: int) -> int:
+    """Truncate `cache` to `length`, or to 0 where it cannot go back so far. Returns its length.
+
+    A cache with sliding windows has a `rollback_floor`: the shortest length but 0 that it can go back to.
+    """
+    kept = 0 if length < getattr(cache, "rollback_floor", 0) else length
+    cache.truncate(kept)
+    return kept
+
+
 @runtime_checkable
 class CacheBlocks(Protocol):
-    """Keys and values of some positions, shared by caches and a prefix cache."""
+    """Keys and values of some positions, shared by caches and a prefix cache.
+
+    whole: False where layers with a sliding window had given back these positions already.
+    """
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def whole(self) -> bool: ...
 
 
 @runtime_checkable
@@ -56,8 +77,9 @@ class SharingCache(Cache, Protocol):
 
     def adopt(self, blocks: CacheBlocks) -> None:
         """Append blocks, at the positions where they were shared: `length`, a multiple of `share_unit`, must
-        be their start. They are valid after the same text only, which the caller ensures. Raises ValueError
-        when they do not fit."""
+        be their start. They are valid after the same text only, which the caller ensures. Passes may follow
+        when the blocks of the last `share_window` - 1 positions are whole. Raises ValueError when they do not
+        fit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,11 +142,15 @@ class LanguageModel(Protocol):
 class SharingModel(Protocol):
     """An optional ability of a LanguageModel: its caches are SharingCaches.
 
-    share_unit: positions of the smallest block.
+    share_unit:   positions of the smallest block.
+    share_window: positions of the largest sliding window of its layers; 0 without any.
     """
 
     @property
     def share_unit(self) -> int: ...
+
+    @property
+    def share_window(self) -> int: ...
 
 
 @runtime_checkable

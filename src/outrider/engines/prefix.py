@@ -4,6 +4,10 @@ One tree per namespace. A node is one block of tokens that follows the blocks of
 their keys and values. Children are found by the tokens themselves, so a block is used only after the very
 text that it was computed for. (Blocks found by the hash of their prefix: vLLM's automatic prefix caching;
 trees: Zheng et al. 2024, SGLang.)
+
+Of a block that a sequence computed long ago, layers with a sliding window may hold nothing any more. It is
+kept nevertheless, for longer prefixes: a prefix is used only where the blocks that windows show after it are
+whole.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ class PrefixCache:
     Raises ConfigError when the model's caches do not share blocks.
 
     hit_tokens, query_tokens: prompt tokens found, and those that the caller counted as asked for.
+    window: positions of the largest sliding window of the model's layers; 0 without any.
     """
 
     def __init__(self, model: object, max_bytes: int) -> None:
@@ -58,6 +63,7 @@ class PrefixCache:
         self.nbytes = 0
         self.hit_tokens = self.query_tokens = 0
         self._unit = model.share_unit
+        self.window = model.share_window
         self._roots: dict[str, _Node] = {}
         # The least recently used first. A node comes after its children, so the first is always a leaf.
         self._nodes: OrderedDict[_Node, str] = OrderedDict()
@@ -88,6 +94,7 @@ class PrefixCache:
         nodes = self._walk(self._keys(tokens), namespace)[whole:]
         if hidden is not None:
             nodes = list(takewhile(lambda node: node.taps == hidden.taps, nodes))
+        nodes = nodes[: self._usable(nodes)]
         found = (whole + len(nodes)) * self._unit - held
         if found <= 0:
             return 0
@@ -103,7 +110,9 @@ class PrefixCache:
 
     def known(self, tokens: Sequence[int] | IntArray, namespace: str | None) -> int:
         """How many positions of a text could be taken into an empty cache."""
-        return 0 if namespace is None else self._unit * len(self._walk(self._keys(tokens), namespace))
+        return (
+            0 if namespace is None else self._unit * self._usable(self._walk(self._keys(tokens), namespace))
+        )
 
     def keep(
         self,
@@ -120,6 +129,8 @@ class PrefixCache:
         keys = self._keys(tokens)
         path = self._walk(keys, namespace)
         needed = set(path)
+        if self.window:
+            self._make_whole(path, cache, needed)
         if hidden is not None:
             self._complete(path, hidden, needed)
         for key in keys[len(path) :]:
@@ -140,6 +151,29 @@ class PrefixCache:
         if hidden is not None:
             hidden.release(len(keys) * self._unit)
         self._touch(path)
+
+    def _usable(self, nodes: Sequence[_Node]) -> int:
+        """How many of these nodes can be appended to a cache that ends where they begin, so that windows show
+        whole blocks only after them."""
+        usable = whole = 0  # whole: how many in a row, to the present one
+        for count, node in enumerate(nodes, 1):
+            assert node.blocks is not None
+            whole = whole + 1 if node.blocks.whole else 0
+            if whole == count or whole * self._unit >= self.window - 1:
+                usable = count
+        return usable
+
+    def _make_whole(self, path: Sequence[_Node], cache: SharingCache, needed: set[_Node]) -> None:
+        """Give nodes that windows had passed when they were kept the blocks that are held now."""
+        for index, node in enumerate(path):
+            assert node.blocks is not None
+            if node.blocks.whole:
+                continue
+            blocks = cache.share(index * self._unit, (index + 1) * self._unit)
+            more = blocks.nbytes - node.blocks.nbytes
+            if blocks.whole and self._make_room(more, needed):
+                node.blocks = blocks
+                self.nbytes += more
 
     def _complete(self, path: Sequence[_Node], hidden: HiddenStates, needed: set[_Node]) -> None:
         """Give nodes that were kept without these hidden states the ones that are held."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.decoding.types import FloatArray
-from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel
+from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel, roll_back
 from outrider.verify.identity import first_difference
 
 Text = tuple[int, ...]
@@ -109,7 +109,7 @@ class MemoizedModel:
             assert self._cache is not None, "only while memoizing"
             differs = first_difference(self._held, text)
             shared = min(len(text) - 1 if differs is None else differs, len(text) - 1)
-            self._cache.truncate(shared)
+            shared = roll_back(self._cache, shared)
             new = np.array(text[shared:], np.int32)
             parents = np.arange(-1, len(new) - 1, dtype=np.int32)
             last = np.array([len(new) - 1], np.int32)

@@ -23,7 +23,11 @@ PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/types.h)
 
 
 class NativeCache:
-    """Keys and values of one sequence, in blocks of 16 positions. Truncation is O(1)."""
+    """Keys and values of one sequence, in blocks of 16 positions. Truncation is O(1).
+
+    Layers with a sliding window hold what their window shows from `_core.ROLLBACK` positions before the last
+    pass on; what it has passed is given back when a pass begins.
+    """
 
     def __init__(self, model: _core.Model, capacity: int) -> None:
         self._model = model
@@ -41,6 +45,11 @@ class NativeCache:
     def nbytes(self) -> int:
         """Bytes held now; grows with the length, by blocks."""
         return self.core.nbytes
+
+    @property
+    def rollback_floor(self) -> int:
+        """The shortest length, other than 0, that `truncate` and `keep` can go back to."""
+        return self.core.rollback_floor
 
     def truncate(self, length: int) -> None:
         self.core.truncate(length)
@@ -118,6 +127,11 @@ class NativeModel:
     @property
     def max_positions(self) -> int:
         return self.source.architecture.max_positions
+
+    @property
+    def share_window(self) -> int:
+        """See `SharingModel`."""
+        return max(layer.window or 0 for layer in self.source.architecture.layers)
 
     @property
     def isa(self) -> str:
