@@ -27,6 +27,7 @@ from outrider.policy import tree
 from outrider.policy.acceptance_rates import RequestRates
 from outrider.policy.draft_model import DraftModelSource
 from outrider.policy.last_draft import LastDraft
+from outrider.policy.output_lengths import OutputLengths
 from outrider.policy.planner import Planner
 from outrider.policy.token_rate import TokenRate
 from outrider.policy.tree import Lookup, Node, WeightedTree, subtree
@@ -208,6 +209,7 @@ def _with_full_vocabulary(costs: dict[str, dict[int, float]]) -> dict[str, dict[
 # --- The list ------------------------------------------------------------------------------------
 
 PREFILL = "policy/draft_prefill.py"
+LENGTHS = "policy/output_lengths.py"
 PLANNER = "policy/planner.py"
 EXPLORATION = "policy/planner.py, policy/exploration.py"
 MODEL = "policy/draft_model.py"
@@ -234,10 +236,10 @@ PREFILLING = (
         {"prefill_full_wait_price": 1e-9, "prefill_max_wait": 1.0},
     ),
     Mechanism(
-        "prefill: what paid before",
-        "longer waits where prefills have not paid of late",
-        PREFILL,
-        {"prefill_prior_weight": float(NEVER)},
+        "output lengths",
+        "whether a text is likely to last long enough to earn its prefill; off: it always is",
+        LENGTHS,
+        switches=(gives(OutputLengths, "pays", True),),
     ),
     Mechanism(
         "prefill spread over the output",

@@ -84,6 +84,8 @@ class AutoController:
         if step.certain:
             for name, model in state.models.items():
                 planner.models[name].observe_target(model, step.certain)
+        for model in state.models.values():
+            model.prefill.tokens += step.emitted
         sampling = step.sampling_seconds / (step.accepted + 1)
         plain = (here.plain + here.prompts) / here.width
         state.account.add(step, step.emitted * (plain + sampling), state.expected)

@@ -54,14 +54,12 @@ class GrowthPlan:
 
     value:   in tokens over plain decoding, of the whole step.
     plans:   for the requests that it drafts for, by index: with draft_tokens and guide.
-    price:   in tokens, of processing unprocessed tokens first.
     off:     why it drafts for none of them; `waiting` why not for some, by index.
     """
 
     name: str
     value: float
     plans: dict[int, DraftPlan] = field(default_factory=dict)
-    price: float = 0.0
     off: Off | None = None
     waiting: dict[int, Off] = field(default_factory=dict)
 
@@ -174,10 +172,8 @@ class DraftModelSource:
                 found.plans[i] = self._growth(queries[i], length, base, step, sharers=len(better))
         return found
 
-    def settle(self, queries: Sequence[DraftQuery], chosen: GrowthPlan | None) -> None:
-        """The step's plan is `chosen`, or another source's."""
-        if chosen is not None and chosen.price > 0.0:
-            self.prefill.buy(chosen.price)
+    def settle(self, queries: Sequence[DraftQuery]) -> None:
+        """The step's plan is made, with this source or another."""
         able = [q.state.models[self.name].prefill for q in queries if q.unprocessed(self.name) is not None]
         self.prefill.end_step(able, len(queries))
 
@@ -194,8 +190,8 @@ class DraftModelSource:
     def _best_length(
         self, found: GrowthPlan, batch: _Batch, queries: Sequence[DraftQuery], step: StepContext
     ) -> int:
-        """How many tokens pay most over `found.value`, which is raised to theirs, and `found.price` set; 0 if
-        none do, or the prefill is deferred."""
+        """How many tokens pay most over `found.value`, which is raised to theirs; 0 if none do, or
+        the prefill is deferred."""
         rate, seconds, draw, tuning = step.rate, step.curve.seconds, step.draw[self.name], self._tuning
         one, first = draw(len(batch.expected)) * self._mean_pass_share(queries, step), draw(batch.usual_feed)
         prefill = rate * max(0.0, draw(batch.feed) - first)  # once, and paid off over the steps to come
@@ -222,11 +218,9 @@ class DraftModelSource:
         if gained > 0.0:
             found.off = Off(self.name, PREFILL, need=(draw(batch.feed) - first) / step.plain)
         states = [query.state.models[self.name].prefill for query in queries]
-        ripe = self.prefill.is_worth(states, prefill, best - value)
+        ripe = self.prefill.is_worth(states, prefill, best - value, left)
         if not ripe and any(query.has_lookup for query in queries):
             return 0
-        if length:
-            found.price = prefill
         found.value = best
         return length
 

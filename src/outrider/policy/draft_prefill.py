@@ -2,7 +2,8 @@
 
 The prefill is worthless when the output ends soon, or when lookups find more in the text. So it is deferred
 until drafting would have gained its price, as in the ski rental problem (Karlin et al. 1988): for less than
-that where it is cheap, for more where it is dear, and for more again where prefills have not paid of late.
+that where it is cheap, for more where it is dear; and until the output is likely to last long enough
+(output_lengths.py).
 
 Gains and prices are in tokens that plain decoding would have produced in the same time.
 """
@@ -11,64 +12,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.policy.output_lengths import OutputLengths
 from outrider.policy.tuning import DEFAULT, Tuning
 
 
 class PrefillState:
-    """One request: the gain that drafting would have had, and what its prefill cost, if it was bought."""
+    """One request: the gain that drafting would have had before this step, the steps and tokens so far."""
 
-    __slots__ = ("bought", "expected_gain", "gain_before", "price")
+    __slots__ = ("expected_gain", "steps", "tokens")
 
     def __init__(self) -> None:
-        self.expected_gain = 0.0  # before this step
-        self.bought = False
-        self.price = 0.0
-        self.gain_before = 0.0  # expected_gain when it was bought
+        self.expected_gain = 0.0
+        self.steps = self.tokens = 0
 
 
 class DraftPrefillPolicy:
-    """Decides for one draft model. Calls per step: begin_step, is_worth and buy, end_step."""
+    """Decides for one draft model. Calls per step: begin_step, is_worth, end_step."""
 
     def __init__(self, tuning: Tuning = DEFAULT) -> None:
         self._tuning = tuning
-        self._gain = self._price = 0.0  # in this step
-        # Decayed sums over requests: prices, and the gains after them, up to the price of each.
-        self._prices = self._paid = 0.0
+        self._gain = 0.0  # in this step
+        self.lengths = OutputLengths(tuning)
 
     def begin_step(self) -> None:
-        self._gain = self._price = 0.0
+        self._gain = 0.0
 
-    def is_worth(self, requests: Sequence[PrefillState], price: float, gain: float) -> bool:
+    def is_worth(self, requests: Sequence[PrefillState], price: float, gain: float, left: int) -> bool:
         """Note the gain that drafting would have in this step, and say whether these requests have missed
-        enough gain, this step's included, for `price` to be paid."""
+        enough gain, this step's included, for `price` to be paid, and will last long enough. Each may have
+        `left` more tokens."""
         self._gain = max(self._gain, gain)
-        missed = sum([request.expected_gain for request in requests])
-        return missed + gain >= self._wait(price)
+        missed = sum([request.expected_gain for request in requests]) + gain
+        if missed < self._wait(price):
+            return False
+        steps = sum([request.steps for request in requests]) / len(requests) + 1.0
+        tokens = min([request.tokens for request in requests])
+        share = 1.0 / len(requests)
+        return self.lengths.pays(tokens, left, price * share, missed * share / steps)
 
     def _wait(self, price: float) -> float:
         """Tokens that must have been missed before so many are spent."""
         tuning = self._tuning
-        weight = tuning.prefill_prior_weight
-        paid = (self._paid + weight) / (self._prices + weight)
-        return price * min(tuning.prefill_max_wait, price / (tuning.prefill_full_wait_price * paid))
-
-    def buy(self, price: float) -> None:
-        """The step's requests are prefilled."""
-        self._price = price
+        return price * min(tuning.prefill_max_wait, price / tuning.prefill_full_wait_price)
 
     def end_step(self, requests: Sequence[PrefillState], batch: int) -> None:
-        """The step's gain and price are shared by `batch` requests; `requests` could be drafted for."""
+        """The step's gain is shared by `batch` requests; `requests` could be drafted for."""
         for request in requests:
-            if self._price > 0.0:
-                if not request.bought:
-                    request.bought, request.gain_before = True, request.expected_gain
-                request.price += self._price / batch
             request.expected_gain += self._gain / batch
+            request.steps += 1
 
     def end_request(self, request: PrefillState) -> None:
-        """Learn whether the request's prefill has paid."""
-        if request.bought:
-            decay = self._tuning.prefill_decay
-            self._prices = decay * self._prices + request.price
-            self._paid = decay * self._paid + min(request.price, request.expected_gain - request.gain_before)
-            request.bought = False
+        if request.tokens:
+            self.lengths.observe(request.tokens)

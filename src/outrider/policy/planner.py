@@ -195,8 +195,8 @@ class Planner:
         for growth in found.values():
             if growth.plans and (best is None or growth.value > best.value):
                 best = growth
-        for name, growth in found.items():
-            self.models[name].settle(queries, growth if growth is best else None)
+        for source in self.models.values():
+            source.settle(queries)
         if best is None:
             return value, found
         for i, growth_plan in best.plans.items():

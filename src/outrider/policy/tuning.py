@@ -116,10 +116,10 @@ class Tuning:
     workloads, gain and lose 1% in opposite directions."""
     prefill_max_wait: float = 2.5
     """Most that a prefill waits for, in its own prices."""
-    prefill_prior_weight: float = 6.0
-    """Tokens of prefill that count as having paid before anything is known."""
-    prefill_decay: float = 0.8
-    """Of the evidence whether prefills pay, for each request."""
+    length_prior_weight: float = 3.0
+    """Outputs of unknown length that count before anything is known (output_lengths.py)."""
+    length_decay: float = 0.9
+    """Of the evidence for lengths, for each output."""
     prefill_max_steps: float = 14.0
     """Plain steps: a prompt that takes the draft model longer is processed without its middle."""
 

@@ -13,7 +13,7 @@ from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.policy.acceptance_rates import AcceptanceRates
 from outrider.policy.cost_model import CostModel
-from outrider.policy.draft_prefill import DraftPrefillPolicy
+from outrider.policy.output_lengths import OutputLengths
 from outrider.policy.planner import Planner
 from outrider.policy.request_state import RequestState
 from outrider.policy.tree import DraftPlan, DraftQuery, Lookup, ModelDraft, Node, Proposal
@@ -167,16 +167,16 @@ def steps_until_read(controller: Named, name: str, drawing: int) -> int:
     return waited
 
 
-def test_a_text_waits_longer_behind_others_that_were_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_waits_longer_behind_others_that_were_short(monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(drawing: int) -> list[int]:
         controller = taught(make(), DEFAULT.model_start)
         return [steps_until_read(controller, str(text), drawing) for text in range(6)]
 
-    vain, paid = waits(0), waits(30)
-    monkeypatch.setattr(DraftPrefillPolicy, "buy", lambda *_: None)  # nothing is known of what reading cost
-    assert vain[0] == waits(0)[0]
-    assert vain[-1] > waits(0)[-1]
-    assert paid == waits(30)
+    short, long = waits(0), waits(60)
+    assert max(short) > short[0]
+    assert max(long[1:]) < long[0]
+    monkeypatch.setattr(OutputLengths, "observe", lambda *_: None)
+    assert max(waits(0)) == short[0]
 
 
 def test_a_new_text_is_not_held_to_the_rate_of_the_one_before() -> None:

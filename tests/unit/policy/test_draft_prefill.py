@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
+from outrider.policy.output_lengths import OutputLengths
+from outrider.policy.tuning import DEFAULT
 
-WAIT = 11  # steps that promise a token each before a price of 8 is paid, where nothing is known of others
 # For a price in tokens: what must have been promised before it is paid, at least.
 LEAST = {1.0: 0.17, 2.5: 1.08, 5.0: 4.34, 8.0: 11.1, 10.0: 17.3, 12.5: 27.1, 100.0: 250.0, 1000.0: 2500.0}
 
 
-class Named:
-    """A policy whose requests go by names."""
+ENDLESS = 100_000  # tokens that an output may have
 
-    def __init__(self) -> None:
-        self.policy = DraftPrefillPolicy()
+
+class Named:
+    """A policy whose requests go by names. By default it has met long outputs, and expects no others."""
+
+    def __init__(self, lengths: Sequence[int] | None = None) -> None:
+        tuning = replace(DEFAULT, length_prior_weight=0.0) if lengths is None else DEFAULT
+        self.policy = DraftPrefillPolicy(tuning)
+        lengths = [100_000] if lengths is None else lengths
         self.requests: dict[str, PrefillState] = {}
+        for length in lengths:
+            self.policy.lengths.observe(length)
 
     def _of(self, names: Sequence[str]) -> list[PrefillState]:
         return [self.requests.setdefault(name, PrefillState()) for name in names]
@@ -27,51 +36,33 @@ class Named:
     def begin_step(self) -> None:
         self.policy.begin_step()
 
-    def is_worth(self, names: Sequence[str], price: float, gain: float) -> bool:
-        return self.policy.is_worth(self._of(names), price, gain)
+    def is_worth(self, names: Sequence[str], price: float, gain: float, left: int = ENDLESS) -> bool:
+        return self.policy.is_worth(self._of(names), price, gain, left)
 
-    def buy(self, price: float) -> None:
-        self.policy.buy(price)
-
-    def end_step(self, names: Sequence[str], batch: int) -> None:
+    def end_step(self, names: Sequence[str], batch: int, emitted: int = 1) -> None:
         self.policy.end_step(self._of(names), batch)
+        for request in self._of(names):
+            request.tokens += emitted
 
     def end(self, name: str) -> None:
         self.policy.end_request(self._of([name])[0])
         del self.requests[name]
 
 
-def steps_until_worth(prefill: Named, price: float, *, gain: float = 1.0, text: str = "a") -> int:
-    """Steps in which it waits; then the price is paid."""
+def steps_until_worth(
+    prefill: Named, price: float, *, gain: float = 1.0, text: str = "a", left: int = ENDLESS
+) -> int:
+    """Steps in which it waits."""
     for steps in range(1000):
         prefill.begin_step()
-        if prefill.is_worth([text], price, gain):
-            prefill.buy(price)
-            prefill.end_step([text], 1)
+        if prefill.is_worth([text], price, gain, left):
             return steps
         prefill.end_step([text], 1)
     return 1000
 
 
-def write(prefill: Named, steps: int, gain: float, text: str = "a") -> None:
-    """A text goes on that is caught up."""
-    for _ in range(steps):
-        prefill.begin_step()
-        assert prefill.is_worth([text], 0.0, gain)
-        prefill.end_step([text], 1)
-    prefill.end(text)
-
-
-def wait(prefill: Named, steps: int, price: float, text: str = "a") -> None:
-    """A text goes on that is not caught up yet."""
-    for _ in range(steps):
-        prefill.begin_step()
-        assert not prefill.is_worth([text], price, 1.0)
-        prefill.end_step([text], 1)
-
-
-def test_it_waits_for_the_price() -> None:
-    assert steps_until_worth(Named(), 5.0) == 4, "all of it; the step's own promise counts"
+def test_in_a_long_output_it_waits_for_the_price() -> None:
+    assert steps_until_worth(Named(), 5.0) == 4, "nearly all of it; the step's own promise counts"
     assert steps_until_worth(Named(), 2.5) == 1, "half of half the price"
     assert steps_until_worth(Named(), 100.0) == 249, "at most two and a half times the price"
     assert steps_until_worth(Named(), 0.0) == 0
@@ -83,58 +74,62 @@ def test_it_waits_longer_for_a_higher_price(a: float, b: float) -> None:
     assert less <= more <= 2.5 * max(a, b)
 
 
-def test_it_waits_longer_where_prefill_has_not_paid() -> None:
-    waits = []
-    for text in range(6):
-        prefill = Named()
-        for before in range(text):
-            steps_until_worth(prefill, 8.0, text=str(before))
-            write(prefill, 10, 0.0, str(before))
-        waits.append(steps_until_worth(prefill, 8.0))
-    assert waits == sorted(waits)
-    assert waits[0] == WAIT
-    assert waits[-1] == 19, "but not for ever: two and a half times eight, the last step's promise included"
+def test_where_outputs_are_short_it_waits_until_they_are_not() -> None:
+    for length in (3, 5, 8):
+        assert steps_until_worth(Named([length] * 40), 3.0, gain=0.3) >= length
+    assert steps_until_worth(Named([8] * 40), 3.0, gain=1.0) < 3, "half of seven tokens is more"
+    assert steps_until_worth(Named([300] * 40), 3.0, gain=0.3) < 8
+    assert steps_until_worth(Named([]), 3.0, gain=0.3) in range(7, 13), "unknown: p / (exp(gain) - 1) = 8.6"
 
 
-def test_it_waits_no_longer_where_it_has_paid_and_less_again_where_it_pays() -> None:
-    prefill = Named()
-    for text in "abcdefgh":
-        assert steps_until_worth(prefill, 8.0, text=text) == WAIT
-        write(prefill, 8, 1.0, text)
-    for text in "xy":
-        steps_until_worth(prefill, 8.0, text=text)
-        write(prefill, 4, 0.0, text)
-    worse = steps_until_worth(prefill, 8.0, text="z")
-    assert worse > WAIT
-    write(prefill, 100, 1.0, "z")
-    assert WAIT < steps_until_worth(prefill, 8.0) < worse
+def test_an_output_that_may_not_last_is_not_invested_in() -> None:
+    assert steps_until_worth(Named(), 3.0, left=3) == 1000
+    assert steps_until_worth(Named(), 3.0, left=100) < 3
 
 
-def test_a_text_that_was_not_caught_up_teaches_nothing() -> None:
-    prefill = Named()
-    wait(prefill, 5, 50.0, "b")
-    prefill.end("b")
-    assert steps_until_worth(prefill, 8.0) == WAIT
+def test_lengths_are_learned_from_ended_outputs() -> None:
+    prefill = Named([])
+    for number in range(40):
+        for _ in range(4):
+            prefill.begin_step()
+            prefill.end_step([str(number)], 1)
+        prefill.end(str(number))
+    assert steps_until_worth(prefill, 3.0) > 4
+    prefill.end("a")
+    for number in range(40):
+        prefill.begin_step()
+        prefill.end_step([str(number)], 1, emitted=1000)
+        prefill.end(str(number))
+    assert steps_until_worth(prefill, 3.0, text="b") < 4
 
 
 @given(
-    texts=st.lists(
-        st.tuples(st.floats(0.0, 1e4), st.floats(0.0, 1e3), st.integers(0, 5), st.integers(1, 4)), max_size=20
-    ),
+    lengths=st.lists(st.integers(1, 5000), max_size=30),
+    tokens=st.integers(0, 3000),
+    left=st.integers(0, 3000),
+    price=st.floats(0.01, 1e4),
+    gain=st.floats(0.001, 20.0),
+)
+def test_it_never_pays_where_the_output_cannot_earn_the_price(
+    lengths: list[int], tokens: int, left: int, price: float, gain: float
+) -> None:
+    known = OutputLengths()
+    for length in lengths:
+        known.observe(length)
+    saved = (left + 1) * gain / (1.0 + gain)  # by drafts in all that may come
+    if known.pays(tokens, left, price, gain):
+        assert saved >= price
+    assert known.pays(tokens, left, 0.0, gain)
+    assert not known.pays(tokens, left, price, 0.0)
+
+
+@given(
     price=st.floats(0.0, 1e4) | st.sampled_from(sorted(LEAST)),
 )
-def test_the_wait_keeps_to_its_bounds(texts: list[tuple[float, float, int, int]], price: float) -> None:
-    """Whatever other texts have taught."""
+def test_the_wait_keeps_to_its_bound(price: float) -> None:
+    """Whatever the length."""
     prefill = Named()
-    for number, (paid, gain, steps, among) in enumerate(texts):
-        for _ in range(steps):
-            prefill.begin_step()
-            if prefill.is_worth([str(number)], paid, gain):
-                prefill.buy(paid)
-            prefill.end_step([str(number)], among)
-        prefill.end(str(number))
     prefill.begin_step()
-    assert prefill.is_worth(["a"], price, 2.5 * price)
     # More is waited for a higher price, so that of the next lower one in the table is a bound too.
     least = max((promise for lower, promise in LEAST.items() if lower <= price), default=0.0)
     assert least == 0.0 or not prefill.is_worth(["a"], price, 0.99 * least - 1e-9)
