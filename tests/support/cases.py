@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Case:
-    """Texts on a machine, and what plain decoding takes."""
+    """Texts on a machine."""
 
     machine: Machine
     texts: list[Trace]
     world: World
     confident: bool
-    plain: float
+
+    @cached_property
+    def plain(self) -> float:
+        """Seconds of plain decoding."""
+        return self.run(FixedPolicy()).seconds
+
+    @cached_property
+    def plain_each(self) -> list[float]:
+        """The same of each text."""
+        return self.each(FixedPolicy)
 
     @property
     def step(self) -> float:
@@ -74,8 +84,7 @@ def case(family: str, seed: int, change: Callable[[int, int], float] = lambda n,
     made = machine(random)
     confident = str(random.choice(["honest", "vain", "blind", "none"]))
     texts = [text(random, LENGTH, confident=confident, **FAMILIES[family]) for _ in range(TEXTS)]
-    world = made.world(seed, change)
-    return Case(made, texts, world, confident != "none", simulate(FixedPolicy(), texts, world).seconds)
+    return Case(made, texts, made.world(seed, change), confident != "none")
 
 
 def short_case(family: str, seed: int) -> Case:
@@ -90,8 +99,7 @@ def short_case(family: str, seed: int) -> Case:
         size = int(random.integers(8, 49))
         kind = {"copies": [0.02]} | FAMILIES[family]
         texts.append(text(random, size, confident=confident, prompt=prompt, **kind))
-    world = made.world(seed)
-    return Case(made, texts, world, confident != "none", simulate(FixedPolicy(), texts, world).seconds)
+    return Case(made, texts, made.world(seed), confident != "none")
 
 
 def loaded(made: Case, load: Callable[[int], float], period: int) -> Case:
@@ -101,5 +109,4 @@ def loaded(made: Case, load: Callable[[int], float], period: int) -> Case:
     def factor(n: int, at: float) -> float:
         return load(n) if at / made.machine.first // period % 2 == 1 else 1.0
 
-    world = replace(made.world, load=factor)
-    return replace(made, world=world, plain=simulate(FixedPolicy(), made.texts, world).seconds)
+    return replace(made, world=replace(made.world, load=factor))

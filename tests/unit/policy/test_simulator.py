@@ -190,8 +190,7 @@ def test_a_drafter_as_expensive_as_the_target_is_not_used() -> None:
         made_machine = Machine(0.02, 0.05, 4, 1.0, 0.05)
         random = np.random.default_rng(3)
         texts = [text(random, LENGTH, model=[chance]) for _ in range(TEXTS)]
-        world = made_machine.world()
-        made = Case(made_machine, texts, world, True, simulate(FixedPolicy(), texts, world).seconds)
+        made = Case(made_machine, texts, made_machine.world(), True)
         assert lost(made, made.run(made.auto()).seconds) <= 4
 
 
@@ -201,8 +200,7 @@ def test_ties_cost_nothing(ratio: float) -> None:
     tie = Machine(0.03, 0.0, 1, ratio, 0.05)
     random = np.random.default_rng(5)
     texts = [text(random, LENGTH, model=[ratio], confident="none") for _ in range(TEXTS)]
-    world = tie.world()
-    made = Case(tie, texts, world, False, simulate(FixedPolicy(), texts, world).seconds)
+    made = Case(tie, texts, tie.world(), False)
     assert lost(made, made.run(made.auto()).seconds) <= WARM_UP
 
 
@@ -240,8 +238,8 @@ def test_second_choices_gain_time() -> None:
     random = np.random.default_rng(11)
     texts = [text(random, LENGTH, model=[0.5, 0.7], second=[0.7]) for _ in range(TEXTS)]
     world = cheap.world()
-    made = Case(cheap, texts, world, True, 0.0)
-    chains = Case(cheap, [replace(t, second=None) for t in texts], world, True, 0.0)
+    made = Case(cheap, texts, world, True)
+    chains = Case(cheap, [replace(t, second=None) for t in texts], world, True)
     assert made.run(made.auto()).seconds < 0.93 * chains.run(chains.auto()).seconds
 
 

@@ -21,7 +21,7 @@ from outrider.policy.planner import Planner
 from outrider.policy.tree import DraftQuery, Node
 from outrider.policy.tuning import DEFAULT
 from tests.support.cases import FAMILIES, Case, case, loaded, short_case
-from tests.support.simulator import FixedPolicy, Policy, simulate
+from tests.support.simulator import Policy, simulate
 
 CASES = int(os.environ.get("OUTRIDER_CASES", "20")) // 2  # for each family
 NEVER_SLOWER, AS_THE_BEST, UNDER_LOAD = 0.98, 0.97, 0.95
@@ -39,8 +39,7 @@ def mean(values: Sequence[float]) -> float:
 
 def speedups(made: Case, seconds: Sequence[float]) -> list[float]:
     """Of each text against plain decoding."""
-    plain = made.each(FixedPolicy)
-    return [a / b for a, b in zip(plain, seconds, strict=True)]
+    return [a / b for a, b in zip(made.plain_each, seconds, strict=True)]
 
 
 def warm(made: Case, policy: Policy) -> list[float]:
@@ -51,9 +50,8 @@ def warm(made: Case, policy: Policy) -> list[float]:
 
 def most_lost(made: Case, seconds: Sequence[float]) -> float:
     """Plain steps by which the worst text is slower than plain decoding."""
-    plain = made.each(FixedPolicy)
     steps = [len(text.truth) for text in made.texts]
-    return max((a - b) / (b / n) for a, b, n in zip(seconds, plain, steps, strict=True))
+    return max((a - b) / (b / n) for a, b, n in zip(seconds, made.plain_each, steps, strict=True))
 
 
 # --- Short texts ----------------------------------------------------------------------------------
