@@ -36,11 +36,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 def kv_bytes(arch: ModelSpec, positions: int) -> int:
     """Most bytes of the keys and values of one sequence of `positions` positions. A layer with a sliding
     window holds what it shows, what one pass adds and what a rollback may take back."""
-    held = sum(_held_positions(positions, layer.window) for layer in arch.layers)
+    held = sum(held_positions(positions, layer.window) for layer in arch.layers)
     return 2 * arch.n_kv_heads * arch.head_dim * KV_BYTES * held
 
 
-def _held_positions(positions: int, window: int | None) -> int:
+def held_positions(positions: int, window: int | None) -> int:
     """Most positions that a layer holds of a sequence of so many; with a window, whole blocks."""
     if window is None:
         return positions
