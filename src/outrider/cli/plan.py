@@ -17,12 +17,16 @@ from outrider.models.source import ModelSource
 from outrider.models.sources.references import resolve
 from outrider.pipeline import PLANNED_POSITIONS
 from outrider.plan.document import Pair, document
+from outrider.plan.shapes import shape_source
 from outrider.plan.text import text
+
+SYNTHETIC = "synthetic:"  # before a shape, in the place of a model
 
 _DESCRIPTION = """\
 Show what a target needs and how fast it will be, with a draft model or without: memory by part, whether the
 vocabularies agree, and the speed-up by acceptance. Weights are not read; speeds that were never measured here
-are predicted from a few layers of the same shapes."""
+are predicted from a few layers of the same shapes. A MODEL may be a shape, such as
+synthetic:llama-3.1-8b:q4_k_m."""
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -81,6 +85,8 @@ def pair_of(args: argparse.Namespace, source: ModelSource) -> Pair:
 
 
 def _opened(reference: str) -> ModelSource:
+    if reference.startswith(SYNTHETIC):
+        return shape_source(reference.removeprefix(SYNTHETIC))
     try:
         path: Path = resolve(reference, offline=True, progress=False)
     except DownloadError as error:

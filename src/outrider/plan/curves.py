@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,8 +56,9 @@ def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = 
     """
     isa, count = _core.kernels(os.environ.get("OUTRIDER_ISA", "auto")), threads or available_processors()
     blocks = _frequent(source.architecture.vocab_size, 1.0) if drafts else None
-    if (found := calibrate.recorded(source, isa, count, blocks)) is not None:
-        return Curve(found[0], "measured", found[1])
+    with contextlib.suppress(FileNotFoundError):  # a shape has no file
+        if (found := calibrate.recorded(source, isa, count, blocks)) is not None:
+            return Curve(found[0], "measured", found[1])
     place = calibrate.place_of(
         [*_shapes(source), *calibrate.facts_of_kernels(isa, count), drafts],
         cache_root() / PREDICTED,

@@ -30,6 +30,17 @@ def slice_of(source: ModelSource, least_bytes: int = LEAST_BYTES) -> tuple[Model
     layers = min(spec.n_layers, max(1, -(-spec.n_layers * least_bytes // max(1, total))))
     share = layers / spec.n_layers
     vocab = min(spec.vocab_size, max(1, round(share * spec.vocab_size / ROWS)) * ROWS)
+    return with_random_weights(source, layers, vocab), share
+
+
+def with_random_weights(
+    source: ModelSource, layers: int | None = None, vocab: int | None = None
+) -> ModelSource:
+    """The same model, or so many first layers and ids of it, with random weights in the types in which the
+    engine holds them."""
+    spec = source.architecture
+    layers = spec.n_layers if layers is None else layers
+    vocab = spec.vocab_size if vocab is None else vocab
     random = np.random.default_rng(0)
     tensors = {}
     for tensor in source.tensors.values():
@@ -40,7 +51,7 @@ def slice_of(source: ModelSource, least_bytes: int = LEAST_BYTES) -> tuple[Model
         as_loaded = replace(tensor, type=loaded_type(source, tensor))
         tensors[tensor.name] = _random(as_loaded, (rows, *tensor.shape[1:]), random)
     cut = replace(spec, layers=spec.layers[:layers], vocab_size=vocab)
-    return replace(source, architecture=cut, tensors=tensors, quantization=None), share
+    return replace(source, architecture=cut, tensors=tensors, quantization=None)
 
 
 def _random(tensor: Tensor, shape: tuple[int, ...], random: np.random.Generator) -> Tensor:

@@ -103,6 +103,17 @@ def test_the_command(
     assert "as --memory says" in capsys.readouterr().out
 
 
+def test_shapes_are_planned_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guides' largest pair: its target alone is more than 24 GiB."""
+    monkeypatch.setattr(plan, "document", lambda pair: document(pair, lambda *_, drafts=False: TARGET))
+    line = "plan -m synthetic:llama-3.1-70b -md synthetic:llama-3.2-1b --memory 24GiB --json"
+    assert main(line.split()) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["vocabulary"]["compatible"]
+    assert found["memory"]["total"] > 43 * GB
+    assert failures(found) == {"memory short", "draft too large"}
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
