@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from tqdm import tqdm
 from outrider.bench import report, workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
+from outrider.cli.bench_output import STDOUT, check_writable, output, write
 from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.speculative import (
@@ -33,7 +32,6 @@ from outrider.errors import ConfigError, nearest
 
 TEMPERATURE = 0.0
 PLOT_ROUNDS = 5  # of the cost curve
-STDOUT = Path("-")  # the value of --json without a file name
 
 _DESCRIPTION = """\
 Measure drafters against plain decoding on the same prompts, with their steps interleaved, and check
@@ -174,42 +172,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from outrider.bench import page
 
-        _write("--plot", args.plot, page.html(document))
+        write("--plot", args.plot, page.html(document))
     same = all(m["identical"] for w in document["workloads"] for m in w["methods"].values())
     return 0 if same else 1
-
-
-def check_writable(args: argparse.Namespace) -> None:
-    """Raise ConfigError, before anything is measured, if an output file could not be written."""
-    if args.plot is not None:
-        from outrider.bench import page
-
-        page.check_available()
-    for flag, path in (("--json", args.json), ("--plot", args.plot)):
-        if path in (None, STDOUT):
-            continue
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ConfigError(f"{flag}: {str(path)!r} cannot be written")
-
-
-def output(document: dict[str, Any], text: Callable[[dict[str, Any]], str], json_to: Path | None) -> None:
-    """Print the document: as a table (None), as JSON (STDOUT), or as a table with the JSON in a file."""
-    if json_to != STDOUT:
-        print(text(document), flush=True)
-    if json_to is None:
-        return
-    found = json.dumps(document, ensure_ascii=False, allow_nan=False)
-    if json_to == STDOUT:
-        print(found, flush=True)
-    else:
-        _write("--json", json_to, f"{found}\n")
-
-
-def _write(flag: str, path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as e:
-        raise ConfigError(f"{flag}: {str(path)!r} cannot be written: {e.strerror}") from None
 
 
 def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: int | None) -> None:

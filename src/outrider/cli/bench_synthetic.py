@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from outrider import memory
 from outrider.cli import options
-from outrider.cli.bench import check_writable, output
+from outrider.cli.bench_output import check_writable, output
 from outrider.errors import ConfigError
 from outrider.models.quantization import for_draft, quantized
 from outrider.plan.shapes import shape_source

@@ -18,6 +18,7 @@ from outrider.cli import (
     chat,
     completion,
     demo,
+    doctor,
     foreign,
     info,
     models,
@@ -33,7 +34,7 @@ from outrider.cli.watched_output import watched_output
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
-COMMANDS = (run, chat, serve, bench, verify, plan, pull, models, info, demo, completion)
+COMMANDS = (run, chat, serve, bench, verify, plan, pull, models, info, doctor, demo, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -37,6 +37,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         "list",
         "rm",
         "info",
+        "doctor",
         "demo",
         "completion",
     ],
