@@ -54,6 +54,7 @@ class HuggingFaceClass:
     multipliers:        whether embeddings, attention, what layers add to the stream, and logits have factors
                         of their own.
     model_type:         None: the class's name in lower case, without ForCausalLM.
+    sizes:              defaults of sizes that the configurations of other classes must give.
     """
 
     name: str
@@ -74,6 +75,7 @@ class HuggingFaceClass:
     query_growth: bool = False
     multipliers: bool = False
     model_type: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def type(self) -> str:
@@ -164,6 +166,16 @@ FAMILIES: Mapping[str, Family] = {
                     theta=1e6,
                     local_theta=1e4,
                     model_type="gemma3_text",
+                    sizes=MappingProxyType(
+                        {
+                            "vocab_size": 262208,
+                            "hidden_size": 2304,
+                            "intermediate_size": 9216,
+                            "num_hidden_layers": 26,
+                            "num_attention_heads": 8,
+                            "max_position_embeddings": 131072,
+                        }
+                    ),
                 ),
             ),
             norms=NormsSpec(q=True, k=True, post_attention=True, post_ffn=True),
@@ -249,6 +261,32 @@ FAMILIES: Mapping[str, Family] = {
                     "rope.scaling.yarn_log_multiplier",
                 )
             ),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A class of transformers that also reads images.
+
+    type:  model_type of its configurations.
+    texts: the classes that its text part may be, by model_type; the first where a file does not say.
+    """
+
+    name: str
+    type: str
+    texts: Mapping[str, str]
+
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    wrapper.name: wrapper
+    for wrapper in (
+        Wrapper("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": "Gemma3ForCausalLM"}),
+        Wrapper(
+            "Mistral3ForConditionalGeneration",
+            "mistral3",
+            {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
         ),
     )
 }
