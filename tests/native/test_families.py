@@ -97,9 +97,8 @@ ROPES = [*((name, "folder") for name in SCALINGS), *((name, "gguf") for name in 
 
 def scaled_source(folder: Path, name: str, form: str) -> ModelSource:
     scaling = SCALINGS[name]
-    if form == "folder":
-        return open_model(scaling.folder(folder / "model"))
-    return open_model(scaling.gguf(folder / "model.gguf"))
+    path = scaling.folder(folder / "model") if form == "folder" else scaling.gguf(folder / "model.gguf")
+    return open_model(path).for_context(scaling.context)
 
 
 @pytest.mark.parametrize(("name", "form"), ROPES)

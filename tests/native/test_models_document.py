@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.models.families import FAMILIES, WRAPPERS
+from outrider.models.families import FAMILIES
+from outrider.models.formats.hf_wrapper import WRAPPERS
 from outrider.models.weight_types import BLOCKS
 from tests.scripts.write_models import DOCUMENT, TEMPLATES, TITLES, written
 

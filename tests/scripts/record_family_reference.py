@@ -30,6 +30,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def scaling(folder: Path, name: str, tokens: list[int], columns: np.ndarray) -> 
     made = SCALINGS[name]
     path = made.folder(folder / f"rope {name}")
     logits, _ = transformers_pass(path, tokens)
-    rotary = AutoModelForCausalLM.from_pretrained(path).model.rotary_emb
+    rotary = rotary_after(path, tokens)
     record = {
         f"rope {name}.logits": logits[:, columns],
         f"rope {name}.inv_freq": rotary.inv_freq.numpy(),
@@ -90,6 +91,14 @@ def scaling(folder: Path, name: str, tokens: list[int], columns: np.ndarray) -> 
         record[f"rope {name}.llama_cpp"] = found[:, columns]
         print(f"{name}: llama.cpp and transformers differ by {error(found, logits):.1e}")
     return record
+
+
+def rotary_after(path: Path, tokens: list[int]) -> Any:
+    """The rotary table after a pass: longrope's depends on how long the text is."""
+    model = AutoModelForCausalLM.from_pretrained(path).model
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    return model.rotary_emb
 
 
 def wrapped_logits(folder: Path, arch: str, tokens: list[int]) -> np.ndarray:

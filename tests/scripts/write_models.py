@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from outrider.engines.native import _core
-from outrider.models.families import FAMILIES, WRAPPERS, Family
+from outrider.models.families import FAMILIES, Family
+from outrider.models.formats.hf_wrapper import WRAPPERS
 from outrider.models.text.reasoning import FORMATS, PARSERS, format_of
 from outrider.models.text.tool_families import TOOL_PARSERS
 from outrider.models.weight_types import BLOCKS, FLOAT_TYPES, FOLDER_TYPES, LOADED_ONLY

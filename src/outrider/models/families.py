@@ -265,32 +265,6 @@ FAMILIES: Mapping[str, Family] = {
     )
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Wrapper:
-    """A class of transformers that also reads images.
-
-    type:  model_type of its configurations.
-    texts: the classes that its text part may be, by model_type; the first where a file does not say.
-    """
-
-    name: str
-    type: str
-    texts: Mapping[str, str]
-
-
-WRAPPERS: Mapping[str, Wrapper] = {
-    wrapper.name: wrapper
-    for wrapper in (
-        Wrapper("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": "Gemma3ForCausalLM"}),
-        Wrapper(
-            "Mistral3ForConditionalGeneration",
-            "mistral3",
-            {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
-        ),
-    )
-}
-
 # Hugging Face's names of tensors to GGUF's, which are those of `ModelSource`.
 TOP_TENSORS: Mapping[str, str] = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -329,6 +303,7 @@ class Dimensions:
 
     windows:    of each layer, None where it sees all positions; () for a model without any.
     local_rope: of layers with a window, where these have a rotary table of their own.
+    long_rope, long_positions: as in ModelSpec; 0 positions where there is no such table.
     unrotated:  of each layer, whether it has no rotation; () for none.
     attention_scale: None: 1 / sqrt(head_dim).
     softcap, attention_softcap: 0 for none.
@@ -347,6 +322,8 @@ class Dimensions:
     rms_eps: float
     rope: RopeSpec
     local_rope: RopeSpec | None = None
+    long_rope: RopeSpec | None = None
+    long_positions: int = 0
     windows: tuple[int | None, ...] = ()
     unrotated: tuple[bool, ...] = ()
     attention_scale: float | None = None
@@ -391,6 +368,8 @@ def make_spec(family: Family, d: Dimensions) -> ModelSpec:
         max_positions=d.max_positions,
         rms_eps=d.rms_eps,
         ropes=(d.rope,) if d.local_rope is None else (d.rope, d.local_rope),
+        long_rope=d.long_rope,
+        long_positions=d.long_positions or d.max_positions,
         layers=tuple(layers),
         embedding_scale=root if family.scaled_embedding else d.embedding_scale,
         logit_softcap=d.softcap or None,

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.families import WRAPPERS, Wrapper, shown
+from outrider.models.families import shown
 from outrider.models.formats.hf_json import Section
 from outrider.models.source import Tensor
 
@@ -27,6 +27,32 @@ Rename: TypeAlias = Callable[[str], str]
 _OLD, _NEW = "language_model.", "model.language_model."
 _TOP_KEYS = ("eos_token_id", "bos_token_id", "pad_token_id", "quantization_config", "quantization")
 _OF_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A class of transformers that also reads images.
+
+    type:  model_type of its configurations.
+    texts: the classes that its text part may be, by model_type; the first where a file does not say.
+    """
+
+    name: str
+    type: str
+    texts: Mapping[str, str]
+
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    wrapper.name: wrapper
+    for wrapper in (
+        Wrapper("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": "Gemma3ForCausalLM"}),
+        Wrapper(
+            "Mistral3ForConditionalGeneration",
+            "mistral3",
+            {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+        ),
+    )
+}
 
 
 def text_part(config: Section) -> Section | None:

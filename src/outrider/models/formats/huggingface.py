@@ -23,7 +23,6 @@ from outrider.models.families import (
     LAYER_TENSORS,
     LIMITS,
     TOP_TENSORS,
-    WRAPPERS,
     Dimensions,
     Family,
     HuggingFaceClass,
@@ -40,7 +39,7 @@ from outrider.models.formats.hf_quantization import Quantization, read_quantizat
 from outrider.models.formats.hf_quantized import DTYPES, unpack_modules
 from outrider.models.formats.hf_rope import read_query_growth, read_ropes
 from outrider.models.formats.hf_tokenizer import read_tokenizer
-from outrider.models.formats.hf_wrapper import text_part, text_tensors
+from outrider.models.formats.hf_wrapper import WRAPPERS, text_part, text_tensors
 from outrider.models.formats.safetensors import read_weights
 from outrider.models.fused import split_fused
 from outrider.models.quantization import EMBEDDING, OUTPUT
@@ -230,7 +229,7 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
     growth, growth_positions = read_query_growth(config, kind, max_positions)
-    rope, local_rope, max_positions = read_ropes(config, kind, head_dim, max_positions)
+    ropes = read_ropes(config, kind, head_dim, max_positions)
     n_layers = size("num_hidden_layers", "n_layers")
 
     def multiplier(key: str) -> float:
@@ -244,10 +243,12 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
         head_dim=head_dim,
         ffn_size=size("intermediate_size", "ffn_size"),
         vocab_size=size("vocab_size", "vocab_size"),
-        max_positions=max_positions,
+        max_positions=ropes.positions,
         rms_eps=config.number("rms_norm_eps", kind.rms_eps),
-        rope=rope,
-        local_rope=local_rope,
+        rope=ropes.rope,
+        local_rope=ropes.local,
+        long_rope=ropes.long,
+        long_positions=ropes.long_positions,
         windows=_windows(config, kind, n_layers),
         unrotated=_unrotated(config, family, n_layers),
         attention_scale=_attention_scale(config, kind),
