@@ -372,7 +372,8 @@ def _threads(config: EngineConfig) -> int | None:
 
 
 def _open_target(config: EngineConfig, progress: bool) -> ModelSource:
-    return quantized(open_model(_fetch(config.model, config.revision, progress)), config.quantization)
+    source = open_model(_fetch(config.model, config.revision, progress))
+    return quantized(source.for_context(config.max_model_len), config.quantization)
 
 
 def _fetch(reference: str, revision: str | None, progress: bool) -> Path:
@@ -406,6 +407,7 @@ def _open_draft(
     if not isinstance(choice, DraftModelConfig | AutoConfig) or choice.model is None:
         return None
     source = open_model(_fetch(choice.model, choice.revision, progress))
+    source = source.for_context(target.architecture.max_positions)
     source = quantized(source, for_draft(choice.quantization, source, target))
     match = ensure_compatible(tokenizer, source.tokenizer)
     return source, match.common_size

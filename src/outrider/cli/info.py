@@ -58,6 +58,7 @@ def document(source: ModelSource) -> dict[str, Any]:
         "heads": spec.n_heads,
         "kv_heads": spec.n_kv_heads,
         "context": spec.max_positions,
+        "longest_context": spec.long_positions,
         "vocabulary": {"size": spec.vocab_size, "tokenizer": source.tokenizer.kind},
         "chat_template": bool(source.chat_template),
         "fim": fim_tokens(tokenizer) is not None,
@@ -80,7 +81,8 @@ def text(found: dict[str, Any]) -> str:
         "family": f"{found['family']}, {found['layers']} layers",
         "parameters": f"{found['parameters'] / 1e6:,.1f} million",
         "weights": f"{human(weights['bytes'])} {found['format']}: {types}",
-        "context": f"{found['context']} tokens",
+        "context": f"{found['context']} tokens"
+        + (f", up to {longest} with -c" if (longest := found["longest_context"]) > found["context"] else ""),
         "vocabulary": f"{found['vocabulary']['size']} tokens ({found['vocabulary']['tokenizer']})",
         "chat template": "yes"
         if found["chat_template"]

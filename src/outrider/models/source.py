@@ -5,8 +5,9 @@ Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …), whate
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.models.spec import ModelSpec
+
+logger = logging.getLogger("outrider")
 
 # (first row, last row) -> uint8[bytes of these rows]
 Recode: TypeAlias = Callable[[int, int], npt.NDArray[np.uint8]]
@@ -24,8 +27,7 @@ class Tensor:
     """One weight matrix or vector, in its file's encoding.
 
     data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it. It is
-    aligned
-           only as the file aligns it, so copy it before viewing it as a wider type.
+           aligned only as the file aligns it, so copy it before viewing it as a wider type.
     type:  name of the ggml type, one of weight_types.SUPPORTED_TYPES in a model that can be loaded, or of a
            type in FOLDER_TYPES.
     shape: (rows, columns) with rows contiguous, or (length,) for a vector.
@@ -153,6 +155,18 @@ class ModelSource:
             stat = path.stat()
             found += [str(path), stat.st_size, stat.st_mtime_ns]
         return [*found, self.quantization]
+
+    def for_context(self, positions: int | None) -> ModelSource:
+        """The same for contexts of at most `positions` tokens (`ModelSpec.for_context`); None: of as many as
+        the usual rotary table is for, with a warning where there is one for more."""
+        spec = self.architecture
+        if positions is None and spec.long_rope is not None:
+            logger.warning(
+                "%s: the context is %d tokens; a longer --max-model-len (-c), up to %d, chooses the rotary"
+                " factors for long contexts",
+                self.path, spec.max_positions, spec.long_positions,
+            )  # fmt: skip
+        return replace(self, architecture=spec.for_context(positions or 0))
 
     @property
     def weights_bytes(self) -> int:
