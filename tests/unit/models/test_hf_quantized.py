@@ -106,6 +106,18 @@ def test_values_are_those_of_other_programs(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "dims", "types"), KINDS)
+@pytest.mark.parametrize("arch", ["llama", "phi3"])
+def test_sizes_are_those_of_the_file(tmp_path: Path, kind: Kind, dims: Any, types: str, arch: str) -> None:
+    """With scales, zero points and the like. (A fused matrix is divided by its rows.)"""
+    folder, _ = quantized_hf(tmp_path / "m", kind, dims=dims, arch=arch)
+    stored = read_safetensors(folder / "model.safetensors", (*FLOAT_TYPES, *DTYPES))
+    opened = open_model(folder)
+    total = sum(tensor.nbytes for tensor in stored.values())
+    assert total - 5 * dims.layers < opened.weights_bytes <= total
+    assert {*types.split()} <= {tensor.type for tensor in opened.tensors.values()}
+
+
+@pytest.mark.parametrize(("kind", "dims", "types"), KINDS)
 def test_pieces_change_nothing(
     tmp_path: Path, kind: Kind, dims: Any, types: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -124,7 +124,9 @@ def unpack_modules(path: Path, how: Quantization, tensors: Mapping[str, Tensor])
             raise ModelFileError(
                 f"{path}: holds {shown(f'{name}.weight')} beside tensors of its quantization"
             )
-        rest[f"{name}.weight"] = _READERS[how.method](_Module(path, name, parts), how)
+        made = _READERS[how.method](_Module(path, name, parts), how)
+        every = sum(part.nbytes for part in parts.values())
+        rest[f"{name}.weight"] = replace(made, beside=every - made.nbytes)
     return rest
 
 
