@@ -24,6 +24,8 @@ KV_BYTES = 2  # a key or value is stored in fp16
 BLOCK = 16  # positions: the cache grows by blocks
 PASS_WIDTH = 256  # most tokens of one pass of the target: a chunk of prefill
 WIDEST_PASS = 512  # the same of any model: a chunk of draft prefill
+ORDERED_COPIES = 4  # at once, of the inputs of q, k and v; v's with as many rows of residuals
+ORDERED_BYTES = 6  # a value of a copy: float32, int8 and a share of what a group of 32 has
 PASS_ROWS = 32  # most rows of logits of one pass, unless given
 TEXT_BYTES = 512  # of lists, text and lookups, for each token of a text or a prediction
 SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
@@ -60,6 +62,13 @@ def buffer_bytes(arch: ModelSpec, width: int = PASS_WIDTH, rows: int = PASS_ROWS
     return width * per_token + 4 * rows * arch.vocab_size
 
 
+def ordered_bytes(source: ModelSource, width: int = PASS_WIDTH) -> int:
+    """Bytes of the copies of inputs in the orders of columns that matrices have (`Tensor.column_order`), of
+    one pass over `width` tokens."""
+    columns = (t.shape[1] for t in source.tensors.values() if t.column_order is not None)
+    return width * ORDERED_COPIES * ORDERED_BYTES * max(columns, default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
     """One model's share, in bytes."""
@@ -81,7 +90,7 @@ def estimate(source: ModelSource, positions: int, sequences: int = 1) -> ModelMe
         name=source.display_name,
         weights=int(loaded_bytes(source) * REPACK),
         cache=kv_bytes(arch, positions) * sequences,
-        buffers=buffer_bytes(arch),
+        buffers=buffer_bytes(arch) + ordered_bytes(source),
     )
 
 
@@ -194,6 +203,7 @@ def share_out(
     archs = [source.architecture for source in sources]
     weights = sum(estimate(source, 0).weights for source in sources)
     buffers = buffer_bytes(archs[0], rows=rows) + sum(buffer_bytes(arch) for arch in archs[1:])
+    buffers += sum(ordered_bytes(source) for source in sources)
     free = limit - weights - buffers
     one = sequence_bytes(archs, positions)
     if free < one + (prefixes or 0):

@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from outrider import memory
 from outrider.errors import InsufficientMemoryError
 from outrider.memory import Budget, ModelMemory
+from outrider.models.open import open_model
 from outrider.models.source import ModelSource, Tensor, TokenizerData
 from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from tests.support.quantized import Kind, quantized_hf
 
 LAYER = LayerSpec(FeedForwardSpec(8960), attention_scale=128**-0.5)
 QWEN = ModelSpec(
@@ -35,6 +37,18 @@ QWEN = ModelSpec(
 def test_key_value_bytes_by_hand() -> None:
     assert memory.kv_bytes(QWEN, 1) == 2 * 28 * 2 * 128 * 2
     assert memory.kv_bytes(QWEN, 4096) == 4096 * memory.kv_bytes(QWEN, 1) == 117_440_512
+
+
+def test_inputs_that_are_gathered_are_counted(tmp_path: Path) -> None:
+    """GPTQ's act-order: q, k and v each read a copy of 128 columns, o one of 128."""
+    plain = open_model(quantized_hf(tmp_path / "plain", Kind("gptq"))[0])
+    ordered = open_model(quantized_hf(tmp_path / "ordered", Kind("gptq", act_order="each"))[0])
+    assert memory.ordered_bytes(plain) == 0
+    more = memory.estimate(ordered, 10).buffers - memory.estimate(plain, 10).buffers
+    # Four rows of float32, int8, and for 32 of them a scale, a sum and their product.
+    assert 256 * 4 * (128 * 5 + 4 * 12) <= more == memory.ordered_bytes(ordered) < 256 * 4 * 128 * 7
+    whole = [memory.share_out([source], 10, 10**9, rows=1).buffers for source in (ordered, plain)]
+    assert whole[0] - whole[1] == more
 
 
 @given(positions=st.integers(1, 131072), window=st.integers(1, 4096))

@@ -98,7 +98,7 @@ def weight_types(source: ModelSource) -> dict[str, int]:
     """Bytes of the tensors by ggml type, the most first."""
     sizes: Counter[str] = Counter()
     for tensor in source.tensors.values():
-        sizes[tensor.type] += tensor.nbytes
+        sizes[tensor.type] += tensor.stored_bytes
     return dict(sizes.most_common())
 
 

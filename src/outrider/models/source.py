@@ -34,6 +34,7 @@ class Tensor:
     recode: None where `data` are the type's blocks. Else the file has a layout of its own, and this computes
            the blocks of some rows, without changing a value. It may raise ModelFileError.
     column_order: None, or int32[columns]: column i of the blocks is column column_order[i] of the matrix.
+    beside: bytes of what belongs to it elsewhere in the file: scales, zero points, the order of columns.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Tensor:
     data: npt.NDArray[np.uint8]
     recode: Recode | None = None
     column_order: npt.NDArray[np.int32] | None = None
+    beside: int = 0
 
     def encoded(self) -> npt.NDArray[np.uint8]:
         """The blocks of all rows: `data`, or a new array."""
@@ -50,6 +52,11 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all of it in the file."""
+        return self.nbytes + self.beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +178,4 @@ class ModelSource:
     @property
     def weights_bytes(self) -> int:
         """Bytes of all tensors as stored."""
-        return sum(t.nbytes for t in self.tensors.values())
+        return sum(t.stored_bytes for t in self.tensors.values())
