@@ -1,7 +1,7 @@
 """How much memory models and caches need: an estimate from the models' dimensions, before loading.
 
-Bytes throughout. The weights are counted as resident: the engine repacks them once into layouts of
-its own, which hold the file's values with a little padding.
+Bytes throughout. The weights are counted as the engine packs them, once, into layouts of its own, which hold
+the file's values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import psutil
 
 from outrider.config.speculative import MAX_DRAFT_TOKENS
 from outrider.errors import InsufficientMemoryError
-from outrider.models.quantization import loaded_bytes
+from outrider.models.quantization import resident_bytes
 from outrider.models.source import ModelSource
 from outrider.models.spec import ModelSpec
 
-REPACK = 1.03  # repacked weights / weights in their file's encoding
+# Of what is read of a vocabulary, and of the tokenizer that is made of it, for each token and merge: resident
+# memory of the catalog's models before and after (benchmarks/predictions.py --only memory)
+PIECES_BYTES, TOKENIZER_BYTES = (126, 130), (112, 234)
 KV_BYTES = 2  # a key or value is stored in fp16
 BLOCK = 16  # positions: the cache grows by blocks
 PASS_WIDTH = 256  # most tokens of one pass of the target: a chunk of prefill
@@ -58,7 +60,7 @@ def prefix_bytes(arch: ModelSpec, positions: int) -> int:
 def buffer_bytes(arch: ModelSpec, width: int = PASS_WIDTH, rows: int = PASS_ROWS) -> int:
     """Bytes of the buffers of one pass over `width` tokens: float32 activations and `rows` rows of logits."""
     heads = (arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
-    per_token = 4 * (4 * arch.hidden_size + 3 * arch.ffn_size + heads)
+    per_token = 4 * (5 * arch.hidden_size + 5 * arch.ffn_size // 4 + heads)
     return width * per_token + 4 * rows * arch.vocab_size
 
 
@@ -77,20 +79,30 @@ class ModelMemory:
     weights: int
     cache: int
     buffers: int
+    vocabulary: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.buffers
+        return self.weights + self.cache + self.buffers + self.vocabulary
 
 
-def estimate(source: ModelSource, positions: int, sequences: int = 1) -> ModelMemory:
-    """What `source` will need for `sequences` sequences of at most `positions` positions each."""
+def vocabulary_bytes(source: ModelSource, target: bool = True) -> int:
+    """Bytes of a model's tokenizer; of a draft model, which needs none, of the pieces that are compared."""
+    kinds = (PIECES_BYTES, TOKENIZER_BYTES) if target else (PIECES_BYTES,)
+    merges = len(source.tokenizer.merges)
+    return sum(source.architecture.vocab_size * token + merges * merge for token, merge in kinds)
+
+
+def estimate(source: ModelSource, positions: int, sequences: int = 1, *, target: bool = True) -> ModelMemory:
+    """What `source` will need for `sequences` sequences of at most `positions` positions each. target: False
+    for a draft model."""
     arch = source.architecture
     return ModelMemory(
         name=source.display_name,
-        weights=int(loaded_bytes(source) * REPACK),
+        weights=resident_bytes(source),
         cache=kv_bytes(arch, positions) * sequences,
         buffers=buffer_bytes(arch) + ordered_bytes(source),
+        vocabulary=vocabulary_bytes(source, target),
     )
 
 

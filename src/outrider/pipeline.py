@@ -424,4 +424,5 @@ def _key(source: ModelSource) -> tuple[Path, str | None]:
 
 def _check_memory(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
     positions = context if config.max_model_len is not None else min(context, PLANNED_POSITIONS)
-    memory.check([memory.estimate(s, positions, config.max_num_seqs) for s in sources], positions)
+    parts = [memory.estimate(s, positions, config.max_num_seqs, target=i == 0) for i, s in enumerate(sources)]
+    memory.check(parts, positions)

@@ -83,9 +83,11 @@ def test_estimate_of_a_source() -> None:
         Path("t.gguf"), "gguf", "T", QWEN, {"w": tensor}, TokenizerData("bpe"), chat_template=None
     )
     part = memory.estimate(source, positions=100, sequences=3)
-    assert (part.name, part.weights) == ("T", 1030)
+    assert (part.name, part.weights) == ("T", 1000)
     assert part.cache == 3 * memory.kv_bytes(QWEN, 100)
-    assert part.total == part.weights + part.cache + part.buffers
+    assert part.vocabulary == QWEN.vocab_size * (126 + 112)
+    assert part.total == part.weights + part.cache + part.buffers + part.vocabulary
+    assert memory.estimate(source, 100, target=False).vocabulary == QWEN.vocab_size * 126
 
 
 PARTS = [ModelMemory("T", 10**9, 10**8, 0), ModelMemory("D", 5 * 10**8, 10**7, 0)]
@@ -170,7 +172,7 @@ def test_shares_add_up_to_the_limit(
     sources = [model(), model("D", arch=SMALL)] if pair else [model()]
     archs = [source.architecture for source in sources]
     buffers = memory.buffer_bytes(QWEN, rows=rows) + (memory.buffer_bytes(SMALL) if pair else 0)
-    needed = 1030 * len(sources) + buffers + memory.sequence_bytes(archs, positions) + (prefixes or 0)
+    needed = 1000 * len(sources) + buffers + memory.sequence_bytes(archs, positions) + (prefixes or 0)
     if limit < needed:
         with pytest.raises(InsufficientMemoryError, match=rf"sequence of {positions} tokens.*--memory-limit"):
             memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes, lookups=lookups)
@@ -191,7 +193,7 @@ def test_shares_add_up_to_the_limit(
 
 @pytest.mark.parametrize("short", [False, True])
 def test_the_smallest_limit_that_is_enough(short: bool) -> None:
-    needed = 1030 + memory.buffer_bytes(QWEN, rows=5) + memory.sequence_bytes([QWEN], 100)
+    needed = 1000 + memory.buffer_bytes(QWEN, rows=5) + memory.sequence_bytes([QWEN], 100)
     if short:
         with pytest.raises(InsufficientMemoryError, match="T take 1 kB"):
             memory.share_out([model()], 100, needed - 1, rows=5)

@@ -66,6 +66,7 @@ def document(source: ModelSource) -> dict[str, Any]:
             "weights": needed.weights,
             "buffers": needed.buffers,
             "cache": needed.cache,
+            "tokenizer": needed.vocabulary,
             "total": needed.total,
         },
     }
@@ -89,7 +90,8 @@ def text(found: dict[str, Any]) -> str:
         else "no: give one with --chat-template, or complete raw",
         "fill in the middle": "yes" if found["fim"] else "no",
         "memory": f"{human(needed['total'])} with a full context: weights {human(needed['weights'])}, "
-        f"cache {human(needed['cache'])}, buffers {human(needed['buffers'])}",
+        f"cache {human(needed['cache'])}, buffers {human(needed['buffers'])}, "
+        f"tokenizer {human(needed['tokenizer'])}",
     }
     return "\n".join(f"{name:<20}{value}" for name, value in rows.items())
 

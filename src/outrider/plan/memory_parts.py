@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from outrider import memory
-from outrider.models.quantization import loaded_bytes, loaded_type, type_bytes
+from outrider.models.quantization import loaded_bytes, loaded_type, packed_bytes, resident_bytes, type_bytes
 from outrider.models.source import ModelSource
 from outrider.models.spec import LayerSpec
 from outrider.models.weight_types import FLOAT_TYPES
@@ -55,7 +55,7 @@ def needed(target: ModelSource, draft: ModelSource | None, context: int, slots: 
     models = [("target", target)] + ([] if draft is None else [("draft", draft)])
     parts: list[Part] = []
     for role, source in models:
-        parts.append(_weights(role, source))
+        parts += [_weights(role, source), _vocabulary(role, source)]
         parts += _caches(role, source, context, slots)
         parts.append(_buffers(role, source))
     spec = target.architecture
@@ -78,14 +78,25 @@ def types(source: ModelSource) -> dict[str, int]:
     found: Counter[str] = Counter()
     for tensor in source.tensors.values():
         kind = loaded_type(source, tensor)
-        found[kind] += type_bytes(kind, tensor.shape)
+        found[kind] += packed_bytes(kind, tensor.shape)
     return dict(found.most_common())
 
 
 def _weights(role: str, source: ModelSource) -> Part:
+    total = resident_bytes(source)
     kinds = " + ".join(f"{kind} {memory.size(count)}" for kind, count in types(source).items())
-    growth = f"({kinds}) x {memory.REPACK} as packed"
-    return Part(f"{role} weights", memory.estimate(source, 0).weights, growth)
+    mapped = sum(types(source).values()) - total
+    if mapped:
+        kinds += f" {'-' if mapped > 0 else '+'} rows of the embedding {memory.size(abs(mapped))}"
+        kinds += ", which stay in the file" if mapped > 0 else ", which are kept beside the output matrix"
+    return Part(f"{role} weights", total, kinds)
+
+
+def _vocabulary(role: str, source: ModelSource) -> Part:
+    count, merges = source.architecture.vocab_size, len(source.tokenizer.merges)
+    what = "tokenizer" if role == "target" else "vocabulary"
+    total = memory.vocabulary_bytes(source, role == "target")
+    return Part(f"{role} {what}", total, f"{count} tokens and {merges} merges", "predicted")
 
 
 def _caches(role: str, source: ModelSource, context: int, slots: int) -> list[Part]:
@@ -185,7 +196,7 @@ def _smaller_weights(target: ModelSource, now: int, limit: int) -> list[Change]:
     weights = loaded_bytes(target)
     stored_as_floats = all(tensor.type in FLOAT_TYPES for tensor in target.tensors.values())
     for kind, bits in FILE_BITS.items():
-        total = now - int((weights - parameters * bits / 8) * memory.REPACK)
+        total = now - int(weights - parameters * bits / 8)
         if bits < 8 * weights / parameters and total <= limit:
             at_load = {"Q8_0": "q8_0", "Q4_K_M": "q4_k"}.get(kind) if stored_as_floats else None
             if at_load:

@@ -58,9 +58,10 @@ def test_windows_are_told_apart(tmp_path: Path) -> None:
 def test_a_draft_has_parts_of_its_own(target: ModelSource, draft: ModelSource) -> None:
     pair = memory_parts.needed(target, draft, 256, 2)
     alone = memory_parts.needed(target, None, 256, 2)
-    assert pair.total - alone.total == memory.estimate(draft, 256, 2).total
+    assert pair.total - alone.total == memory.estimate(draft, 256, 2, target=False).total
     assert {p.name for p in pair.parts} - {p.name for p in alone.parts} == {
         "draft weights",
+        "draft vocabulary",
         "draft keys and values",
         "draft buffers and logits",
     }
