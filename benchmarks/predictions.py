@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from outrider import memory
 from outrider.bench.cost_curve import aligned
 from outrider.bench.machine import describe
 from outrider.config.engine import EngineConfig
-from outrider.config.speculative import AutoConfig, NoneConfig, SpeculativeConfig
+from outrider.config.speculative import AutoConfig
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.llm import LLM
 from outrider.models.open import open_model
@@ -69,14 +70,24 @@ def anonymous() -> int:
 def child(target: str, draft: str | None, context: int) -> dict[str, Any]:
     """Load, fill the context, decode: bytes beyond the program's own."""
     before = anonymous()
-    choice: SpeculativeConfig = NoneConfig() if draft is None else AutoConfig(draft)
+    choice = AutoConfig(draft)
     pipeline = build(EngineConfig(target, choice, max_model_len=context, max_num_seqs=1), progress=False)
     loaded = anonymous() - before
     llm = LLM.from_pipeline(pipeline)
     ids = (np.arange(context - DECODED) * 7919 % (pipeline.vocab_size - 300)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)
+    most, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.01):
+            most[0] = max(most[0], anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     llm.generate({"prompt_token_ids": ids}, params)
-    return {"loaded": loaded, "filled": anonymous() - before}
+    ended.set()
+    watcher.join()
+    return {"loaded": loaded, "filled": most[0] - before}
 
 
 def in_child(target: Path, draft: Path | None, context: int) -> dict[str, Any]:

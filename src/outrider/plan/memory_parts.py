@@ -1,6 +1,7 @@
 """The memory of a pair by part, each with its formula, and what would make it fit.
 
-The sums are those of `memory.estimate`, which refuses a pair that does not fit; here they are told apart.
+The sums are those of `memory.estimate`, which refuses a pair that does not fit; here they are told apart, and
+logits are counted for the rows that the sequences will have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from outrider import memory
+from outrider.config.speculative import DEFAULT_TREE_NODES
 from outrider.models.quantization import loaded_bytes, loaded_type, packed_bytes, resident_bytes, type_bytes
 from outrider.models.source import ModelSource
 from outrider.models.spec import LayerSpec
@@ -57,7 +59,7 @@ def needed(target: ModelSource, draft: ModelSource | None, context: int, slots: 
     for role, source in models:
         parts += [_weights(role, source), _vocabulary(role, source)]
         parts += _caches(role, source, context, slots)
-        parts.append(_buffers(role, source))
+        parts.append(_buffers(role, source, slots))
     spec = target.architecture
     rows = 4 * memory.SAMPLER_ROWS * spec.vocab_size
     parts.append(
@@ -122,12 +124,13 @@ def _caches(role: str, source: ModelSource, context: int, slots: int) -> list[Pa
     return found
 
 
-def _buffers(role: str, source: ModelSource) -> Part:
+def _buffers(role: str, source: ModelSource, slots: int) -> Part:
     spec = source.architecture
+    rows = min(memory.PASS_ROWS, slots * (DEFAULT_TREE_NODES + 1))
     return Part(
         f"{role} buffers and logits",
-        memory.buffer_bytes(spec),
-        f"activations of {memory.PASS_WIDTH} tokens + {memory.PASS_ROWS} rows of {spec.vocab_size} x 4 bytes",
+        memory.buffer_bytes(spec, rows=rows) + memory.ordered_bytes(source),
+        f"activations of {memory.PASS_WIDTH} tokens + {rows} rows of {spec.vocab_size} x 4 bytes",
     )
 
 

@@ -42,7 +42,9 @@ def test_parts_add_up_to_the_estimate(tmp_path: Path, arch: str, tied: bool, con
         found = parts(source, context, slots)
         estimate = memory.estimate(source, context, slots)
         texts = found.pop("texts and sampling")
-        assert sum(found.values()) == estimate.total
+        rows = min(memory.PASS_ROWS, 17 * slots)
+        fewer = 4 * (memory.PASS_ROWS - rows) * source.architecture.vocab_size
+        assert sum(found.values()) == estimate.total - fewer
         rows = memory.SAMPLER_ROWS * 4 * source.architecture.vocab_size
         assert texts == slots * (context * memory.TEXT_BYTES + rows)
 
