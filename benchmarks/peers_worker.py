@@ -243,8 +243,9 @@ class Transformers:
     lookup."""
 
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
-        import torch  # type: ignore[import-not-found,unused-ignore]
         from transformers import AutoModelForCausalLM  # type: ignore[import-not-found,unused-ignore]
+
+        import torch  # type: ignore[import-not-found,unused-ignore]
 
         torch.set_num_threads(threads)
         self._torch = torch

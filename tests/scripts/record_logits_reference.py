@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import torch
 
 PROMPTS = [
     "The three primary colours are",

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F  # noqa: N812
+
+import torch
 
 KEYS = 64  # keys that attention over gathered keys takes at a time
 NOTHING = -1e30  # the highest score of a token that has seen no key yet; finite, so that it can be subtracted
@@ -78,7 +79,8 @@ class Layout:
 
 
 class Ops(Protocol):
-    """The operations of a pass over n tokens. Results have the type of `x` or `q`.
+    """The operations of a pass over n tokens. Results have the type of `x` or `q`. Kernels that have only
+    some of them inherit the rest from `TorchOps`.
 
     invariant: whether a row's bits depend neither on the number of rows nor on the other rows, whatever they
                are. Then no pass needs padding for exactness.
@@ -96,6 +98,11 @@ class Ops(Protocol):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x * x) + eps) * weight over the last dimension, d, of x[..., d]; weight is [d]."""
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(x + residual), x + residual), with the bits of the two apart; both [n, d]."""
 
     def attention(
         self,
@@ -116,6 +123,16 @@ class Ops(Protocol):
         softcap: c for c * tanh(score / c), or None.
         """
 
+    def rotate(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+    ) -> torch.Tensor:
+        """The first 2 * r columns of each head of x[n, heads, d] (a view with strides), rotated by cos and
+        sin, float32[n, r]; see `RopeSpec`. The other columns are copied."""
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """activation(gate) * up of gate_up[n, 2 * m], whose first m columns are the gate: [n, m]. activation:
+        "silu" or "gelu_tanh"."""
+
 
 class TorchOps:
     """PyTorch's own operations. A row's bits depend on the number of rows, but where `Layout.groups` is None
@@ -131,6 +148,12 @@ class TorchOps:
         exact = x.float()
         exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps)
         return (exact if weight is None else exact * weight.float()).to(x.dtype)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
 
     def attention(
         self,
@@ -156,6 +179,30 @@ class TorchOps:
                 softcap=softcap,
             )
         return out
+
+    def rotate(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+    ) -> torch.Tensor:
+        half = cos.shape[1]
+        one, two = (
+            (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+            if interleaved
+            else (
+                slice(0, half),
+                slice(half, 2 * half),
+            )
+        )
+        cos, sin = cos[:, None], sin[:, None]
+        first, second = x[..., one].float(), x[..., two].float()
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out[..., one] = first * cos - second * sin
+        out[..., two] = first * sin + second * cos
+        out[..., 2 * half :] = x[..., 2 * half :]
+        return out
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def _gathered(
