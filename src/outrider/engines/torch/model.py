@@ -14,7 +14,7 @@ from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
 from outrider.engines.torch.passes import PATH, Part, check, is_chain, lay_out, split
 from outrider.engines.torch.pool import SlotPool, TorchCache
-from outrider.engines.torch.runner import Runner, to_host
+from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
 from outrider.models.spec import ModelSpec
 
@@ -115,8 +115,8 @@ class TorchModel:
             spec = self.spec
             shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim)
             self._pool = SlotPool(shape, self.dtype, self.device, self._slots(self))
-            # Only where it makes no difference to the bits may rows of a sequence be computed together.
-            dense = not self.strict
+            # Rows of a sequence that are computed together have bits that depend on how many they are.
+            dense = not self.strict and isinstance(self.ops, TorchOps)
             self._runner = Runner(self._module, self._pool, self.device, graphs=self._graphs, dense=dense)
         return self._runner, self._pool
 
@@ -150,7 +150,9 @@ class TorchModel:
         for parts in split(items, fixed or WIDEST, whole_trees=fixed is None):
             total = sum(part.count for part in parts)
             width = self._width(total)
-            made = lay_out(items, caches, parts, width=width, always_path=runner.graphs and width <= 64)
+            made = lay_out(
+                items, caches, parts, width=width, always_path=runner.graphs and width <= SHARED_WIDTH
+            )
             logits, hidden = runner.run(made, taps, all_rows=fixed is not None)
             found.append(
                 (

@@ -138,21 +138,21 @@ class Module:
         heads, kv_heads, norms = spec.n_heads, spec.n_kv_heads, layer.norms
         qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
         qkv = qkv.view(n, heads + 2 * kv_heads, spec.head_dim)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if norms.q or norms.k:
-            q = self._head_norm(qk[:, :heads], weights.q_norm, norms.whole_qk)
-            k = self._head_norm(qk[:, heads:], weights.k_norm, norms.whole_qk)
-            qk = torch.cat([q, k], 1)
-        if at is not None:
-            rope = spec.ropes[layer.rope or 0]
-            qk = ops.rotate(qk, *at, rope.interleaved)
-        q, k = qk[:, :heads], qk[:, heads:]
+            q = self._head_norm(qkv[:, :heads], weights.q_norm, norms.whole_qk)
+            k = self._head_norm(qkv[:, heads : heads + kv_heads], weights.k_norm, norms.whole_qk)
+            qkv = torch.cat([q, k, qkv[:, heads + kv_heads :]], 1)
+        if at is None:
+            q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
+            keys.index_copy_(0, slots, k)
+            values.index_copy_(0, slots, v)
+        else:
+            turned = spec.ropes[layer.rope or 0].interleaved
+            q = ops.rotate_and_store(qkv, *at, slots=slots, k_cache=keys, v_cache=values, interleaved=turned)
         if layer.query_growth:
             blocks = torch.div(layout.position, layer.query_growth_positions, rounding_mode="floor")
             growth = 1 + layer.query_growth * torch.log1p(blocks.float())
             q = (q.float() * growth[:, None, None]).to(q.dtype)
-        keys.index_copy_(0, slots, k)
-        values.index_copy_(0, slots, v)
         out = ops.attention(
             *(q, keys, values, layout),
             scale=layer.attention_scale,

@@ -129,6 +129,20 @@ class Ops(Protocol):
         """The first 2 * r columns of each head of x[n, heads, d] (a view with strides), rotated by cos and
         sin, float32[n, r]; see `RopeSpec`. The other columns are copied."""
 
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *,
+        slots: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        interleaved: bool,
+    ) -> torch.Tensor:
+        """`rotate` of the queries and keys in qkv[n, heads + 2 * kv_heads, d]: the queries are returned, keys
+        and values are written to the slots, int64[n], of the caches."""
+
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """activation(gate) * up of gate_up[n, 2 * m], whose first m columns are the gate: [n, m]. activation:
         "silu" or "gelu_tanh"."""
@@ -199,6 +213,23 @@ class TorchOps:
         out[..., two] = first * sin + second * cos
         out[..., 2 * half :] = x[..., 2 * half :]
         return out
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *,
+        slots: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        interleaved: bool,
+    ) -> torch.Tensor:
+        kv_heads = k_cache.shape[1]
+        qk = self.rotate(qkv[:, :-kv_heads], cos, sin, interleaved)
+        k_cache.index_copy_(0, slots, qk[:, -kv_heads:])
+        v_cache.index_copy_(0, slots, qkv[:, -kv_heads:])
+        return qk[:, :-kv_heads]
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -136,7 +136,7 @@ def lay_out(
             len(items[part.item].tokens) if tree else part.count
             for part, tree in zip(parts, trees, strict=True)
         )
-        columns = PATH if longest <= PATH else longest
+        columns = PATH if longest <= PATH else max(width, longest)  # few different ones
     staged = np.zeros(FIELDS * width + width * columns, np.int32)
     fields = staged[: FIELDS * width].reshape(FIELDS, width)
     paths = staged[FIELDS * width :].reshape(width, columns)

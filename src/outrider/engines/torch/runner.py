@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from outrider.decoding.types import IntArray
 from outrider.engines.torch.module import Module
 from outrider.engines.torch.ops import KEYS, Group, Layout
 from outrider.engines.torch.passes import FIELDS, Pass
 from outrider.engines.torch.pool import SlotPool
 
-GRAPH_WIDTH = 64  # the widest pass that gets a graph; wider ones take long enough to hide their launches
+SHARED_WIDTH = 64  # passes up to here have the same graph for chains and trees
+GRAPH_WIDTH = 256  # the widest pass that gets a graph; wider ones take long enough to hide their launches
 SPANS = 256  # keys: graphs whose attention reads the span are made for this many, twice as many, and so on
 
 logger = logging.getLogger("outrider")
@@ -68,7 +68,8 @@ class Runner:
                   many are.
         """
         wanted = made.wanted
-        if self.graphs and made.width <= GRAPH_WIDTH and made.columns:
+        widest = SHARED_WIDTH if self._module.ops.spans else GRAPH_WIDTH
+        if self.graphs and made.width <= widest:
             shape = Shape(made.width, made.columns, self._span(made, graph=True), bool(len(wanted)), taps)
             graph = self._graph(shape, made)
             if graph is not None:
