@@ -6,11 +6,12 @@ It needs torch, triton and numpy, no compiled module of Outrider and no model. C
 against float64; bits of linear over 1..64 rows and over places, of attention over passes, trees, chains and
 splits of a prefill; tokens of the sampler against the CPU's sampler (its NumPy specification). What PyTorch's
 own product does in the same bit check stands beside it. Times are of CUDA graphs, the median of the replays,
-with the weights of Llama-3.1-8B in more copies than the L2 cache holds. `--tune` times other tiles too, and
-says whether their bits are the same. `--tiny` runs all parts on any device, the interpreter included
-(TRITON_INTERPRET=1), with small shapes and times of no meaning; the interpreter's products depend on the
-place in the matrix unless it is given ordered ones (tests/torch/test_kernels_benchmark.py). Each part that
-fails is told and the others go on; the exit status is 1 then.
+with the weights of Llama-3.1-8B in more copies than the L2 cache holds. Kernels are compiled in processes
+beside the checks. `--tune` times other tiles too, and says whether their bits are the same. `--tiny` runs all
+parts on any device, the interpreter included (TRITON_INTERPRET=1), with small shapes and times of no meaning;
+the interpreter's products depend on the place in the matrix unless it is given ordered ones
+(tests/torch/test_kernels_benchmark.py). Each part that fails is told and the others go on; the exit status is
+1 then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -400,6 +402,15 @@ PARTS = (
 )
 
 
+def compile_beside(args: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    """Processes that compile the kernels of some parts, for Triton's cache on the disk, while others run."""
+    command = [sys.executable, __file__, "--quick", *(["--tiny"] if args.tiny else []), "--only"]
+    return [
+        subprocess.Popen([*command, part.__name__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for part in (sampler, linear_times, attention_times)
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -416,7 +427,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     card = torch.cuda.get_device_name() if device == "cuda" else "interpreter"
     bench.found |= {"card": card, "torch": torch.__version__, "triton": triton.__version__}
     print(f"{card}, torch {torch.__version__}, triton {triton.__version__}")
+    beside = compile_beside(args) if device == "cuda" and not args.only else []
     for part in PARTS:
+        if part is small_operations:  # what follows is timed on a quiet machine
+            for process in beside:
+                process.wait()
         if part.__name__ not in args.only if args.only else part is linear_tiles and not args.tune:
             continue
         begin = time.perf_counter()

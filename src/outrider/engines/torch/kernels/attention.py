@@ -123,7 +123,7 @@ def _attend_paths(
     return highest, total, sums
 
 
-@triton.jit(do_not_specialize=["n", "group", "chunks", "window"])
+@triton.jit(do_not_specialize=["n", "group", "chunks", "path_stride", "window"])
 def _attention(
     # out_ptr: merged [n, heads, d], else the chunks' [n, heads, chunks, d] in float32; highest_ptr and
     # total_ptr: the chunks' [n, heads, chunks], unless merged. group: heads of one key head.
