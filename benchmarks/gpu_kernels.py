@@ -38,15 +38,21 @@ from outrider.decoding.sampling.sampler import Sampler
 from outrider.engines.torch.kernels import attention as attention_kernel
 from outrider.engines.torch.kernels import linear as linear_kernel
 from outrider.engines.torch.kernels.ops import TritonOps
-from outrider.engines.torch.kernels.sampling import RowSettings, sample
+from outrider.engines.torch.kernels.row_settings import RowSettings
+from outrider.engines.torch.kernels.sampling import sample
 from outrider.engines.torch.ops import Layout
 
-SHAPES = {  # of Llama-3.1-8B: (m, k)
+SHAPES = {  # of Llama-3.1-8B and, as "1B", of Llama-3.2-1B: (m, k)
     "qkv": (6144, 4096),
     "o": (4096, 4096),
     "gate_up": (28672, 4096),
     "down": (4096, 14336),
     "lm_head": (128256, 4096),
+    "1B qkv": (3072, 2048),
+    "1B o": (2048, 2048),
+    "1B gate_up": (16384, 2048),
+    "1B down": (2048, 8192),
+    "1B lm_head": (128256, 2048),
 }
 WIDTHS = (1, 4, 8, 16, 64, 512)
 FLUSH = 400 << 20  # bytes of weights that a timed graph goes through, several times an L2 cache
@@ -163,7 +169,7 @@ def linear_times(bench: Bench) -> None:
     table: dict[str, Any] = {}
     print(f"  {'GB/s of weights':16}" + "".join(f"{f'n={n}':>16}" for n in widths) + "   triton / torch")
     for name, (m, k) in shapes.items():
-        copies = 1 if bench.tiny else max(1, FLUSH // (m * k * 2))
+        copies = 1 if bench.tiny else min(64, max(1, FLUSH // (m * k * 2)))
         weights = [bench.normal(m, k, scale=k**-0.5) for _ in range(copies)]
         cells = []
         for n in widths:
@@ -185,7 +191,7 @@ def linear_tiles(bench: Bench) -> None:
         tiles, wide = tiles[:1], wide[:1]
     found: dict[str, Any] = {}
     for name, widths, candidates in (
-        *((name, (1, 16), tiles) for name in ("o", "gate_up", "down")),
+        *((name, (1, 16), tiles) for name in ("o", "gate_up", "down", "1B o", "1B down")),
         *((name, (64, 512), wide) for name in ("o", "gate_up")),
     ):
         m, k = (64, 128) if bench.tiny else SHAPES[name]
@@ -367,7 +373,7 @@ def sampler(bench: Bench) -> None:
         seeds = [int(s) for s in numbers.integers(0, 2**64, n, dtype=np.uint64)]
         places = numbers.integers(0, 2**20, n)
         settings = RowSettings.make(params, seeds, vocab, bench.device)
-        tokens, status = sample(logits, settings, torch.tensor(places, device=bench.device))
+        tokens, status, _ = sample(logits, settings, torch.tensor(places, device=bench.device))
         rows = logits.cpu().numpy()
         for i, (p, seed, token, state) in enumerate(
             zip(params, seeds, tokens.tolist(), status.tolist(), strict=True)

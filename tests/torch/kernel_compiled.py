@@ -66,16 +66,17 @@ def attention_products(rows: int, merged: bool) -> list[str]:
 
 
 def main() -> None:
-    doubles = ("best_ptr", "temperature_ptr", "bound_ptr", "top_ptr")
-    types = dict.fromkeys(doubles, "*fp64") | {"logits_ptr": "*fp32"}
+    doubles = ("temperature_ptr", "limit_ptr", "bound_ptr", "top_ptr")
+    types = dict.fromkeys(doubles, "*fp64") | dict.fromkeys(("logits_ptr", "maxima_ptr"), "*fp32")
     types |= dict.fromkeys(("seed_ptr", "position_ptr"), "*i64")
     types |= dict.fromkeys(("bound_id_ptr", "done_ptr", "winner_ptr"), "*i32")
+    constants = {"first_round": False, "has_top": True, "block": 128}
     tiles = [linear.tile(n, m, 2) for n, m in ((1, 2048), (1, 4096), (1, 28672), (20, 4096), (512, 4096))]
     found = {
         "linear": [products(tile) for tile in tiles],
         "linear of 64 rows and four warps": products(tiles[-1] | {"num_warps": 4}),
         "attention": [attention_products(rows, merged) for rows, merged in ((16, False), (32, True))],
-        "fused in the noise": instructions(sampling._winners, FUSED_DOUBLE, types, {}, num_warps=4)[1],
+        "fused in the noise": instructions(sampling._winners, FUSED_DOUBLE, types, constants, num_warps=4)[1],
     }
     print(json.dumps(found))
 

@@ -20,9 +20,9 @@ from outrider.engines.torch.kernels.sampling import (  # isort: skip
     NOT_FINITE,
     SAMPLED,
     UNSURE,
-    RowSettings,
     sample,
 )
+from outrider.engines.torch.kernels.row_settings import RowSettings  # isort: skip
 
 SETTINGS = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -58,7 +58,7 @@ def cpu_token(row: Any, params: SamplingParams, seed: int, position: int, *, nat
     return sampler.draw(row, row, position)
 
 
-Sample = Callable[[Any, RowSettings, Any], tuple[Any, Any]]
+Sample = Callable[[Any, RowSettings, Any], Sequence[Any]]
 
 
 def compare(run: Sample, cases: int, *, vocab: int, first: int = 0) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def compare(run: Sample, cases: int, *, vocab: int, first: int = 0) -> tuple[int
         settings = RowSettings.make(params, seeds, vocab, DEVICE)
         tokens, status = run(
             torch.tensor(logits, device=DEVICE), settings, torch.tensor(positions, device=DEVICE)
-        )
+        )[:2]
         for i, (token, state) in enumerate(zip(tokens.tolist(), status.tolist(), strict=True)):
             for native in (True, False):
                 expected = cpu_token(logits[i], params[i], seeds[i], int(positions[i]), native=native)
@@ -101,18 +101,18 @@ def test_late_rounds_of_a_row_in_one_program(monkeypatch: pytest.MonkeyPatch) ->
     assert compare(sample, 2, vocab=1500, first=50) == (0, 0)
 
 
-def later(logits: Any, settings: RowSettings, positions: Any) -> tuple[Any, Any]:
+def later(logits: Any, settings: RowSettings, positions: Any) -> Sequence[Any]:
     """A twin: noise of the next position."""
     return sample(logits, settings, positions + 1)
 
 
-def without_ties(logits: Any, settings: RowSettings, positions: Any) -> tuple[Any, Any]:
+def without_ties(logits: Any, settings: RowSettings, positions: Any) -> Sequence[Any]:
     """A twin: of equal logits the last counts first."""
-    tokens, status = sample(logits.flip(1), settings, positions)
+    tokens, status, _ = sample(logits.flip(1), settings, positions)
     return logits.shape[1] - 1 - tokens, status
 
 
-def unfiltered(logits: Any, settings: RowSettings, positions: Any) -> tuple[Any, Any]:
+def unfiltered(logits: Any, settings: RowSettings, positions: Any) -> Sequence[Any]:
     """A twin: top_k, top_p and min_p are off."""
     off = RowSettings.make([SamplingParams()] * len(logits), [0] * len(logits), logits.shape[1], DEVICE)
     plain = RowSettings(
@@ -130,7 +130,7 @@ def drawn(rows: Sequence[Sequence[float]], params: SamplingParams, dtype: Any = 
     logits = torch.tensor(rows, dtype=dtype or torch.float32, device=DEVICE)
     n, vocab = logits.shape
     settings = RowSettings.make([params] * n, list(range(n)), vocab, DEVICE)
-    tokens, status = sample(logits, settings, torch.zeros(n, dtype=torch.int64, device=DEVICE))
+    tokens, status, _ = sample(logits, settings, torch.zeros(n, dtype=torch.int64, device=DEVICE))
     return tokens.tolist(), status.tolist()
 
 
@@ -171,3 +171,21 @@ def test_settings_of_rows_that_a_request_has_several_of() -> None:
     assert rows.seed.tolist() == [-1, 3, -1]
     greedy = RowSettings.make([SamplingParams(temperature=0.0, top_k=3, top_p=0.5)], [0], 100, DEVICE)
     assert not greedy.filtered
+
+
+def test_margins_are_those_of_siblings() -> None:
+    """What coupled drawing takes next when the token is excluded, and by how much it comes second."""
+    random = np.random.default_rng(8)
+    params = [SETTINGS[i] for i in (0, 1, 2, 1, 2)]
+    logits = (random.standard_normal((len(params), 1300)) * 2).astype(np.float32)
+    settings = RowSettings.make(params, list(range(len(params))), 1300, DEVICE)
+    positions = torch.arange(len(params), device=DEVICE)
+    tokens, _, margins = sample(torch.tensor(logits, device=DEVICE), settings, positions)
+    for i, (row, p, token) in enumerate(zip(logits, params, tokens.tolist(), strict=True)):
+        sampler = Sampler(p, len(row), seed=i)
+        other = sampler.draw(np.where(np.arange(len(row)) == token, np.float32(-np.inf), row), row, i)
+        margin = float(row[token]) - float(row[other])
+        if p.temperature > 0.0:
+            noise = {k: sampler.noise(i, np.array([k]))[0] for k in (token, other)}
+            margin = margin / p.temperature + noise[token] - noise[other]
+        assert float(margins[i]) == pytest.approx(margin, rel=1e-5)

@@ -1,7 +1,7 @@
 """Triton kernels of the torch engine, for CUDA devices, and its sampling and verification on the device.
 
     ops = TritonOps(reach)                                                     # ops.py: see `Ops`
-    tokens, status = sample(logits, settings, layout.position.long() + 1)      # sampling.py
+    tokens, status, _ = sample(logits, settings, layout.position.long() + 1)   # sampling.py
     verdicts = verify(tokens, status, first_row, count, drafted, parents)      # verification.py
     verdicts.packed.to("cpu")                                                  # the step's one transfer
 

@@ -85,9 +85,11 @@ def tile(n: int, m: int, itemsize: int) -> dict[str, int]:
                 break
         block_k, stages = (64, 3) if block_n == 64 else (128, 5)
     else:
-        block_n, block_k = 16, 128
-        block_m = next((size for size in (64, 32) if m >= size * BUSY), 16)
-        warps, stages = (4 if block_m > 16 else 2), (4 if block_m == 64 else 6)
+        # Few rows leave room in the L2 cache's bandwidth for reading x more often.
+        block_n, block_k, busy = 16, 128, 2 * BUSY if n <= 4 else BUSY
+        block_m = next((size for size in (64, 32) if m >= size * busy), 16)
+        # All programs of the widest matrices but the output should run at once: 5 of them fit on each unit.
+        warps, stages = (4 if block_m > 16 else 2), (3 if block_m == 64 else 6)
     return {
         "block_n": block_n,
         "block_m": block_m,
