@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F  # noqa: N812
-
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F  # noqa: N812
 import triton
 
-import torch
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.engines.torch.kernels import attention as attention_kernel

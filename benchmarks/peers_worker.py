@@ -243,9 +243,8 @@ class Transformers:
     lookup."""
 
     def __init__(self, target: Path, draft: Path | None, threads: int, context: int) -> None:
-        from transformers import AutoModelForCausalLM  # type: ignore[import-not-found,unused-ignore]
-
         import torch  # type: ignore[import-not-found,unused-ignore]
+        from transformers import AutoModelForCausalLM  # type: ignore[import-not-found,unused-ignore]
 
         torch.set_num_threads(threads)
         self._torch = torch

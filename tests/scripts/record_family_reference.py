@@ -27,10 +27,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import torch
 import xllamacpp  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

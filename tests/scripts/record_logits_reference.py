@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PROMPTS = [
     "The three primary colours are",

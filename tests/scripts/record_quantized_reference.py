@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import save
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
-
-import torch
 
 ROWS, COLUMNS = 32, 256
 CASES: dict[str, dict[str, Any]] = {

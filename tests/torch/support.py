@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.engines.torch.model import TorchModel

@@ -6,9 +6,9 @@ import importlib
 import importlib.util
 from typing import cast
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 
-import torch
 from outrider.engines.torch.ops import Ops, TorchOps
 
 KERNELS = "outrider.engines.torch.kernels.ops"

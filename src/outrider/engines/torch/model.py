@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 import torch
+
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import Cache, EngineCaps, ForwardItem
 from outrider.engines.hidden import check_taps

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 
-import torch
 from outrider.engines.torch.ops import Layout, Ops
 from outrider.models.spec import LayerSpec, ModelSpec
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch.nn.functional as F  # noqa: N812
-
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 KEYS = 64  # keys that attention over gathered keys takes at a time
 NOTHING = -1e30  # the highest score of a token that has seen no key yet; finite, so that it can be subtracted

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from outrider.decoding.types import IntArray
 from outrider.engines.torch.module import Module
 from outrider.engines.torch.ops import KEYS, Group, Layout

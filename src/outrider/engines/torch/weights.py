@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 import torch
+
 from outrider.engines.torch.module import LayerWeights, Weights
 from outrider.errors import UnsupportedModelError
 from outrider.models.formats.mapped import release

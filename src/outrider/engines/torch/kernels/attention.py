@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
-import torch
 from outrider.engines.torch.kernels.interpreted import INTERPRETED
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ that the weights come from the L2 cache for all of them but the first.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-import torch
 from outrider.engines.torch.kernels.interpreted import INTERPRETED
 
 BUSY = 128  # programs that keep the memory of a large GPU busy

@@ -6,10 +6,9 @@ only save passes over memory and launches.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
-
-import torch
 
 
 @triton.jit(do_not_specialize=["heads"])

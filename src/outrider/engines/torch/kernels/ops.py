@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from outrider.engines.torch.kernels.attention import attention
 from outrider.engines.torch.kernels.linear import linear
 from outrider.engines.torch.kernels.norms import add_rms_norm, gated, rms_norm

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
-
-import torch
 
 
 @triton.jit(do_not_specialize=["heads", "kv_heads"])

@@ -24,10 +24,10 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
-import torch
 from outrider.engines.torch.kernels.noise import earliest, quad_noise
 from outrider.engines.torch.kernels.row_settings import RowSettings
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
-
-import torch
 
 BONUS, RECOVERED = 0, 1  # kinds of next tokens, as in `Verdict.next_kind`
 

@@ -1,0 +1,44 @@
+"""The torch engine's entries in `pipeline.ENGINES`: PyTorch is imported when one of them is called."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.config.engine import EngineConfig
+    from outrider.drafting import Costs
+    from outrider.engines.base import LanguageModel
+    from outrider.models.source import ModelSource
+
+
+def torch_loader(config: EngineConfig) -> Callable[[ModelSource, int | None], LanguageModel]:
+    """Loads models into the torch engine. Raises ConfigError without PyTorch, and for its device and type."""
+    _needs_torch()
+    from outrider.engines.torch.backend import TorchLoader
+
+    return TorchLoader(config)
+
+
+def torch_costs() -> Costs:
+    """What passes of the torch engine cost, measured at each start."""
+    _needs_torch()
+    from outrider.engines.torch.calibrate import cost_model
+
+    return cost_model
+
+
+def torch_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSource]) -> None:
+    """See `engines.torch.backend.check_memory`. Raises ConfigError without PyTorch, too."""
+    _needs_torch()
+    from outrider.engines.torch.backend import check_memory
+
+    check_memory(config, positions, sources)
+
+
+def _needs_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("the torch engine needs PyTorch: install outrider[torch]")
