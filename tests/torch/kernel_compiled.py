@@ -66,7 +66,7 @@ def attention_products(rows: int, merged: bool) -> list[str]:
 
 
 def main() -> None:
-    doubles = ("temperature_ptr", "limit_ptr", "bound_ptr", "top_ptr")
+    doubles = ("temperature_ptr", "limit_ptr", "bound_ptr", "top_ptr", "second_ptr")
     types = dict.fromkeys(doubles, "*fp64") | dict.fromkeys(("logits_ptr", "maxima_ptr"), "*fp32")
     types |= dict.fromkeys(("seed_ptr", "position_ptr"), "*i64")
     types |= dict.fromkeys(("bound_id_ptr", "done_ptr", "winner_ptr"), "*i32")

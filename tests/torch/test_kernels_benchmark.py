@@ -1,4 +1,4 @@
-"""benchmarks/gpu_kernels.py runs, in the interpreter with its small shapes."""
+"""benchmarks/gpu_kernels.py and gpu_drafts.py run, in the interpreter with their small shapes."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def test_a_part_that_fails_is_told(
     monkeypatch.setattr(benchmark.ops, "linear", lambda x, w, bias: torch.zeros(len(x), len(w)))
     assert benchmark.main(["--tiny", "--only", "linear_checks"]) == 1
     assert "FAIL linear" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_drafts_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark = script("gpu_drafts")
+    out = tmp_path / "found.json"
+    assert benchmark.main(["--tiny", "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text()).values()
+    assert row["differing tokens"] == 0
+    assert {"host, greedy", *benchmark.PARAMS} < set(row)
+    assert benchmark.main([]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
