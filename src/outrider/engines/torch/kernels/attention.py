@@ -1,7 +1,7 @@
 """Attention of a pass's tokens to the keys of their own sequences, in trees and chains, bit for bit the same.
 
 Keys have numbers: key i of a token is its ancestor at position i, wherever it lies in the cache
-(`Layout.path`). A token's keys are divided by number into chunks of 256, and a chunk into tiles of 64. Each
+(`Layout.path`). A token's keys are divided by number into chunks of 128, and a chunk into tiles of 64. Each
 chunk is reduced by itself, tile by tile; the chunks are merged in their order. So which keys are summed in
 which order is a function of the token's position alone: not of the pass that it is in, of how the text was
 divided into passes, or of the tokens beside it. A tree's node has the bits that it has in a chain.
@@ -31,7 +31,7 @@ from outrider.engines.torch.kernels.interpreted import INTERPRETED
 if TYPE_CHECKING:
     from outrider.engines.torch.ops import Layout
 
-CHUNK, TILE = 256, 64  # keys; they are part of the result's bits
+CHUNK, TILE = 128, 64  # keys; they are part of the result's bits
 SPREAD = 64  # tokens up to which chunks are spread over programs
 PROGRAMS = 1024  # as many are wanted at least, then each takes several chunks
 LOG2_E = 1.4426950408889634
@@ -297,7 +297,7 @@ def attention(
         merged=merged,
         widen=INTERPRETED and q.dtype == torch.bfloat16,
         num_warps=4,
-        num_stages=2,
+        num_stages=3 if d <= 128 and q.element_size() == 2 else 2,  # as the shared memory allows
         enable_fp_fusion=False,
     )
     if not merged:
@@ -306,7 +306,7 @@ def attention(
             d=d,
             block_d=block_d,
             has_window=window is not None,
-            ahead=4,
+            ahead=8,
             num_warps=1 if d <= 64 else 4,
             enable_fp_fusion=False,
         )

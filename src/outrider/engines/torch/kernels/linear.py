@@ -90,6 +90,8 @@ def tile(n: int, m: int, itemsize: int) -> dict[str, int]:
         block_m = next((size for size in (64, 32) if m >= size * busy), 16)
         # All programs of the widest matrices but the output should run at once: 5 of them fit on each unit.
         warps, stages = (4 if block_m > 16 else 2), (3 if block_m == 64 else 6)
+        if block_m == 16:  # the chain over k leaves little time for anything else: fewer, longer turns
+            block_k, stages = 256, 5
     return {
         "block_n": block_n,
         "block_m": block_m,

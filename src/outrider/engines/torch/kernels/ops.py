@@ -12,10 +12,10 @@ from outrider.engines.torch.ops import Layout
 
 
 class TritonOps:
-    """See `Ops`. `rotate_and_store` is one more, with the bits of the operations that it replaces.
+    """See `Ops`. Fused operations have the bits of those that they replace.
 
     reach: no token has more keys. Passes of few tokens have room for the results of so many in a workspace
-           of 4 * n * heads * (d + 2) * reach / 256 bytes.
+           of 4 * n * heads * (d + 2) * reach / 128 bytes.
     """
 
     invariant = True
@@ -54,6 +54,7 @@ class TritonOps:
         qkv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
+        *,
         slots: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
