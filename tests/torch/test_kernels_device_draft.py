@@ -13,11 +13,13 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.engines.chains import ChainStart
 from tests.support.models import VOCAB_SIZE
 from tests.torch.kernel_support import torch
 
 from outrider.engines.torch import device_draft  # isort: skip
-from outrider.engines.torch.device_draft import ChainStart, DeviceDraft  # isort: skip
+from outrider.engines.torch.device_draft import DeviceDraft  # isort: skip
+from outrider.engines.torch.model import TorchModel  # isort: skip
 from tests.torch.support import load, source  # isort: skip
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the models of this test are on the CPU")
@@ -104,3 +106,71 @@ def test_a_cache_without_room_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="has room for 3"):
             DeviceDraft(model).draft([ChainStart(cache, tokens(4, 1), PARAMS[0], 1, 4, budget)])
     assert cache.length == 0
+
+
+class Bold:
+    """A guide that wants chains, until its confidence is below a limit."""
+
+    def __init__(self, least: float) -> None:
+        self.least, self.said = least, list[float]()
+        self.asked = 0
+
+    def drew(self, parent: int, confidence: float) -> bool:
+        self.said.append(confidence)
+        return False
+
+    def next_node(self, ready: int = -1) -> int:
+        return len(self.said) - 1 if self.said[-1] >= self.least else -1
+
+
+def rounds(model: Any, least: float | None) -> tuple[list[list[int]], list[float], int]:
+    """Drafts of three requests over some rounds, what was said about them, and the number of passes."""
+    drafter = DraftModelDrafter(model)
+    params = [*PARAMS[:2], SamplingParams(temperature=1.0, presence_penalty=1.0)]
+    texts = [tokens(5 + i, i) for i in range(3)]
+    samplers = [Sampler(p, VOCAB_SIZE, [9], seed=i) for i, p in enumerate(params)]
+    for i, text in enumerate(texts):
+        drafter.begin(Request(str(i), tuple(text), params[i], seed=i))
+    found, said, passes = [], [], 0
+    for turn in range(3):
+        guides = [None if least is None else Bold(least) for _ in texts]
+        jobs = [
+            ProposeJob(str(i), TokenContext(text), 6 - turn, samplers[i], guides[i])
+            for i, text in enumerate(texts)
+        ]
+        drafts = [draft.tokens.tolist() for draft in drafter.propose(jobs)]
+        passes += len(drafter.passes)
+        found += drafts
+        said += [x for guide in guides if guide is not None for x in guide.said]
+        for text, draft in zip(texts, drafts, strict=True):
+            text += [*draft[: turn + 1], 11]
+    return found, said, passes
+
+
+@pytest.mark.parametrize("least", [None, 0.0, 0.3])
+def test_the_drafter_lets_the_model_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float | None
+) -> None:
+    model = load(source(tmp_path, "llama"))
+    drafts, said, _ = rounds(model, least)
+    asked: list[int] = []
+
+    class Counted(DeviceDraft):
+        def draft(self, starts: Any) -> Any:
+            asked.append(len(starts))
+            return super().draft(starts)
+
+    def counted(model: TorchModel, size: int) -> Counted:
+        return Counted(model, size)
+
+    monkeypatch.setattr(TorchModel, "chains", counted)
+    found, confidences, passes = rounds(model, least)
+    assert found == drafts
+    assert confidences[: len(said)] == pytest.approx(said, abs=1e-4)
+    assert asked
+    assert max(asked) == 2  # penalties are the host's
+    assert passes > 0
+
+
+def test_there_are_no_chains_without_a_gpu(tmp_path: Path) -> None:
+    assert load(source(tmp_path, "llama")).chains(VOCAB_SIZE) is None

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.decoding.sampling.params import SamplingParams
-from outrider.engines.base import ForwardItem
+from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.chains import LONGEST, Chain, ChainStart
 from outrider.engines.torch.kernels.row_settings import RowSettings
 from outrider.engines.torch.kernels.sampling import Sampled, sample
 from outrider.engines.torch.model import WIDEST, TorchModel
@@ -30,36 +30,7 @@ from outrider.engines.torch.passes import check, lay_out, split
 from outrider.engines.torch.pool import TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, SPANS
 
-LONGEST = 64  # tokens of a draft
 _FIELDS = 9  # numbers of a sequence: see `_State`
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainStart:
-    """Where a sequence's draft begins.
-
-    cache:    of the model, with room for `tokens` and all drafted tokens but the last.
-    tokens:   the tokens after those in the cache, at least one; the first drafted token follows them.
-    params:   of which temperature, top_k, top_p and min_p count.
-    seed:     of the noise, 64-bit.
-    position: index in the target's sequence of the first drafted token.
-    budget:   how many tokens are drafted, 1 .. LONGEST.
-    """
-
-    cache: TorchCache
-    tokens: Sequence[int]
-    params: SamplingParams
-    seed: int
-    position: int
-    budget: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Drafted tokens, and for each by how much it came first: `Sampled.margin`."""
-
-    tokens: list[int]
-    margins: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +76,7 @@ class _State:
 
 
 class DeviceDraft:
-    """Drafts for any number of sequences together, with `model`.
+    """Implements `Chains`: drafts for any number of sequences together, with `model`.
 
     common_size: tokens are drawn from the ids below it; None for all of the model's.
     """
@@ -117,18 +88,16 @@ class DeviceDraft:
         self._graphs: dict[_Shape, Any] = {}
 
     def draft(self, starts: Sequence[ChainStart]) -> list[Chain]:
-        """One chain of `budget` tokens for each start. The caches have the tokens before them and all drafted
-        ones but the last after that. Raises ValueError for a budget out of range or a cache without room, and
-        what `TorchModel.forward` raises."""
+        """See `Chains.draft`."""
         for start in starts:
             room = start.cache.capacity - start.cache.length - len(start.tokens) + 1
             if not 1 <= start.budget <= min(LONGEST, room):
                 raise ValueError(f"a draft of {start.budget} tokens: the cache has room for {room}")
         with torch.no_grad():
-            return self._draft(starts)
+            return self._draft(starts, [self._model._own(start.cache) for start in starts])
 
-    def _draft(self, starts: Sequence[ChainStart]) -> list[Chain]:
-        logits = self._first_pass(starts)
+    def _draft(self, starts: Sequence[ChainStart], caches: Sequence[TorchCache]) -> list[Chain]:
+        logits = self._first_pass(starts, caches)
         width = 1 << (len(starts) - 1).bit_length()
         if width not in self._states:
             self._states[width] = _State(width, self._model.device)
@@ -137,10 +106,10 @@ class DeviceDraft:
             [start.params for start in starts], [start.seed for start in starts], self._size, "cpu"
         )
         length = max(start.budget for start in starts)
-        keys = max(start.cache.length for start in starts) + length
+        keys = max(cache.length for cache in caches) + length
         shape = _Shape(width, self._span(keys), settings.filtered, settings.most)
         step = self._step(shape, state) if length > 1 else None
-        state.staged.copy_(self._stage(starts, settings, width), non_blocking=True)
+        state.staged.copy_(self._stage(starts, caches, settings, width), non_blocking=True)
         state.step.zero_()
         rows = logits.new_zeros(width, self._size)
         rows[: len(starts)] = logits[:, : self._size]
@@ -150,14 +119,14 @@ class DeviceDraft:
             step()
         out = state.out[:length].to("cpu")
         tokens, margins = out[:, 0].tolist(), out[:, 1].view(torch.float32).tolist()
-        for start in starts:
-            start.cache.length += start.budget - 1
+        for start, cache in zip(starts, caches, strict=True):
+            cache.length += start.budget - 1
         return [
             Chain([row[i] for row in tokens[: start.budget]], [row[i] for row in margins[: start.budget]])
             for i, start in enumerate(starts)
         ]
 
-    def _first_pass(self, starts: Sequence[ChainStart]) -> torch.Tensor:
+    def _first_pass(self, starts: Sequence[ChainStart], caches: Sequence[TorchCache]) -> torch.Tensor:
         """The logits after each start's tokens, float32[n, vocab] on the device."""
         model = self._model
         rest = [np.asarray(start.tokens, np.int32) for start in starts]
@@ -175,16 +144,21 @@ class DeviceDraft:
         for parts in passes:
             width = model._width(sum(part.count for part in parts))
             shared = runner.graphs and width <= SHARED_WIDTH
-            caches = [start.cache for start in starts]
             made = lay_out(items, caches, parts, width=width, always_path=shared)
             logits, _ = runner.run(made, (), all_rows=fixed is not None)
             if logits is not None:  # valid until the next pass
                 found.append(logits if len(passes) == 1 else logits.clone())
-        for start, tokens in zip(starts, rest, strict=True):
-            start.cache.length += len(tokens)
+        for cache, tokens in zip(caches, rest, strict=True):
+            cache.length += len(tokens)
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _stage(self, starts: Sequence[ChainStart], settings: RowSettings, width: int) -> torch.Tensor:
+    def _stage(
+        self,
+        starts: Sequence[ChainStart],
+        caches: Sequence[TorchCache],
+        settings: RowSettings,
+        width: int,
+    ) -> torch.Tensor:
         """What `_State.staged` begins with. Rows beyond the starts draw nothing."""
         staged = torch.zeros(_FIELDS, width, dtype=torch.int64)
         staged[:, : len(starts)] = torch.stack(
@@ -193,8 +167,8 @@ class DeviceDraft:
                 torch.tensor([start.position for start in starts]),
                 *(x.view(torch.int64) for x in (settings.temperature, settings.top_p, settings.limit)),
                 settings.top_k.long(),
-                torch.tensor([start.cache.start for start in starts]),
-                torch.tensor([start.cache.length - 1 for start in starts]),
+                torch.tensor([cache.start for cache in caches]),
+                torch.tensor([cache.length - 1 for cache in caches]),
                 torch.tensor([start.budget for start in starts]),
             ]
         )
@@ -249,7 +223,7 @@ class DeviceDraft:
         return graph
 
 
-def _item(cache: TorchCache, tokens: np.ndarray, wanted: int) -> ForwardItem:
+def _item(cache: Cache, tokens: np.ndarray, wanted: int) -> ForwardItem:
     """A chain of tokens; the logits of the last `wanted`."""
     n = len(tokens)
     parents = np.arange(-1, n - 1, dtype=np.int32)

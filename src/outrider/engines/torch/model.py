@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import Cache, EngineCaps, ForwardItem
+from outrider.engines.chains import Chains
 from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
@@ -109,6 +113,13 @@ class TorchModel:
         """See `HiddenStateModel.forward_hidden`."""
         check_taps(tuple(taps), self.num_layers)
         return self._forward(items, tuple(taps))
+
+    def chains(self, common_size: int) -> Chains | None:
+        """See `ChainModel`: on CUDA devices, with Triton."""
+        if self.device.type != "cuda" or importlib.util.find_spec("triton") is None:
+            return None
+        module = importlib.import_module("outrider.engines.torch.device_draft")
+        return cast(Chains, module.DeviceDraft(self, common_size))
 
     def _ready(self) -> tuple[Runner, SlotPool]:
         if self._runner is None or self._pool is None:
