@@ -13,7 +13,7 @@ from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
 from outrider.engines.torch.passes import PATH, Part, check, is_chain, lay_out, split
-from outrider.engines.torch.pool import SlotPool, TorchCache
+from outrider.engines.torch.pool import SHARE_UNIT, SlotPool, TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
 from outrider.models.spec import ModelSpec
@@ -70,6 +70,16 @@ class TorchModel:
     @property
     def max_positions(self) -> int:
         return self.spec.max_positions
+
+    @property
+    def share_unit(self) -> int:
+        """See `SharingModel`."""
+        return SHARE_UNIT
+
+    @property
+    def share_window(self) -> int:
+        """See `SharingModel`."""
+        return max(layer.window or 0 for layer in self.spec.layers)
 
     @property
     def num_layers(self) -> int:
