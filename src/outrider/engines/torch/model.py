@@ -157,11 +157,12 @@ class TorchModel:
         runner, _ = self._ready()
         fixed = self.fixed_width
         found: list[tuple[Sequence[Part], torch.Tensor | None, torch.Tensor | None]] = []
-        for parts in split(items, fixed or WIDEST, whole_trees=fixed is None):
+        trees = [not is_chain(item.parents) for item in items]
+        for parts in split(items, trees, fixed or WIDEST, whole_trees=fixed is None):
             total = sum(part.count for part in parts)
             width = self._width(total)
             made = lay_out(
-                items, caches, parts, width=width, always_path=runner.graphs and width <= SHARED_WIDTH
+                items, caches, trees, parts, width=width, always_path=runner.graphs and width <= SHARED_WIDTH
             )
             logits, hidden = runner.run(made, taps, all_rows=fixed is not None)
             found.append(
@@ -189,6 +190,10 @@ class TorchModel:
             row, state = 0, 0
             for part in parts:
                 item = items[part.item]
+                if len(parts) == 1 and part.count == len(item.tokens):  # the usual pass of one sequence
+                    logits[part.item] = None if rows is None else rows.numpy()
+                    hidden[part.item] = None if states is None else states.numpy()
+                    continue
                 inside = np.flatnonzero((item.rows >= part.first) & (item.rows < part.first + part.count))
                 if rows is not None and len(inside):
                     piece = rows[row : row + len(inside)].numpy()
