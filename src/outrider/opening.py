@@ -7,18 +7,24 @@ from pathlib import Path
 
 from outrider.config.engine import EngineConfig
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
 from outrider.models.sources.references import parse_reference, resolve
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.models.text.vocabulary import ensure_compatible
+from outrider.torch_engine import other_model
 
 
 def open_target(config: EngineConfig, progress: bool) -> ModelSource:
     """The target's description. Raises ModelError and ConfigError."""
-    return quantized(open_model(fetch(config.model, config.revision, progress)), config.quantization)
+    path = fetch(config.model, config.revision, progress)
+    try:
+        source = open_model(path)
+    except UnsupportedModelError as error:
+        source = other_model(config, path, error)
+    return quantized(source, config.quantization)
 
 
 def fetch(reference: str, revision: str | None, progress: bool) -> Path:

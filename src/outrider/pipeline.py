@@ -275,8 +275,9 @@ def build_all(
     Raises ModelError (not found, damaged, unsupported, vocabularies differ, too little memory) and
     ConfigError, also for an engine that is unknown or runs its own loop.
     """
-    backend = _step_backend(config)
+    _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
+    backend = _step_backend(config, source)
     sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
     lookups = [make_lookup(choice) for choice in choices]
@@ -332,17 +333,20 @@ def load_target(
     config: EngineConfig, loader: ModelLoader | None = None, *, progress: bool = True
 ) -> LanguageModel:
     """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
-    backend = _step_backend(config)
+    _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
+    backend = _step_backend(config, source)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
     _memory_check(backend, None)(config, context, [source])
     return (loader or backend.loader(config))(source, _threads(config))
 
 
-def _backend(config: EngineConfig) -> StepBackend | WholeBackend:
+def _backend(config: EngineConfig, source: ModelSource | None = None) -> StepBackend | WholeBackend:
+    """The engine that `config` names; of `source`, if that is known."""
     name = config.engine
     if name == "auto":
-        name = "torch" if config.wants_device else next(iter(ENGINES))
+        other = source is not None and source.transformers_class is not None
+        name = "torch" if config.wants_device or other else next(iter(ENGINES))
     if name not in ENGINES:
         known = ("auto", *ENGINES)
         there = " or ".join(map(repr, known))
@@ -350,8 +354,8 @@ def _backend(config: EngineConfig) -> StepBackend | WholeBackend:
     return ENGINES[name]
 
 
-def _step_backend(config: EngineConfig) -> StepBackend:
-    backend = _backend(config)
+def _step_backend(config: EngineConfig, source: ModelSource | None = None) -> StepBackend:
+    backend = _backend(config, source)
     if not isinstance(backend, StepBackend):
         raise ConfigError(
             f"engine {config.engine!r} runs its own loop, and this needs one that Outrider drives"

@@ -11,7 +11,7 @@ import torch
 
 from outrider import memory
 from outrider.config.engine import EngineConfig
-from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.device import find_device, find_dtype, name_of
 from outrider.engines.torch.model import TorchModel
@@ -38,16 +38,22 @@ class TorchLoader:
         self.device = find_device(config.device or "auto")
         self.dtype = find_dtype(config.dtype or "auto", self.device)
         self._models: list[TorchModel] = []
+        self._target_loaded = False
         self._slots: int | None = None
 
-    def __call__(self, source: ModelSource, threads: int | None) -> TorchModel:
+    def __call__(self, source: ModelSource, threads: int | None) -> LanguageModel:
         """Load `source`. Raises UnsupportedModelError, InsufficientMemoryError, and ConfigError where strict
         bits are asked for and do not hold."""
+        draft, self._target_loaded = self._target_loaded, True
         if threads is not None and self.device.type == "cpu":
             torch.set_num_threads(threads)
         try:
+            if source.transformers_class is not None:
+                from outrider.engines.torch.fallback import TransformersModel
+
+                return TransformersModel.load(source, self.device, self.dtype)
             weights = load_weights(source, self.device, self.dtype)
-            model = self._draft(source, weights) if self._models else self._target(source, weights)
+            model = self._draft(source, weights) if draft else self._target(source, weights)
         except torch.OutOfMemoryError:
             raise InsufficientMemoryError(
                 f"{source.path}: does not fit in the memory of {name_of(self.device)} as "
@@ -130,13 +136,18 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
             "in their dtype"
         )
     for source in sources:
+        if source.transformers_class is not None and config.exact == "strict":
+            raise ConfigError(
+                f"exact='strict' is refused: {source.path} is run by transformers' "
+                f"{source.transformers_class}, whose bits depend on the width of passes"
+            )
         if (missing := unsupported(source.architecture)) is not None:
             raise UnsupportedModelError(f"{source.path}: {missing}")
     sequences = 1 if device.type == "cuda" else config.max_num_seqs
     parts = [
         ModelMemory(
             source.display_name,
-            device_bytes(source, dtype),
+            _weights_bytes(source, dtype),
             memory.kv_bytes(source.architecture, positions) * dtype.itemsize // memory.KV_BYTES * sequences,
             memory.buffer_bytes(source.architecture),
         )
@@ -154,6 +165,13 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
             f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, usable))}; try "
             "a shorter context (-c / max_model_len), a smaller model, or a higher --gpu-memory-utilization"
         )
+
+
+def _weights_bytes(source: ModelSource, dtype: torch.dtype) -> int:
+    """Bytes of the weights on the device; where transformers runs the model, of the files."""
+    if source.transformers_class is None:
+        return device_bytes(source, dtype)
+    return sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
 
 
 def broken_bits(model: TorchModel) -> str | None:

@@ -17,7 +17,7 @@ from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
 from outrider.engines.torch.passes import PATH, Part, check, is_chain, lay_out, split
-from outrider.engines.torch.pool import SlotPool, TorchCache
+from outrider.engines.torch.pool import SHARE_UNIT, SlotPool, TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
 from outrider.models.spec import ModelSpec
@@ -74,6 +74,16 @@ class TorchModel:
     @property
     def max_positions(self) -> int:
         return self.spec.max_positions
+
+    @property
+    def share_unit(self) -> int:
+        """See `SharingModel`."""
+        return SHARE_UNIT
+
+    @property
+    def share_window(self) -> int:
+        """See `SharingModel`."""
+        return max(layer.window or 0 for layer in self.spec.layers)
 
     @property
     def num_layers(self) -> int:
@@ -158,11 +168,12 @@ class TorchModel:
         runner, _ = self._ready()
         fixed = self.fixed_width
         found: list[tuple[Sequence[Part], torch.Tensor | None, torch.Tensor | None]] = []
-        for parts in split(items, fixed or WIDEST, whole_trees=fixed is None):
+        trees = [not is_chain(item.parents) for item in items]
+        for parts in split(items, trees, fixed or WIDEST, whole_trees=fixed is None):
             total = sum(part.count for part in parts)
             width = self._width(total)
             made = lay_out(
-                items, caches, parts, width=width, always_path=runner.graphs and width <= SHARED_WIDTH
+                items, caches, trees, parts, width=width, always_path=runner.graphs and width <= SHARED_WIDTH
             )
             logits, hidden = runner.run(made, taps, all_rows=fixed is not None)
             found.append(
@@ -190,6 +201,10 @@ class TorchModel:
             row, state = 0, 0
             for part in parts:
                 item = items[part.item]
+                if len(parts) == 1 and part.count == len(item.tokens):  # the usual pass of one sequence
+                    logits[part.item] = None if rows is None else rows.numpy()
+                    hidden[part.item] = None if states is None else states.numpy()
+                    continue
                 inside = np.flatnonzero((item.rows >= part.first) & (item.rows < part.first + part.count))
                 if rows is not None and len(inside):
                     piece = rows[row : row + len(inside)].numpy()

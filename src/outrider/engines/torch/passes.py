@@ -16,6 +16,8 @@ from outrider.decoding.types import IntArray
 from outrider.engines.base import ForwardItem
 
 PATH = 144  # columns of a pass's paths, unless a tree has more nodes: as many as any draft has, and an anchor
+_COUNT = np.arange(1024, dtype=np.int32)
+_CHAINS = [list(range(-1, n - 1)) for n in range(33)]
 FIELDS = 5  # numbers of a token before its path: token, slot, position, start, committed
 
 
@@ -73,7 +75,10 @@ class Pass:
 
 def is_chain(parents: IntArray) -> bool:
     """Whether each new token follows the one before it."""
-    return bool(np.array_equal(parents, np.arange(-1, len(parents) - 1)))
+    n = len(parents)
+    if n <= 32:
+        return bool(parents.tolist() == _CHAINS[n])
+    return bool((parents == (_COUNT[:n] if n <= len(_COUNT) else np.arange(n)) - 1).all())
 
 
 def check(items: Sequence[ForwardItem], vocab_size: int) -> None:
@@ -84,11 +89,13 @@ def check(items: Sequence[ForwardItem], vocab_size: int) -> None:
         tokens, parents, rows, n = item.tokens, item.parents, item.rows, len(item.tokens)
         if len(parents) != n:
             raise ValueError(f"{n} tokens have {len(parents)} parents")
-        if n and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
+        low, high = _ends(tokens)
+        if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must be from 0 to {vocab_size - 1}")
-        if n and (bool((parents >= np.arange(n)).any()) or int(parents.min()) < -1):
+        if not is_chain(parents) and (bool((parents >= np.arange(n)).any()) or int(parents.min()) < -1):
             raise ValueError("a token's parent must be -1 or a new token before it")
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= n):
+        low, high = _ends(rows)
+        if len(rows) and (low < 0 or high >= n):
             raise ValueError(f"rows must be from 0 to {n - 1}")
         if item.cache.length + n > item.cache.capacity:
             raise ValueError(
@@ -96,14 +103,24 @@ def check(items: Sequence[ForwardItem], vocab_size: int) -> None:
             )
 
 
-def split(items: Sequence[ForwardItem], width: int, *, whole_trees: bool) -> list[list[Part]]:
+def _ends(values: IntArray) -> tuple[int, int]:
+    """The least and the greatest value; zeros when there are none. Python is the faster one for a few."""
+    if len(values) > 64:
+        return int(values.min()), int(values.max())
+    found = values.tolist()
+    return (min(found), max(found)) if found else (0, 0)
+
+
+def split(
+    items: Sequence[ForwardItem], trees: Sequence[bool], width: int, *, whole_trees: bool
+) -> list[list[Part]]:
     """The items' tokens in passes of at most `width`. With `whole_trees` a tree is not split, and may make
-    its pass wider."""
+    its pass wider. trees: whether each item is one."""
     passes: list[list[Part]] = []
     room = 0
     for number, item in enumerate(items):
         size, done = len(item.tokens), 0
-        whole = whole_trees and not is_chain(item.parents)
+        whole = whole_trees and trees[number]
         while done < size:
             if room < (min(size, width) if whole else 1):
                 passes.append([])
@@ -117,6 +134,7 @@ def split(items: Sequence[ForwardItem], width: int, *, whole_trees: bool) -> lis
 def lay_out(
     items: Sequence[ForwardItem],
     held: Sequence[Held],
+    trees: Sequence[bool],
     parts: Sequence[Part],
     *,
     width: int,
@@ -124,53 +142,61 @@ def lay_out(
 ) -> Pass:
     """The pass over `parts`, padded to `width` tokens (or as many as there are, if these are more).
 
-    held:        of each item.
+    held, trees: of each item.
     always_path: give paths also where all are chains, as graphs for both need.
     """
-    trees = [not is_chain(items[part.item].parents) for part in parts]
     total = sum(part.count for part in parts)
     width = max(width, total)
     columns = 0
-    if always_path or any(trees):
-        longest = max(
-            len(items[part.item].tokens) if tree else part.count
-            for part, tree in zip(parts, trees, strict=True)
-        )
+    if always_path or any(trees[part.item] for part in parts):
+        longest = max(len(items[part.item].tokens) if trees[part.item] else part.count for part in parts)
         columns = PATH if longest <= PATH else max(width, longest)  # few different ones
     staged = np.zeros(FIELDS * width + width * columns, np.int32)
     fields = staged[: FIELDS * width].reshape(FIELDS, width)
     paths = staged[FIELDS * width :].reshape(width, columns)
     rows, wanted, keys, begin = [], [], 1, 0
-    for part, tree in zip(parts, trees, strict=True):
-        item, place = items[part.item], held[part.item]
+    for part in parts:
+        item, place, tree = items[part.item], held[part.item], trees[part.item]
         end, tokens = begin + part.count, slice(part.first, part.first + part.count)
         first_slot = place.start + place.length
         committed = place.length if tree else place.length + part.first
-        depths, ancestors = _tree(item.parents) if tree else (np.arange(part.count), None)
-        positions = committed + (depths[tokens] if tree else depths)
         fields[0, begin:end] = item.tokens[tokens]
-        fields[1, begin:end] = first_slot + np.arange(part.first, part.first + part.count)
-        fields[2, begin:end] = positions
+        fields[1, begin:end] = counted(part.count, first_slot + part.first)
         fields[3, begin:end] = place.start
         fields[4, begin:end] = committed
-        if columns and ancestors is None:
-            paths[begin:end] = place.start + committed + np.arange(columns)
-        elif ancestors is not None:
+        ancestors = None
+        if tree:
+            depths, ancestors = _tree(item.parents)
+            fields[2, begin:end] = committed + depths[tokens]
             for row, path in zip(range(begin, end), ancestors[tokens], strict=True):
                 paths[row, : len(path)] = path
             paths[begin:end] += first_slot
+            keys = max(keys, committed + int(depths[tokens].max()) + 1)
+        else:
+            fields[2, begin:end] = counted(part.count, committed)
+            if columns:
+                paths[begin:end] = counted(columns, place.start + committed)
+            keys = max(keys, committed + part.count)
         seen = None
         if ancestors is not None:
             seen = np.zeros((part.count, len(item.tokens)), bool)
             for row, path in enumerate(ancestors[tokens]):
                 seen[row, path] = True
         rows.append(Rows(begin, end, place.start, committed, seen))
-        inside = (item.rows >= part.first) & (item.rows < part.first + part.count)
-        wanted.append(item.rows[inside] - part.first + begin)
-        keys = max(keys, int(positions.max()) + 1)
+        chosen = item.rows
+        if part.count < len(item.tokens):
+            chosen = chosen[(chosen >= part.first) & (chosen < part.first + part.count)]
+        wanted.append(chosen + (begin - part.first))
         begin = end
     rows_wanted = np.concatenate(wanted).astype(np.int32) if wanted else np.empty(0, np.int32)
     return Pass(width, columns, staged, total, keys, rows_wanted, tuple(parts), tuple(rows))
+
+
+def counted(count: int, first: int) -> IntArray:
+    """int32[count]: first, first + 1 and so on."""
+    if count <= len(_COUNT):
+        return _COUNT[:count] + np.int32(first)
+    return np.arange(first, first + count, dtype=np.int32)
 
 
 def _tree(parents: IntArray) -> tuple[npt.NDArray[np.int64], list[list[int]]]:

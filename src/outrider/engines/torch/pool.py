@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from outrider.engines.base import CacheBlocks
 from outrider.errors import InsufficientMemoryError
 from outrider.memory import size
 
 FIRST_SLOTS = 1024  # of a pool that may grow
+SHARE_UNIT = 16  # positions of the smallest block that caches share
 
 
 class SlotPool:
@@ -106,8 +109,23 @@ class SlotPool:
             held[:, target:stop] = held.index_select(1, index)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedSlots:
+    """Keys and values of positions from `start` on, [layers, positions, kv_heads, head_dim], in main memory:
+    a prefix cache is as large as that allows, whatever the device has left."""
+
+    start: int
+    keys: torch.Tensor
+    values: torch.Tensor
+    whole: bool = True  # layers with a sliding window hold everything, too
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * int(self.keys.numel() * self.keys.element_size())
+
+
 class TorchCache:
-    """Implements `Cache`: positions 0 .. length-1 of a sequence are slots start .. start+length-1."""
+    """Implements `SharingCache`: positions 0 .. length-1 of a sequence are slots start .. start+length-1."""
 
     def __init__(self, pool: SlotPool, capacity: int) -> None:
         self.pool, self.capacity = pool, capacity
@@ -136,6 +154,32 @@ class TorchCache:
         if moved < len(wanted):
             self.pool.move([self.start + slot for slot in wanted[moved:]], self.start + base + moved)
         self.length = base + len(wanted)
+
+    def share(self, start: int, stop: int) -> SharedSlots:
+        self.check_open()
+        if start % SHARE_UNIT or stop % SHARE_UNIT or not 0 <= start < stop <= self.length:
+            raise ValueError(f"a cache of {self.length} positions cannot share {start} to {stop}")
+        rows = slice(self.start + start, self.start + stop)
+        keys, values = (held[:, rows].to("cpu", copy=True) for held in (self.pool.keys, self.pool.values))
+        return SharedSlots(start, keys, values)
+
+    def adopt(self, blocks: CacheBlocks) -> None:
+        self.check_open()
+        if not isinstance(blocks, SharedSlots):
+            raise TypeError("the torch engine takes blocks of its own caches only")
+        stop = blocks.start + blocks.keys.shape[1]
+        fits = (
+            blocks.keys.shape[0] == self.pool.keys.shape[0]
+            and blocks.keys.shape[2:] == self.pool.keys.shape[2:]
+        )
+        if blocks.start != self.length or stop > self.capacity or not fits:
+            raise ValueError(
+                f"positions {blocks.start} to {stop} do not follow {self.length} of {self.capacity}"
+            )
+        rows = slice(self.start + blocks.start, self.start + stop)
+        self.pool.keys[:, rows] = blocks.keys.to(self.pool.keys.device)
+        self.pool.values[:, rows] = blocks.values.to(self.pool.values.device)
+        self.length = stop
 
     def close(self) -> None:
         if self._open:
