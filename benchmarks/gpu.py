@@ -17,6 +17,7 @@ part is measured by itself: one that fails is reported and the others go on.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -37,7 +38,6 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from outrider.decoding.sampling.params import SamplingParams  # noqa: E402
 from outrider.engines.base import ForwardItem  # noqa: E402
-from outrider.engines.chains import ChainStart  # noqa: E402
 from outrider.engines.torch.choice import choose_ops  # noqa: E402
 from outrider.engines.torch.model import TorchModel  # noqa: E402
 from outrider.engines.torch.module import Weights  # noqa: E402
@@ -51,7 +51,7 @@ PROFILES = (
 )  # of the Qwen2.5-Coder 1.5B and 0.5B, greedy and sampled
 CONTEXT = 512  # tokens before those that are timed
 POSITIONS = 2048  # of a sequence
-DRAFTS = (2, 3, 4, 5)
+DRAFTS = (1, 2, 3, 4, 5, 7)
 
 
 @dataclass(frozen=True)
@@ -392,15 +392,49 @@ def speculative(b: Bench) -> dict[str, Any]:
         reached = [made["num_drafts"], *made["accepted_per_pos"]]
         profiles[workload["workload"]] = [after / before for before, after in pairwise(reached)]
     base = b.found["plain decoding"]["strict"]["tokens_per_s"]
-    found: dict[str, Any] = {"synthetic": True, "profiles": profiles, "speed-up over plain strict": {}}
-    step = {k: _step_seconds(b, k) for k in DRAFTS}
-    found["ms per step"] = {k: 1e3 * seconds for k, seconds in step.items()}
-    for name, chances in profiles.items():
-        rows = {}
-        for k, seconds in step.items():
-            rows[k] = _expected(chances, k) / seconds / base
-        found["speed-up over plain strict"][name] = rows
+    ways = {"draft tokens chosen on the host": _host_draft(b)}
+    if (chosen := _device_draft(b)) is not None:
+        ways["draft tokens chosen on the device"] = chosen
+    found: dict[str, Any] = {"synthetic": True, "profiles": profiles}
+    for way, draft in ways.items():
+        step = {k: _step_seconds(b, k, draft) for k in DRAFTS}
+        found[way] = {
+            "ms per step": {k: 1e3 * seconds for k, seconds in step.items()},
+            "speed-up over plain strict": {
+                name: {k: _expected(chances, k) / seconds / base for k, seconds in step.items()}
+                for name, chances in profiles.items()
+            },
+        }
     return found
+
+
+def _host_draft(b: Bench) -> Callable[[Any, int, int], list[int]]:
+    """Drafts k tokens after `token`: a pass for each, its logits to the host, arg max there."""
+    draft = b.model("draft")
+
+    def chosen(cache: Any, token: int, k: int) -> list[int]:
+        found = [token]
+        for _ in range(k):
+            found.append(int(draft.forward([item(cache, found[-1:])])[0][0].argmax()))
+        return found[1:]
+
+    return chosen
+
+
+def _device_draft(b: Bench) -> Callable[[Any, int, int], list[int]] | None:
+    """The same on the device, with one wait for the host in a draft; None where the model cannot."""
+    draft = b.model("draft")
+    chains = getattr(draft, "chains", lambda size: None)(draft.vocab_size)
+    if chains is None:
+        return None
+    start: Any = importlib.import_module("outrider.engines.chains").ChainStart
+    params = SamplingParams(temperature=0.0)
+
+    def chosen(cache: Any, token: int, k: int) -> list[int]:
+        (chain,) = chains.draft([start(cache, [token], params, 0, cache.length + 1, k)])
+        return list(chain.tokens)
+
+    return chosen
 
 
 def _expected(chances: Sequence[float], k: int) -> float:
@@ -413,24 +447,16 @@ def _expected(chances: Sequence[float], k: int) -> float:
     return total
 
 
-def _step_seconds(b: Bench, k: int) -> float:
-    """Seconds of a step: a greedy draft of k tokens, on the device where the model can, one pass of the
-    target over k + 1 tokens, k + 1 arg maxes, and both caches rolled back to what half of the draft being
-    accepted leaves."""
-    target, draft = b.model("strict"), b.model("draft")
-    caches = [filled(model, CONTEXT, CONTEXT + b.plan.steps * (k + 2) + 64) for model in (target, draft)]
-    chains = draft.chains(draft.vocab_size)
+def _step_seconds(b: Bench, k: int, draft: Callable[[Any, int, int], list[int]]) -> float:
+    """Seconds of a step: a draft of k tokens, one pass of the target over k + 1, k + 1 arg maxes, and both
+    caches rolled back to what half of the draft being accepted leaves."""
+    target, room = b.model("strict"), CONTEXT + b.plan.steps * (k + 2) + 64
+    caches = [filled(model, CONTEXT, room) for model in (target, b.model("draft"))]
     token, times = 5, []
     for _ in range(b.plan.steps):
         began = time.perf_counter()
         base = caches[0].length
-        drafted = [token]
-        if chains is not None:
-            start = ChainStart(caches[1], drafted, SamplingParams(temperature=0.0), 0, base + 1, k)
-            drafted += chains.draft([start])[0].tokens
-        while len(drafted) <= k:
-            drafted.append(int(draft.forward([item(caches[1], drafted[-1:])])[0][0].argmax()))
-        rows = target.forward([item(caches[0], drafted)])[0].argmax(axis=1)
+        rows = target.forward([item(caches[0], [token, *draft(caches[1], token, k)])])[0].argmax(axis=1)
         kept = k // 2
         caches[0].keep(base, list(range(base, base + 1 + kept)))
         caches[1].truncate(min(caches[1].length, base + 1 + kept))

@@ -139,13 +139,12 @@ class DeviceDraft:
         check(items, model.vocab_size)
         runner, _ = model._ready()
         fixed = model.fixed_width
-        trees = [False] * len(items)
-        passes = split(items, trees, fixed or WIDEST, whole_trees=fixed is None)
+        passes = split(items, fixed or WIDEST, whole_trees=fixed is None)
         found = []
         for parts in passes:
             width = model._width(sum(part.count for part in parts))
             shared = runner.graphs and width <= SHARED_WIDTH
-            made = lay_out(items, caches, trees, parts, width=width, always_path=shared)
+            made = lay_out(items, caches, parts, width=width, always_path=shared)
             logits, _ = runner.run(made, (), all_rows=fixed is not None)
             if logits is not None:  # valid until the next pass
                 found.append(logits if len(passes) == 1 else logits.clone())

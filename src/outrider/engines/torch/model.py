@@ -16,7 +16,7 @@ from outrider.engines.chains import Chains
 from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
-from outrider.engines.torch.passes import PATH, Part, check, is_chain, lay_out, split
+from outrider.engines.torch.passes import PATH, Part, are_trees, check, lay_out, split
 from outrider.engines.torch.pool import SHARE_UNIT, SlotPool, TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
@@ -168,12 +168,17 @@ class TorchModel:
         runner, _ = self._ready()
         fixed = self.fixed_width
         found: list[tuple[Sequence[Part], torch.Tensor | None, torch.Tensor | None]] = []
-        trees = [not is_chain(item.parents) for item in items]
-        for parts in split(items, trees, fixed or WIDEST, whole_trees=fixed is None):
+        trees = are_trees(items)
+        for parts in split(items, fixed or WIDEST, whole_trees=fixed is None, trees=trees):
             total = sum(part.count for part in parts)
             width = self._width(total)
             made = lay_out(
-                items, caches, trees, parts, width=width, always_path=runner.graphs and width <= SHARED_WIDTH
+                items,
+                caches,
+                parts,
+                width=width,
+                always_path=runner.graphs and width <= SHARED_WIDTH,
+                trees=trees,
             )
             logits, hidden = runner.run(made, taps, all_rows=fixed is not None)
             found.append(
@@ -243,6 +248,3 @@ def _placed(whole: FloatArray | None, piece: FloatArray, where: np.ndarray, size
         whole = np.empty((size, piece.shape[1]), np.float32)
     whole[where] = piece
     return whole
-
-
-__all__ = ["STRICT_WIDTH", "WIDEST", "TorchModel", "is_chain"]

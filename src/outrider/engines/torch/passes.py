@@ -81,6 +81,11 @@ def is_chain(parents: IntArray) -> bool:
     return bool((parents == (_COUNT[:n] if n <= len(_COUNT) else np.arange(n)) - 1).all())
 
 
+def are_trees(items: Sequence[ForwardItem]) -> list[bool]:
+    """Whether the new tokens of each item are a tree, and no chain."""
+    return [not is_chain(item.parents) for item in items]
+
+
 def check(items: Sequence[ForwardItem], vocab_size: int) -> None:
     """Raise ValueError for what no pass can compute, before anything is changed."""
     if len({id(item.cache) for item in items}) < len(items):
@@ -112,10 +117,11 @@ def _ends(values: IntArray) -> tuple[int, int]:
 
 
 def split(
-    items: Sequence[ForwardItem], trees: Sequence[bool], width: int, *, whole_trees: bool
+    items: Sequence[ForwardItem], width: int, *, whole_trees: bool, trees: Sequence[bool] | None = None
 ) -> list[list[Part]]:
     """The items' tokens in passes of at most `width`. With `whole_trees` a tree is not split, and may make
-    its pass wider. trees: whether each item is one."""
+    its pass wider. trees: whether each item is one, if that is known."""
+    trees = are_trees(items) if trees is None else trees
     passes: list[list[Part]] = []
     room = 0
     for number, item in enumerate(items):
@@ -134,17 +140,18 @@ def split(
 def lay_out(
     items: Sequence[ForwardItem],
     held: Sequence[Held],
-    trees: Sequence[bool],
     parts: Sequence[Part],
     *,
     width: int,
     always_path: bool,
+    trees: Sequence[bool] | None = None,
 ) -> Pass:
     """The pass over `parts`, padded to `width` tokens (or as many as there are, if these are more).
 
-    held, trees: of each item.
+    held, trees: of each item; see `split`.
     always_path: give paths also where all are chains, as graphs for both need.
     """
+    trees = are_trees(items) if trees is None else trees
     total = sum(part.count for part in parts)
     width = max(width, total)
     columns = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -163,6 +163,3 @@ def _values(tensor: Tensor) -> torch.Tensor:
     from outrider.models.formats.dequantize import dequantize  # needs the gguf package
 
     return torch.from_numpy(dequantize(tensor))
-
-
-__all__: Sequence[str] = ("device_bytes", "load_weights", "random_weights", "unsupported")
