@@ -13,7 +13,10 @@ from outrider.config.engine import EngineConfig, parse_engine
 from outrider.config.speculative import OLD_SPECULATIVE_NAMES, SpeculativeConfig
 from outrider.config.unused import UNUSED_BY_ENGINE
 
-_TEXTS = ("model", "tokenizer", "revision", "quantization", "weights_cache", "engine", "speculative_model")
+_TEXTS = (
+    *("model", "tokenizer", "revision", "quantization", "weights_cache", "engine", "speculative_model"),
+    *("device", "dtype", "exact"),
+)
 FOREIGN_ARGUMENTS = tuple(UNUSED_BY_ENGINE)
 _NAMES = (
     "model",

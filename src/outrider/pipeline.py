@@ -11,9 +11,8 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeAlias
 
 from tqdm import tqdm
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from outrider import memory
 from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
-from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
+from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
@@ -34,14 +33,12 @@ from outrider.engines.runner import Runner, WholeEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError, nearest
 from outrider.machine import available_processors
-from outrider.models.open import open_model
-from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
-from outrider.models.sources.references import parse_reference, resolve
 from outrider.models.text.tokenizer import Tokenizer
-from outrider.models.text.vocabulary import ensure_compatible
+from outrider.opening import distinct, open_draft, open_target, tokenizer_source, weights_key
 from outrider.policy.cost_model import CostModel
 from outrider.sampling_defaults import SamplingDefaults, sampling_defaults
+from outrider.torch_engine import torch_costs, torch_loader, torch_memory
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
@@ -98,11 +95,17 @@ def native_rows() -> RowSampler | None:
 
 @dataclass(frozen=True, slots=True)
 class StepBackend:
-    """An engine that Outrider drives step by step: how it loads models, what passes cost, what samples."""
+    """An engine that Outrider drives step by step: how it loads models, what passes cost, what samples.
+
+    memory:    its own check in the place of those that count main memory: raises for what it cannot run.
+    quantizes: whether it quantizes draft models at load.
+    """
 
     loader: Callable[[EngineConfig], ModelLoader]
     costs: Callable[[], Costs]
     rows: Callable[[], RowSampler | None]
+    memory: MemoryCheck | None = None
+    quantizes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,10 @@ class WholeBackend:
     build: Callable[[EngineConfig, ModelSource, int], WholeEngine]
 
 
-# To add an engine: a line here. "auto" is the first.
+# To add an engine: a line here. "auto" is the first, or torch where a device is asked for.
 ENGINES: dict[str, StepBackend | WholeBackend] = {
     "native": StepBackend(native_loader, native_costs, native_rows),
+    "torch": StepBackend(torch_loader, torch_costs, native_rows, memory=torch_memory, quantizes=False),
 }
 
 
@@ -224,9 +228,9 @@ def open_pipeline(config: EngineConfig, *, progress: bool = True) -> BasePipelin
     backend = _backend(config)
     if isinstance(backend, StepBackend):
         return build(config, progress=progress)
-    source = _open_target(config, progress)
+    source = open_target(config, progress)
     sampling = sampling_defaults(config, source)
-    tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
+    tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
     context = _context(config, source)
     engine = backend.build(config, source, context)
     context = min(context, engine.max_positions)
@@ -271,15 +275,17 @@ def build_all(
     Raises ModelError (not found, damaged, unsupported, vocabularies differ, too little memory) and
     ConfigError, also for an engine that is unknown or runs its own loop.
     """
-    backend = _step_backend(config)
-    source = _open_target(config, progress)
+    _step_backend(config)  # an unknown engine is told before anything is fetched
+    source = open_target(config, progress)
+    backend = _step_backend(config, source)
     sampling = sampling_defaults(config, source)
-    tokenizer = Tokenizer.from_data(_tokenizer_source(config, source, progress).tokenizer)
+    tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
     lookups = [make_lookup(choice) for choice in choices]
-    opened = ((choice, _open_draft(choice, source, tokenizer, progress)) for choice in choices)
+    opening = functools.partial(open_draft, quantizes=backend.quantizes)
+    opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in choices)
     drafts = {choice: draft for choice, draft in opened if draft is not None}
     context = _context(config, source)
-    (memory_check or _check_memory)(config, context, [source, *_distinct(drafts)])
+    _memory_check(backend, memory_check)(config, context, [source, *distinct(drafts)])
 
     rows = backend.rows() if loader is None else None
     costs = costs or (backend.costs() if loader is None else guessed_costs)
@@ -287,14 +293,14 @@ def build_all(
     threads = _threads(config)
     target = loader(source, threads)
     engine = CachedStepEngine(wrap(target))
-    loaded = {_key(s): loader(s, threads) for s in _distinct(drafts)}
+    loaded = {weights_key(s): loader(s, threads) for s in distinct(drafts)}
     wrapped = {key: wrap(model) for key, model in loaded.items()}
     pipelines = []
     for choice, lookup in zip(choices, lookups, strict=True):
         described, draft = None, None
         if choice in drafts:
             described, common = drafts[choice]
-            key = _key(described)
+            key = weights_key(described)
             draft = DraftModel(
                 wrapped[key],
                 common,
@@ -327,15 +333,20 @@ def load_target(
     config: EngineConfig, loader: ModelLoader | None = None, *, progress: bool = True
 ) -> LanguageModel:
     """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
-    backend = _step_backend(config)
-    source = _open_target(config, progress)
+    _step_backend(config)  # an unknown engine is told before anything is fetched
+    source = open_target(config, progress)
+    backend = _step_backend(config, source)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
-    _check_memory(config, context, [source])
+    _memory_check(backend, None)(config, context, [source])
     return (loader or backend.loader(config))(source, _threads(config))
 
 
-def _backend(config: EngineConfig) -> StepBackend | WholeBackend:
-    name = next(iter(ENGINES)) if config.engine == "auto" else config.engine
+def _backend(config: EngineConfig, source: ModelSource | None = None) -> StepBackend | WholeBackend:
+    """The engine that `config` names; of `source`, if that is known."""
+    name = config.engine
+    if name == "auto":
+        other = source is not None and source.transformers_class is not None
+        name = "torch" if config.wants_device or other else next(iter(ENGINES))
     if name not in ENGINES:
         known = ("auto", *ENGINES)
         there = " or ".join(map(repr, known))
@@ -343,8 +354,8 @@ def _backend(config: EngineConfig) -> StepBackend | WholeBackend:
     return ENGINES[name]
 
 
-def _step_backend(config: EngineConfig) -> StepBackend:
-    backend = _backend(config)
+def _step_backend(config: EngineConfig, source: ModelSource | None = None) -> StepBackend:
+    backend = _backend(config, source)
     if not isinstance(backend, StepBackend):
         raise ConfigError(
             f"engine {config.engine!r} runs its own loop, and this needs one that Outrider drives"
@@ -371,58 +382,20 @@ def _threads(config: EngineConfig) -> int | None:
     return most
 
 
-def _open_target(config: EngineConfig, progress: bool) -> ModelSource:
-    source = open_model(_fetch(config.model, config.revision, progress))
-    return quantized(source.for_context(config.max_model_len), config.quantization)
+def _memory_check(backend: StepBackend, given: MemoryCheck | None) -> MemoryCheck:
+    """The engine's own check of memory, or else the given one, or else that of main memory."""
+    own = backend.memory
+    if own is None:
+        return given or _check_memory
+    return lambda config, context, sources: own(config, _planned(config, context), sources)
 
 
-def _fetch(reference: str, revision: str | None, progress: bool) -> Path:
-    if revision is not None:
-        parsed = parse_reference(reference)
-        if parsed.kind != "hub" or parsed.revision not in (None, revision):
-            raise ConfigError(
-                f"revision={revision!r} is for a hub repository without one; {reference!r} is not"
-            )
-        reference = f"{reference}@{revision}" if parsed.revision is None else reference
-    return resolve(reference, progress=progress)
-
-
-def _tokenizer_source(config: EngineConfig, target: ModelSource, progress: bool) -> ModelSource:
-    if config.tokenizer in (None, config.model):
-        return target
-    other = open_model(_fetch(str(config.tokenizer), None, progress))
-    size = Tokenizer.from_data(other.tokenizer).vocab_size
-    if size > target.architecture.vocab_size:
-        raise ConfigError(
-            f"tokenizer {config.tokenizer!r} has {size} tokens, "
-            f"more than the model's {target.architecture.vocab_size}; leave it out to take the model's own"
-        )
-    return other
-
-
-def _open_draft(
-    choice: SpeculativeConfig, target: ModelSource, tokenizer: Tokenizer, progress: bool
-) -> tuple[ModelSource, int] | None:
-    """The draft's description and how many leading ids it shares with the target; None without a draft."""
-    if not isinstance(choice, DraftModelConfig | AutoConfig) or choice.model is None:
-        return None
-    source = open_model(_fetch(choice.model, choice.revision, progress))
-    source = source.for_context(target.architecture.max_positions)
-    source = quantized(source, for_draft(choice.quantization, source, target))
-    match = ensure_compatible(tokenizer, source.tokenizer)
-    return source, match.common_size
-
-
-def _distinct(drafts: Mapping[SpeculativeConfig, tuple[ModelSource, int]]) -> list[ModelSource]:
-    return list({_key(source): source for source, _ in drafts.values()}.values())
-
-
-def _key(source: ModelSource) -> tuple[Path, str | None]:
-    """Models with the same key have the same loaded weights."""
-    return source.path, source.quantization
+def _planned(config: EngineConfig, context: int) -> int:
+    """Positions of a sequence that are counted before loading."""
+    return context if config.max_model_len is not None else min(context, PLANNED_POSITIONS)
 
 
 def _check_memory(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
-    positions = context if config.max_model_len is not None else min(context, PLANNED_POSITIONS)
+    positions = _planned(config, context)
     parts = [memory.estimate(s, positions, config.max_num_seqs, target=i == 0) for i, s in enumerate(sources)]
     memory.check(parts, positions)

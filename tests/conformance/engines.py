@@ -7,6 +7,7 @@ context of at least 96 positions: a target, and a draft that agrees with it part
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
@@ -67,12 +68,33 @@ def windowed_models() -> Models:
     return native_models("gemma3", Dims(window=12), **pattern)
 
 
+def torch_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) -> Models:
+    """The same weights in PyTorch, as float32: the target in strict mode, as its bits are compared."""
+    from outrider.engines.torch.model import TorchModel
+    from tests.torch.support import load
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def made(kind: str, strict: bool) -> TorchModel:
+            given = {f"{arch}.{key}": value for key, value in keys.items()}
+            path = Path(folder) / f"{kind}.gguf"
+            path = tiny_gguf(path, arch=arch, types=kind, dims=dims, tied=False, seed=3, keys=given)
+            return load(open_model(path), strict=strict)
+
+        return Models(made("Q8_0", True), made("Q4_0", False))
+
+
 ENGINES: dict[str, Callable[[], Models]] = {
     "toy": toy_models,
     "native": native_models,
     "native qwen3": functools.partial(native_models, "qwen3"),
     "native windows": windowed_models,
 }
+if importlib.util.find_spec("torch") is not None:  # of the extra `torch`
+    ENGINES["torch"] = torch_models
+    ENGINES["torch windows"] = functools.partial(
+        torch_models, "gemma3", Dims(window=12), **{"attention.sliding_window_pattern": 2}
+    )
 
 
 def on_engines(*factors: Iterable[str]) -> list[tuple[str, ...]]:

@@ -225,7 +225,12 @@ def test_engine_arguments_that_change_nothing_are_taken() -> None:
         num_speculative_tokens=5,
     )
     assert config == EngineConfig(
-        "t.gguf", AutoConfig("d.gguf", 5), max_num_seqs=2, max_model_len=128, seed=0
+        *("t.gguf", AutoConfig("d.gguf", 5)),
+        max_num_seqs=2,
+        max_model_len=128,
+        seed=0,
+        dtype="auto",  # of the torch engine, as the next
+        gpu_memory_utilization=0.8,
     )
     assert parse_engine("t", max_model_len=-1).max_model_len is None
 
@@ -246,6 +251,10 @@ def test_no_hint_at_an_argument_that_is_refused() -> None:
         ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "one process"]),
         ({"code_revision": "main"}, ["code_revision='main'", "code"]),
         ({"dtype": "bfloat16"}, ["dtype='bfloat16'", "file"]),
+        ({"engine": "native", "device": "cuda"}, ["device='cuda'", "runs on the CPU", "engine='torch'"]),
+        ({"exact": "loose"}, ["'auto', 'strict', 'fast'", "'loose'"]),
+        ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization", "1.5"]),
+        ({"gpu_memory_utilization": True}, ["gpu_memory_utilization", "True"]),
         ({"enable_lora": True}, ["enable_lora=True", "merge"]),
         ({"max_model_length": 5}, ["'max_model_length'", "did you mean 'max_model_len'"]),
         ({"speculative_modle": "d"}, ["did you mean 'speculative_model'"]),

@@ -57,7 +57,7 @@ _LLAMA = (
     ignored("-gaw --grp-attn-w"),
     # Memory and devices
     ignored("-ngl --gpu-layers --n-gpu-layers -ngld --gpu-layers-draft --n-gpu-layers-draft "
-        "--spec-draft-ngl -dev --device -devd --device-draft --spec-draft-device -sm --split-mode -ts "
+        "--spec-draft-ngl -dev -devd --device-draft --spec-draft-device -sm --split-mode -ts "
         "--tensor-split -mg --main-gpu -ot --override-tensor -otd --override-tensor-draft "
         "--spec-draft-override-tensor -ncmoe --n-cpu-moe -ncmoed --n-cpu-moe-draft "
         "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncffn --n-cpu-ffn --moe-cache-mib --moe-cache",

@@ -27,14 +27,14 @@ _VLLM = (
         engine(flags)
         for flags in (
             "--runner", "--task", "--tokenizer-mode", "-tp --tensor-parallel-size",
-            "-pp --pipeline-parallel-size", "-dp --data-parallel-size", "--dtype", "--load-format",
+            "-pp --pipeline-parallel-size", "-dp --data-parallel-size", "--load-format",
             "--kv-cache-dtype", "--tokenizer-revision", "--code-revision", "--hf-overrides",
             "--cpu-offload-gb", "--distributed-executor-backend", "--download-dir",
         )
     ),
     engine("--skip-tokenizer-init", takes=0),
     engine("--enable-lora", takes=0),
-    ignored("--gpu-memory-utilization --swap-space --max-num-batched-tokens --block-size -O "
+    ignored("--swap-space --max-num-batched-tokens --block-size -O "
         "--compilation-config --optimization-level --max-seq-len-to-capture --cuda-graph-sizes "
         "--max-parallel-loading-workers --num-gpu-blocks-override --num-lookahead-slots "
         "--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold "

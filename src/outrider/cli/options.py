@@ -49,7 +49,7 @@ def add_models(parser: Parser, *, prompt: bool = False) -> None:
     group.add_argument(
         "-t", "--threads", type=integer, metavar="N", help="threads of the engine (default: its own choice)"
     )
-    group.add_argument("--engine", metavar="NAME", help="what runs the target: auto (default) or native")
+    add_engine(group)
     group.add_argument(
         "--quantization",
         metavar="TYPE",
@@ -62,6 +62,25 @@ def add_models(parser: Parser, *, prompt: bool = False) -> None:
         metavar="DIR",
         help="keep the packed weights on disk, for an immediate next start (default folder: the cache)",
     )
+
+
+def add_engine(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that choose the engine, and those of the torch engine."""
+    add = group.add_argument
+    add("--engine", metavar="NAME",
+        help="what runs the models: native (CPU), torch (PyTorch, GPUs too) or auto (default)")  # fmt: skip
+    add("--device", metavar="NAME", help="of torch: auto, cpu, cuda, cuda:1 or mps")
+    add("--dtype", metavar="TYPE", help="of torch's weights: auto, bfloat16, float16 or float32")
+    add("--exact", metavar="HOW",
+        help="of torch: strict (equal bits in all passes), fast, or auto (strict if cheap)")  # fmt: skip
+    add("--gpu-memory-utilization", type=number, metavar="X",
+        help="of torch: the part of a GPU's memory that is used (default: 0.9)")  # fmt: skip
+
+
+def engine_choice(args: argparse.Namespace) -> dict[str, Any]:
+    """The given ones of these flags, as arguments of `parse_engine`."""
+    names = ("engine", "device", "dtype", "exact", "gpu_memory_utilization")
+    return {name: getattr(args, name) for name in names}
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:
@@ -331,7 +350,7 @@ def engine(
         threads=threads,
         quantization=args.quantization,
         weights_cache=args.weights_cache,
-        engine=args.engine,
+        **engine_choice(args),
         max_num_seqs=1,
         **engine_arguments(args),
     )

@@ -210,7 +210,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         revision=args.revision,
         quantization=args.quantization,
         weights_cache=args.weights_cache,
-        engine=args.engine,
+        **options.engine_choice(args),
         generation_config=args.generation_config,
         override_generation_config=request_defaults.sampling(args),
         **foreign.engine_arguments(args),

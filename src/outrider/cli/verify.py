@@ -49,7 +49,8 @@ FOR_MODELS = {
     "model_draft": "-md",
     "ctx_size": "-c",
     "threads": "-t",
-    "engine": "--engine",
+    **{name: f"--{name}" for name in ("engine", "device", "dtype", "exact")},
+    "gpu_memory_utilization": "--gpu-memory-utilization",
 }
 FOR_SERVERS = {"chat": "--chat", "timeout": "--timeout", "api_key_env": "--api-key-env"}
 

@@ -14,6 +14,7 @@ from typing import Any
 from outrider.config import foreign
 from outrider.config.quantization import check_quantization
 from outrider.config.speculative import (
+    IN_THE_FILE,
     OLD_SPECULATIVE_NAMES,
     AutoConfig,
     SpeculativeConfig,
@@ -22,6 +23,9 @@ from outrider.config.speculative import (
 from outrider.config.unused import UNUSED_BY_ENGINE
 from outrider.errors import ConfigError, nearest
 from outrider.value_checks import is_int, path_or_name, positive
+
+CPU_DEVICES = ("auto", "cpu", "none")  # "none" is llama.cpp's
+EXACT = ("auto", "strict", "fast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,14 @@ class EngineConfig:
     generation_config: the sampling defaults of requests: "auto" (or "model") takes those that the model
                    recommends, "vllm" none, and anything else is a generation_config.json or its folder.
     override_generation_config: sampling defaults in the place of these, as a mapping or JSON text.
-    engine:        what runs the target: "native", or "auto" for the best there is. A name that
+    engine:        what runs the models: "native" (the CPU), "torch" (PyTorch, on any device), or "auto":
+                   torch where a device other than the CPU is asked for, else native. A name that
                    `pipeline.ENGINES` does not have is refused when the pipeline is built.
+    device:        "auto", "cpu", "cuda", "cuda:1" or "mps"; other ones than the CPU need the torch engine.
+    dtype:         of the torch engine's weights: "auto", "bfloat16", "float16" or "float32".
+    exact:         of the torch engine: "strict" (a token's logits have the same bits in all passes), "fast",
+                   or "auto", strict where that costs little. The native engine is always strict.
+    gpu_memory_utilization: the part of a GPU's memory that the torch engine uses; None for 0.9.
 
     Raises ConfigError for a value of the wrong type or out of range.
     """
@@ -60,12 +70,17 @@ class EngineConfig:
     quantization: str | None = None
     weights_cache: bool | str | os.PathLike[str] | None = None
     engine: str = "auto"
+    device: str | None = None
+    dtype: str | None = None
+    exact: str | None = None
+    gpu_memory_utilization: float | None = None
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         path_or_name("model", self.model)
         path_or_name("engine", self.engine)
+        self._check_device()
         for name in ("tokenizer", "revision"):
             if getattr(self, name) is not None:
                 path_or_name(name, getattr(self, name))
@@ -85,6 +100,29 @@ class EngineConfig:
             object.__setattr__(self, "generation_config", os.fspath(self.generation_config))
         path_or_name("generation_config", self.generation_config)
         object.__setattr__(self, "override_generation_config", _override(self.override_generation_config))
+
+    @property
+    def wants_device(self) -> bool:
+        """Whether a device is asked for that is not the CPU."""
+        return self.device not in (None, *CPU_DEVICES)
+
+    def _check_device(self) -> None:
+        for name in ("device", "dtype", "exact"):
+            if getattr(self, name) is not None:
+                path_or_name(name, getattr(self, name))
+        if self.engine == "native" and self.wants_device:
+            raise ConfigError(
+                f"device={self.device!r} is refused: the native engine runs on the CPU; use engine='torch'"
+            )
+        takes_dtype = self.wants_device or self.engine not in ("auto", "native")
+        if self.dtype not in (None, "auto") and not takes_dtype:
+            raise ConfigError(f"dtype={self.dtype!r} is refused: {IN_THE_FILE}, or use engine='torch'")
+        if self.exact not in (None, *EXACT):
+            raise ConfigError(f"exact must be {', '.join(map(repr, EXACT))}, not {self.exact!r}")
+        part = self.gpu_memory_utilization
+        is_number = isinstance(part, float | int) and not isinstance(part, bool)
+        if part is not None and not (is_number and 0 < part <= 1):
+            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {part!r}")
 
 
 def _seed(seed: object) -> int | None:

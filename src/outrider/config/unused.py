@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.config.speculative import IN_THE_FILE, ONE_PROCESS
+from outrider.config.speculative import ONE_PROCESS
 from outrider.value_checks import Neutral, anything, only
 
 Unused = Mapping[str, tuple[Neutral, str]]
@@ -32,7 +32,6 @@ UNUSED_BY_ENGINE: Unused = {
     "data_parallel_size": (only(1), ONE_PROCESS),
     "enable_expert_parallel": (only(False), ONE_PROCESS),
     "distributed_executor_backend": (only("mp", "uni"), ONE_PROCESS),
-    "dtype": (only("auto"), IN_THE_FILE),
     "load_format": (only("auto", "gguf", "safetensors"), "the format is read from the file"),
     "kv_cache_dtype": (only("auto"), "the engine chooses how keys and values are stored"),
     "tokenizer_revision": (only(), "give `tokenizer` a reference that says it"),
@@ -42,7 +41,6 @@ UNUSED_BY_ENGINE: Unused = {
     "rope_scaling": (only({}), _ROPE),
     "rope_theta": (only(), _ROPE),
     "chat_template": (only(), "give it to chat() or change the model's own"),
-    "device": (only("auto", "cpu"), "the native engine runs on the CPU"),
     "cpu_offload_gb": (only(0, 0.0), "the whole model is kept in memory"),
     "enable_lora": (only(False), _ADAPTERS),
     "enable_prompt_adapter": (only(False), _ADAPTERS),
@@ -55,7 +53,7 @@ UNUSED_BY_ENGINE: Unused = {
     # What changes no text.
     **dict.fromkeys(
         (
-            *("gpu_memory_utilization", "kv_cache_memory_bytes", "swap_space", "num_gpu_blocks_override"),
+            *("kv_cache_memory_bytes", "swap_space", "num_gpu_blocks_override"),
             *("enforce_eager", "max_seq_len_to_capture", "compilation_config", "disable_custom_all_reduce"),
             *("disable_log_stats", "disable_async_output_proc", "async_scheduling", "disable_cascade_attn"),
             *("enable_chunked_prefill", "max_num_batched_tokens", "enable_prefix_caching"),

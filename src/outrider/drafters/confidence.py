@@ -51,12 +51,17 @@ class SiblingDraws:
         if sampler.params.temperature > 0.0:
             noise = sampler.noise(self._position, np.array([low, high], np.int64))
             margin = margin / sampler.params.temperature + float(noise[0] - noise[1])
-        return -math.expm1(-abs(margin) / MARGIN_SCALE - MARGIN_OFFSET)
+        return margin_confidence(abs(margin))
 
     def restore(self) -> None:
         """Undo the masking."""
         for token, value in self._excluded:
             self._adjusted[token] = value
+
+
+def margin_confidence(margin: float) -> float:
+    """Confidence, 0..1, in a token whose score with noise exceeds that of every other by `margin` >= 0."""
+    return -math.expm1(-margin / MARGIN_SCALE - MARGIN_OFFSET)
 
 
 def approximate_probability(row: FloatArray, token: int, temperature: float) -> float:

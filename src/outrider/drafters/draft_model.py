@@ -12,11 +12,13 @@ from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores, Verdict
+from outrider.drafters.chain_drafts import can_extend, extend
 from outrider.drafters.confidence import SiblingDraws, approximate_probability
 from outrider.drafters.draft_context import HEAD_TOKENS, TAIL_TOKENS, DraftContext
 from outrider.drafters.draft_sequence import DraftSequence, DraftTree
 from outrider.drafters.vocab_subset import VocabSubset, frequent_blocks, union_blocks
 from outrider.engines.base import ForwardItem, LanguageModel, VocabSubsetModel
+from outrider.engines.chains import ChainModel
 from outrider.engines.prefix import PrefixCache
 from outrider.errors import ConfigError
 from outrider.policy.tree import DraftPass
@@ -58,7 +60,8 @@ class DraftModelDrafter:
     drawn from, as the target verifies a draft: while the model draws what was predicted, its pass is done
     already. The draft is the same, in fewer passes.
 
-    Of a large vocabulary only the likely part is computed (`VocabSubset`), if the model can.
+    Of a large vocabulary only the likely part is computed (`VocabSubset`), if the model can. A model that can
+    draft by itself (`ChainModel`) does, where coupled drawing needs nothing that only the host has.
 
     draws: how a token is drawn from the draft model's distribution. "coupled": with the target's noise, so
            that both draw the same token as often as possible (for the rule `coupled`). "independent": with
@@ -87,6 +90,7 @@ class DraftModelDrafter:
         self._frequent = frequent_blocks(model)
         self._requests: dict[str, _Request] = {}
         self._prefixes: PrefixCache | None = None
+        self._chains = model.chains(self._common_size) if isinstance(model, ChainModel) else None
         self.passes: list[DraftPass] = []  # of the last propose
 
     def share_prefixes(self, max_bytes: int) -> PrefixCache:
@@ -113,6 +117,10 @@ class DraftModelDrafter:
         active = [tree for tree in trees if tree is not None]
         if prefill_budget is not None:
             active = self._prefilled(active, prefill_budget)
+        if self._chains is not None:
+            extended = [tree for tree in active if self._coupled(tree) and can_extend(tree)]
+            self.passes += extend(self._chains, extended)
+            active = [tree for tree in active if tree not in extended]
         while active:
             logits = self._forward(active)
             active = [tree for tree, rows in zip(active, logits, strict=True) if self._grow(tree, rows)]
@@ -290,11 +298,14 @@ class DraftModelDrafter:
             self._draw_below(tree, row)
         return len(tree.tokens) > first and tree.prepare_pass(tree.next_node())
 
+    def _coupled(self, tree: DraftTree) -> bool:
+        return self._draws == "coupled" or tree.sequence.sampler.params.temperature == 0.0
+
     def _draw_below(self, tree: DraftTree, row: FloatArray) -> None:
         """Draw the children of the tree's node, after which the logits are `row`: float32[vocab]."""
         sampler, guide, parent = tree.sequence.sampler, tree.guide, tree.node
         context = tree.contexts[parent + 1]
-        coupled = self._draws == "coupled" or sampler.params.temperature == 0.0
+        coupled = self._coupled(tree)
         adjusted = row
         try:
             if coupled:

@@ -140,6 +140,8 @@ class ModelSource:
              which "tool_use" is for conversations with tools.
     quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
     parts: the other files of a split GGUF model, of which `path` is the first.
+    transformers_class: the class of transformers that runs the model, where no family here does:
+             `architecture` then has its sizes only, and there are no tensors.
     """
 
     path: Path
@@ -153,6 +155,7 @@ class ModelSource:
     recommended_sampling: Mapping[str, object] = field(default_factory=dict)
     parts: tuple[Path, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    transformers_class: str | None = None
 
     def fingerprint(self) -> list[str | int | None]:
         """Identifies these weights in caches: for each file its absolute path, its size in bytes and the time

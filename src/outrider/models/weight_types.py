@@ -40,7 +40,7 @@ BLOCKS = {
     "IQ2_S": (256, 82),
 }
 # Bytes as the engine packs a type / bytes in the file, of types that differ. IQ3's grid entries and signs
-# become integers of 4 bits, IQ2's of 3 bits, TQ1_0's digits 2 bits each; packed scales of 6 bits become bytes.
+# become integers of 4 bits, IQ2's of 3 bits, TQ1_0's digits 2 bits each; scales of 6 bits become bytes.
 PACKED_GROWTH = {
     **{"Q4_K": 148 / 144, "Q5_K": 180 / 176, "Q3_K": 114 / 110, "IQ4_XS": 138 / 136},
     **{"IQ3_XXS": 2208 / 1568, "IQ3_S": 2208 / 1760, "TQ1_0": 1056 / 864},

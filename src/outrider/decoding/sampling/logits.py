@@ -71,6 +71,12 @@ class LogitsPipeline:
             or params.presence_penalty != 0.0
         )
 
+    def changes(self, context: TokenContext) -> bool:
+        """Whether any stage may change the rows of this context or of a later one."""
+        early = context.output_length < self.params.min_tokens and len(self._stops) > 0
+        fixed = len(self._bias[0]) or self._bad or self._processors or self._penalised
+        return bool(early or fixed or self._allowed is not None or self.constraint is not None)
+
     def row(self, logits: Row, context: TokenContext) -> Row:
         """The adjusted row, valid until the next call; `logits` itself (float32[vocab_size]) if nothing
         changes it.

@@ -152,6 +152,10 @@ class Sampler:
         logits = logits[: self.vocab_size]
         return self.draw(self.adjusted(logits, context), logits, context.position)
 
+    def adjusts(self, context: TokenContext) -> bool:
+        """Whether `adjusted` may change rows of this context or of a later one."""
+        return self._pipeline.changes(context)
+
     def adjusted(self, logits: Row, context: TokenContext) -> Row:
         """The row after the stages that change logits token by token, see `sampling.logits`; `logits` itself
         (float32[vocab_size]) if none does."""

@@ -1,0 +1,232 @@
+"""The torch engine as `pipeline.ENGINES` knows it: what it refuses, what it counts, how it loads models."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from outrider import memory
+from outrider.config.engine import EngineConfig
+from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.engines.torch.choice import choose_ops
+from outrider.engines.torch.device import find_device, find_dtype, name_of
+from outrider.engines.torch.model import TorchModel
+from outrider.engines.torch.module import Weights
+from outrider.engines.torch.passes import PATH
+from outrider.engines.torch.weights import device_bytes, load_weights, unsupported
+from outrider.errors import ConfigError, InsufficientMemoryError, UnsupportedModelError
+from outrider.memory import ModelMemory, size
+from outrider.models.source import ModelSource
+
+UTILIZATION = 0.9  # the part of a device's memory that is used when no other is asked for
+RESERVE = 1 << 30  # bytes of it for passes: activations, logits, graphs
+STRICT_COST = 1.05  # strict is the default where passes take at most so many times as long
+PROBED = (1, 8)  # tokens of the passes that are timed for that
+
+logger = logging.getLogger("outrider")
+
+
+class TorchLoader:
+    """Loads models for one configuration: the first is the target, and those after it draft models."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.device = find_device(config.device or "auto")
+        self.dtype = find_dtype(config.dtype or "auto", self.device)
+        self._models: list[TorchModel] = []
+        self._target_loaded = False
+        self._slots: int | None = None
+
+    def __call__(self, source: ModelSource, threads: int | None) -> LanguageModel:
+        """Load `source`. Raises UnsupportedModelError, InsufficientMemoryError, and ConfigError where strict
+        bits are asked for and do not hold."""
+        draft, self._target_loaded = self._target_loaded, True
+        if threads is not None and self.device.type == "cpu":
+            torch.set_num_threads(threads)
+        try:
+            if source.transformers_class is not None:
+                from outrider.engines.torch.fallback import TransformersModel
+
+                return TransformersModel.load(source, self.device, self.dtype)
+            weights = load_weights(source, self.device, self.dtype)
+            model = self._draft(source, weights) if draft else self._target(source, weights)
+        except torch.OutOfMemoryError:
+            raise InsufficientMemoryError(
+                f"{source.path}: does not fit in the memory of {name_of(self.device)} as "
+                f"{str(self.dtype)[6:]}: take a smaller model, or the CPU (device='cpu')"
+            ) from None
+        self._models.append(model)
+        return model
+
+    def _draft(self, source: ModelSource, weights: Weights) -> TorchModel:
+        """Which tokens a draft model proposes may depend on the width of its passes: the target decides."""
+        return self._make(source, weights, strict=False)
+
+    def _target(self, source: ModelSource, weights: Weights) -> TorchModel:
+        wanted = self._config.exact or "auto"
+        if wanted == "fast":
+            return self._make(source, weights, strict=False)
+        strict = self._make(source, weights, strict=True, slots=4096)
+        problem = broken_bits(strict)
+        if wanted == "strict":
+            if problem:
+                raise ConfigError(
+                    f"exact='strict' is refused on {name_of(self.device)}: {problem}; use exact='fast'"
+                )
+            return self._make(source, weights, strict=True)
+        if problem:
+            logger.warning("exact: fast, as %s", problem)
+            return self._make(source, weights, strict=False)
+        ratio = _seconds(strict) / _seconds(self._make(source, weights, strict=False, slots=4096))
+        cost = f"strict passes take {ratio:.2f} times as long"
+        logger.warning("exact: %s, as %s", "strict" if ratio <= STRICT_COST else "fast", cost)
+        return self._make(source, weights, strict=ratio <= STRICT_COST)
+
+    def _make(
+        self, source: ModelSource, weights: Weights, *, strict: bool, slots: int | None = None
+    ) -> TorchModel:
+        spec = source.architecture
+        positions = min(spec.max_positions, self._config.max_model_len or spec.max_positions)
+        return TorchModel(
+            spec,
+            weights,
+            ops=choose_ops(self.device, positions + PATH, strict=strict),
+            strict=strict,
+            positions=positions,
+            slots=self._pool_slots if slots is None else lambda model: _few(model, slots),
+        )
+
+    def _pool_slots(self, model: TorchModel) -> int | None:
+        """Slots of each model's pool: what the device's memory has left for all, as all are loaded by now; no
+        more than there can be sequences for."""
+        if self.device.type != "cuda":
+            return None
+        if self._slots is None:
+            longest = max(other.max_positions for other in self._models)
+            most = self._config.max_num_seqs * (min(longest, self._config.max_model_len or longest) + PATH)
+            share = sum(other.slot_bytes for other in self._models)
+            self._slots = max(2, min(most + 1, self._left() // share))
+            logger.info(
+                "%d positions on %s, %s", self._slots, name_of(self.device), size(self._slots * share)
+            )
+        return self._slots
+
+    def _left(self) -> int:
+        """Bytes of the device's memory that caches may take."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        rest = int(total * (1 - (self._config.gpu_memory_utilization or UTILIZATION)))
+        return int(free + unused - rest - RESERVE)
+
+
+def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSource]) -> None:
+    """Raise for what the torch engine cannot run, before a weight is loaded: a device or type that is not
+    there (ConfigError), parts of a model (UnsupportedModelError), and more than fits
+    (InsufficientMemoryError): the weights, and one sequence of `positions` positions on a GPU, or
+    max_num_seqs of them in main memory."""
+    device = find_device(config.device or "auto")
+    dtype = find_dtype(config.dtype or "auto", device)
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.quantization!r} is of the native engine; the torch engine holds weights "
+            "in their dtype"
+        )
+    for source in sources:
+        if source.transformers_class is not None and config.exact == "strict":
+            raise ConfigError(
+                f"exact='strict' is refused: {source.path} is run by transformers' "
+                f"{source.transformers_class}, whose bits depend on the width of passes"
+            )
+        if (missing := unsupported(source.architecture)) is not None:
+            raise UnsupportedModelError(f"{source.path}: {missing}")
+    sequences = 1 if device.type == "cuda" else config.max_num_seqs
+    parts = [
+        ModelMemory(
+            source.display_name,
+            _weights_bytes(source, dtype),
+            memory.kv_bytes(source.architecture, positions) * dtype.itemsize // memory.KV_BYTES * sequences,
+            memory.buffer_bytes(source.architecture),
+        )
+        for source in sources
+    ]
+    if device.type != "cuda":
+        memory.check(parts, positions)
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    usable = int(free - total * (1 - (config.gpu_memory_utilization or UTILIZATION)) - RESERVE)
+    needed = sum(part.weights + part.cache for part in parts)
+    if needed > usable:
+        raise InsufficientMemoryError(
+            f"not enough memory on {name_of(device)}: {' + '.join(part.name for part in parts)} take "
+            f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, usable))}; try "
+            "a shorter context (-c / max_model_len), a smaller model, or a higher --gpu-memory-utilization"
+        )
+
+
+def _weights_bytes(source: ModelSource, dtype: torch.dtype) -> int:
+    """Bytes of the weights on the device; where transformers runs the model, of the files."""
+    if source.transformers_class is None:
+        return device_bytes(source, dtype)
+    return sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
+
+
+def broken_bits(model: TorchModel) -> str | None:
+    """Whether a token's logits depend on what shares its pass, by a quick test: in words where they do, None
+    where they do not."""
+    tokens = _tokens(model, 40)
+    one, other = model.new_cache(64), model.new_cache(64)
+    try:
+        (rows,) = model.forward([_chain(one, tokens)])
+        single, done = [], 0
+        for n in (1, 2, 3, 5, 8, 17, 4):
+            single += model.forward([_chain(other, tokens[done : done + n])])
+            done += n
+    finally:
+        one.close()
+        other.close()
+    parts = np.concatenate(single)
+    if np.array_equal(parts.view(np.uint32), rows.view(np.uint32)):
+        return None
+    differ = int((parts.view(np.uint32) != rows.view(np.uint32)).any(axis=1).sum())
+    largest = float(np.abs(parts - rows).max())
+    flips = int((parts.argmax(axis=1) != rows.argmax(axis=1)).sum())
+    return (
+        f"a token's logits depend on the width of its pass there ({differ} of {len(rows)} rows differ, by up "
+        f"to {largest:.2g}; {flips} argmax flips)"
+    )
+
+
+def _few(model: TorchModel, slots: int) -> int | None:
+    return slots if model.device.type == "cuda" else None
+
+
+def _chain(cache: Cache, tokens: Sequence[int]) -> ForwardItem:
+    n = len(tokens)
+    every = np.arange(n, dtype=np.int32)
+    return ForwardItem(cache, np.array(tokens, np.int32), every - 1, every)
+
+
+def _tokens(model: TorchModel, count: int) -> list[int]:
+    return [(7919 * i + 13) % model.vocab_size for i in range(count)]
+
+
+def _seconds(model: TorchModel) -> float:
+    """Seconds of passes of a few widths, after their kernels and graphs were made."""
+    cache = model.new_cache(64)
+    total = 0.0
+    try:
+        for n in PROBED:
+            times = []
+            for _ in range(8):
+                cache.truncate(0)
+                began = time.perf_counter()
+                model.forward([_chain(cache, _tokens(model, n))])
+                times.append(time.perf_counter() - began)
+            total += min(times[2:])
+    finally:
+        cache.close()
+    return total

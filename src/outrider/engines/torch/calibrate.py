@@ -1,0 +1,25 @@
+"""T(n) on a device: measured at start, as on the CPU. Not kept on disk, since it takes about a second.
+
+A pass over n tokens costs about the same whether they are of one sequence or of several, so the controller
+reads one curve for all batches: at large ones it drafts less, and then nothing.
+"""
+
+from __future__ import annotations
+
+from outrider.decoding.types import IntArray
+from outrider.engines.base import LanguageModel
+from outrider.engines.native.calibrate import CONTEXT, measure
+from outrider.engines.torch.model import TorchModel
+from outrider.policy.cost_model import CostModel
+
+# Passes are padded to powers of two, or to 16 tokens: the last widths before a step, and the first after it.
+WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33)
+SECONDS = 1.0
+
+
+def cost_model(model: LanguageModel, blocks: IntArray | None) -> CostModel:
+    """What a pass of `model` costs, measured now. Of vocabulary blocks it knows none."""
+    if not isinstance(model, TorchModel):
+        return CostModel()
+    measure(model, 0.0, widths=WIDTHS)  # makes graphs and compiles kernels
+    return CostModel(measure(model, SECONDS, widths=WIDTHS), CONTEXT)

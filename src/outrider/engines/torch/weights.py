@@ -1,0 +1,165 @@
+"""From a `ModelSource` to tensors on a device, one matrix at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from outrider.engines.torch.module import LayerWeights, Weights
+from outrider.errors import UnsupportedModelError
+from outrider.models.formats.mapped import release
+from outrider.models.source import ModelSource, Tensor
+from outrider.models.spec import ModelSpec
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def unsupported(spec: ModelSpec) -> str | None:
+    """What of `spec` these modules cannot compute, in words; None when they can."""
+    for i, layer in enumerate(spec.layers):
+        part = layer.feed_forward
+        has = (
+            "attention sinks"
+            if layer.sinks
+            else f"a mixture of {part.experts} experts"
+            if part.experts
+            else f"the activation {part.activation}"
+            if part.activation not in ACTIVATIONS
+            else None
+        )
+        if has is not None:
+            return f"layer {i} has {has}, which the torch engine does not support yet"
+    return None
+
+
+def load_weights(
+    source: ModelSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None = None,
+) -> Weights:
+    """The weights of `source` in `dtype` on `device`. At most one fused matrix is held on the host at a time.
+
+    progress: called with (bytes done, bytes in all), of the file.
+    Raises UnsupportedModelError for a part that the modules cannot compute, and for values that are not
+    finite in `dtype`.
+    """
+    if (missing := unsupported(source.architecture)) is not None:
+        raise UnsupportedModelError(f"{source.path}: {missing}")
+    done = 0
+
+    def get(*names: str) -> torch.Tensor | None:
+        """The rows of these tensors, one after the other; None where none of them is there."""
+        nonlocal done
+        found = [source.tensors.get(name) for name in names]
+        if not any(found):
+            return None
+        parts = [
+            torch.zeros(_rows(source, name), dtype=torch.float32) if tensor is None else _values(tensor)
+            for name, tensor in zip(names, found, strict=True)
+        ]
+        whole = parts[0] if len(parts) == 1 else torch.cat([part.float() for part in parts])
+        converted = whole.to(device=device, dtype=dtype)
+        if not bool(torch.isfinite(converted).all()):
+            raise UnsupportedModelError(
+                f"{source.path}: {names[0]} has values that are not finite as {str(dtype)[6:]}; try another "
+                "dtype"
+            )
+        for tensor in found:
+            if tensor is not None:
+                release(tensor.data)
+                done += tensor.nbytes
+        if progress:
+            progress(min(done, source.weights_bytes), source.weights_bytes)
+        return converted
+
+    def must(*names: str) -> torch.Tensor:
+        found = get(*names)
+        assert found is not None, "the reader of the file has checked that it is there"
+        return found
+
+    layers = []
+    for i, layer in enumerate(source.architecture.layers):
+        at, norms = f"blk.{i}.", layer.norms
+        qkv = [f"{at}attn_{name}" for name in "qkv"]
+        layers.append(
+            LayerWeights(
+                qkv=must(*[f"{name}.weight" for name in qkv]),
+                qkv_bias=get(*[f"{name}.bias" for name in qkv]),
+                output=must(f"{at}attn_output.weight"),
+                output_bias=get(f"{at}attn_output.bias"),
+                gate_up=must(f"{at}ffn_gate.weight", f"{at}ffn_up.weight"),
+                down=must(f"{at}ffn_down.weight"),
+                attn_norm=get(f"{at}attn_norm.weight") if norms.attention else None,
+                q_norm=get(f"{at}attn_q_norm.weight") if norms.q else None,
+                k_norm=get(f"{at}attn_k_norm.weight") if norms.k else None,
+                post_attention_norm=get(f"{at}post_attention_norm.weight") if norms.post_attention else None,
+                ffn_norm=get(f"{at}ffn_norm.weight") if norms.ffn else None,
+                post_ffn_norm=get(f"{at}post_ffw_norm.weight") if norms.post_ffn else None,
+            )
+        )
+    embedding = must("token_embd.weight")
+    output = get("output.weight")
+    return Weights(embedding, must("output_norm.weight"), embedding if output is None else output, layers)
+
+
+def device_bytes(source: ModelSource, dtype: torch.dtype) -> int:
+    """Bytes of the weights on the device."""
+    values = sum(int(np.prod(tensor.shape)) for tensor in source.tensors.values())
+    return values * int(dtype.itemsize)
+
+
+def random_weights(
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, tied: bool, seed: int
+) -> Weights:
+    """Random weights of the shapes of `spec`, made on the device: for measurements and tests. Norms are ones,
+    there are no biases, and matrices are scaled so that activations keep their size."""
+    make = torch.Generator(device).manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        found = torch.empty(rows, columns, dtype=dtype, device=device)
+        return found.normal_(0, columns**-0.5, generator=make)
+
+    def ones(present: bool, size: int) -> torch.Tensor | None:
+        return torch.ones(size, dtype=dtype, device=device) if present else None
+
+    hidden, heads, kv_heads, head_dim = spec.hidden_size, spec.n_heads, spec.n_kv_heads, spec.head_dim
+    layers = []
+    for layer in spec.layers:
+        norms, ffn = layer.norms, layer.feed_forward.size
+        q_size, k_size = (heads * head_dim, kv_heads * head_dim) if norms.whole_qk else (head_dim, head_dim)
+        layers.append(
+            LayerWeights(
+                qkv=matrix((heads + 2 * kv_heads) * head_dim, hidden),
+                output=matrix(hidden, heads * head_dim),
+                gate_up=matrix(2 * ffn, hidden),
+                down=matrix(hidden, ffn),
+                attn_norm=ones(norms.attention, hidden),
+                q_norm=ones(norms.q, q_size),
+                k_norm=ones(norms.k, k_size),
+                post_attention_norm=ones(norms.post_attention, hidden),
+                ffn_norm=ones(norms.ffn, hidden),
+                post_ffn_norm=ones(norms.post_ffn, hidden),
+            )
+        )
+    embedding = matrix(spec.vocab_size, hidden)
+    output = embedding if tied else matrix(spec.vocab_size, hidden)
+    return Weights(embedding, torch.ones(hidden, dtype=dtype, device=device), output, layers)
+
+
+def _rows(source: ModelSource, bias: str) -> int:
+    """Rows of the matrix that a missing bias would belong to."""
+    return source.tensors[bias.removesuffix("bias") + "weight"].shape[0]
+
+
+def _values(tensor: Tensor) -> torch.Tensor:
+    """The values of `tensor` on the host: as stored where that is a float type, else as float32."""
+    if tensor.type in _STORED and tensor.recode is None and tensor.column_order is None:
+        data = torch.from_numpy(np.array(tensor.data, np.uint8, copy=True))
+        return data.view(_STORED[tensor.type]).view(tensor.shape)
+    from outrider.models.formats.dequantize import dequantize  # needs the gguf package
+
+    return torch.from_numpy(dequantize(tensor))
