@@ -1,4 +1,4 @@
-# make demo | test | lint | format | bench | wheel | clean
+# make demo | test | tests | lint | format | bench | wheel | clean
 # Needs Python 3.11 or later, make, and a C++ compiler or a wheel (WHEEL=…). Everything else comes into $(VENV).
 
 PYTHON ?= python3
@@ -11,14 +11,17 @@ WHEEL ?= $(if $(shell command -v $${CXX:-c++}),,$(lastword $(sort $(wildcard $(D
 CXX_FILES = $(wildcard csrc/*/*.h csrc/*/*.cpp)
 NATIVE := CMakeLists.txt $(wildcard csrc/*/*)
 
-.PHONY: demo test lint format bench install wheel clean distclean
+.PHONY: demo test tests lint format bench install wheel clean distclean
 
 demo: $(VENV)/.package
 	$(BIN)/outrider demo
 
-# Two files at a time, in their order: the long ones come first.
-test: lint $(VENV)/.model
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: lint tests
+
+# Three files at a time, on two cores, since servers and browsers wait for one another; in their order: the
+# long ones come first.
+tests: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

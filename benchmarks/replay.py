@@ -64,6 +64,7 @@ COSTS = {
     "draft": dict(enumerate((3.85, 3.95, 4.15, 4.3, 4.5, 4.9, 5.4, 5.9, 6.3, 6.8), start=1))
     | {11: 7.9, 12: 8.4, 16: 10.5, 20: 12.8, 24: 15.5, 28: 17.7, 32: 19.9},
 }
+STORED_AT_ONCE = 16  # texts that are lost when the process ends early, at most
 RIVAL = 0.04  # probability of each other token / the likeliest token's: below min_p, so none is sampled
 
 
@@ -234,15 +235,19 @@ def texts_of(place: Path, target: str, args: argparse.Namespace) -> list[Text]:
     missing = [(key, item) for key, item in wanted.items() if key not in known]
     if missing:
         (pipeline,) = build_all(EngineConfig(target, max_num_seqs=4), [AutoConfig()])
-        prompts = [prompt_of(pipeline, item.prompt, False) for _, item in missing]
-        params = [replace(PLAIN, temperature=t, max_tokens=args.n, seed=seed) for (_, t, seed), _ in missing]
         llm = LLM.from_pipeline(pipeline)
-        written = llm.generate(prompts, params)
-        for (key, item), out in zip(missing, written, strict=True):
-            ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
-            known[key] = Text(item.workload, *key, item.prompt, *ids, certain=shares(llm, *ids))
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps([asdict(text) for text in known.values()]), "utf-8")
+        for first in range(0, len(missing), STORED_AT_ONCE):
+            batch = missing[first : first + STORED_AT_ONCE]
+            prompts = [prompt_of(pipeline, item.prompt, False) for _, item in batch]
+            params = [
+                replace(PLAIN, temperature=t, max_tokens=args.n, seed=seed) for (_, t, seed), _ in batch
+            ]
+            written = llm.generate(prompts, params)
+            for (key, item), out in zip(batch, written, strict=True):
+                ids = list(out.prompt_token_ids), list(out.outputs[0].token_ids)
+                known[key] = Text(item.workload, *key, item.prompt, *ids, certain=shares(llm, *ids))
+            place.write_text(json.dumps([asdict(text) for text in known.values()]), "utf-8")
     return [known[key] for key in wanted]
 
 

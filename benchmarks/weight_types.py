@@ -6,7 +6,7 @@ The models are random: every matrix is of the type, and a few wide layers make a
 than the caches hold. The passes are interleaved, so that other load slows all types alike. The column
 "T(1) by bytes" is T(1) over Q4_K's T(1), divided by the bytes read over those of Q4_K: 1 where only the bytes
 count, more where unpacking takes longer than reading. The bytes are those of the packed weights, which for
-IQ3_XXS, IQ3_S and TQ1_0 are more than the file's (docs/kernels.md).
+IQ2, IQ3_XXS, IQ3_S and TQ1_0 are more than the file's (docs/kernels.md).
 """
 
 from __future__ import annotations

@@ -46,6 +46,13 @@ inline __m256 load_scales(const uint8_t* scales, int half) {
         _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 
+// The codebook, for shuffles.
+template <WeightType W>
+inline __m256i table() {
+    const auto &bytes = kByteTable < W, kSigned<W> ? 0 : kOffset < W >>.values;
+    return _mm256_broadcastsi128_si256(half_line(bytes));
+}
+
 // Calls use(slice, bytes) for the 8 slices of one group and half a panel: unsigned unless kSigned.
 template <WeightType W, class Use>
 inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& use) {
@@ -66,14 +73,21 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(4, bits(_mm256_srli_epi16(l0, 1))), use(5, bits(_mm256_srli_epi16(l1, 1)));
         use(6, bits(_mm256_srli_epi16(l0, 3))), use(7, bits(_mm256_srli_epi16(l1, 3)));
     } else if constexpr (kBits<W> == 3) {
-        const __m256i mask = _mm256_set1_epi8(7 << kFractionBits<W>);
+        constexpr int fraction = kHasCodebook<W> ? 0 : kFractionBits<W>;
+        const __m256i mask = _mm256_set1_epi8(7 << fraction);
         const __m256i l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        const auto value = [&](__m256i q) {
+            if constexpr (kHasCodebook<W>)
+                return _mm256_shuffle_epi8(table<W>(), q);
+            else
+                return q;
+        };
         // Slices of the lowest bits, and of those above.
         const auto lower = [&](__m256i l) {
-            return _mm256_and_si256(kFractionBits<W> ? _mm256_slli_epi16(l, kFractionBits<W>) : l, mask);
+            return value(_mm256_and_si256(fraction ? _mm256_slli_epi16(l, fraction) : l, mask));
         };
         const auto upper = [&](__m256i l) {
-            return _mm256_and_si256(kFractionBits<W> == 3 ? l : _mm256_srli_epi16(l, 3), mask);
+            return value(_mm256_and_si256(fraction == 3 ? l : _mm256_srli_epi16(l, 3), mask));
         };
         use(0, lower(l0)), use(1, lower(l1)), use(2, lower(l2));
         use(3, upper(l0)), use(4, upper(l1)), use(5, upper(l2));
@@ -102,9 +116,8 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(6, or_masked(high(2), h1, two));
         use(7, or_masked(high(3), _mm256_srli_epi16(h1, 2), two));
     } else if constexpr (kHasCodebook<W>) {
-        const auto &bytes = kByteTable < W, kSigned<W> ? 0 : kOffset < W >>.values;
-        const __m256i table = _mm256_broadcastsi128_si256(half_line(bytes));
-        const auto value = [&](__m256i q) { return _mm256_shuffle_epi8(table, q); };
+        const __m256i values = table<W>();
+        const auto value = [&](__m256i q) { return _mm256_shuffle_epi8(values, q); };
         use(0, value(low(0))), use(1, value(low(1))), use(2, value(low(2))), use(3, value(low(3)));
         use(4, value(high(0))), use(5, value(high(1))), use(6, value(high(2))), use(7, value(high(3)));
     } else {
@@ -241,8 +254,10 @@ inline __attribute__((always_inline)) void add_halves(const uint8_t* lines, __m2
     multiply<W, NT>(lines, a.q + kGroup * at, sum);
     for (int t = 0; t < NT; t++) {
         const int32_t* shifts = a.shifts + 2 * (at + t);
-        total[t] = _mm256_add_epi32(
-            total[t], _mm256_madd_epi16(narrow_pair(sum[0][t], shifts[0], sum[1][t], shifts[1]), scales));
+        total[t] =
+            _mm256_add_epi32(total[t], _mm256_madd_epi16(narrow_pair(sum[0][t], shifts[0] + kExtraShift<W>,
+                                                                     sum[1][t], shifts[1] - kExtraShift<W>),
+                                                         scales));
     }
 }
 

@@ -58,6 +58,13 @@ inline __m512 load_scales(const uint8_t* p) {
         _mm512_mask_sllv_epi32(normal, tiny, _mm512_set1_epi32(kE8M0HalfSubnormal), e));
 }
 
+// The codebook, for shuffles.
+template <WeightType W>
+inline __m512i table() {
+    const void* bytes = kByteTable<W, kOffset<W>>.values;
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
+}
+
 // Calls use(slice, unsigned bytes) for the 8 slices of one group.
 template <WeightType W, class Use>
 inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& use) {
@@ -77,14 +84,21 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         return;
     }
     if constexpr (kBits<W> == 3) {
-        const __m512i mask = _mm512_set1_epi8(7 << kFractionBits<W>);
+        constexpr int fraction = kHasCodebook<W> ? 0 : kFractionBits<W>;
+        const __m512i mask = _mm512_set1_epi8(7 << fraction);
         const __m512i l0 = line(p), l1 = line(p + 64), l2 = line(p + 128);
+        const auto value = [&](__m512i q) {
+            if constexpr (kHasCodebook<W>)
+                return _mm512_shuffle_epi8(table<W>(), q);
+            else
+                return q;
+        };
         // Slices of the lowest bits, and of those above.
         const auto lower = [&](__m512i l) {
-            return _mm512_and_si512(kFractionBits<W> ? _mm512_slli_epi16(l, kFractionBits<W>) : l, mask);
+            return value(_mm512_and_si512(fraction ? _mm512_slli_epi16(l, fraction) : l, mask));
         };
         const auto upper = [&](__m512i l) {
-            return _mm512_and_si512(kFractionBits<W> == 3 ? l : _mm512_srli_epi16(l, 3), mask);
+            return value(_mm512_and_si512(fraction == 3 ? l : _mm512_srli_epi16(l, 3), mask));
         };
         use(0, lower(l0)), use(1, lower(l1)), use(2, lower(l2));
         use(3, upper(l0)), use(4, upper(l1)), use(5, upper(l2));
@@ -119,9 +133,8 @@ inline __attribute__((always_inline)) void unpack(const uint8_t* p, const Use& u
         use(6, or_masked(high(l2), h1, bits));
         use(7, or_masked(high(l3), _mm512_srli_epi16(h1, 2), bits));
     } else if constexpr (kHasCodebook<W>) {
-        const void* bytes = kByteTable<W, kOffset<W>>.values;
-        const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
-        const auto value = [&](__m512i q) { return _mm512_shuffle_epi8(table, q); };
+        const __m512i values = table<W>();
+        const auto value = [&](__m512i q) { return _mm512_shuffle_epi8(values, q); };
         use(0, value(low(l0))), use(1, value(low(l1))), use(2, value(low(l2))), use(3, value(low(l3)));
         use(4, value(high(l0))), use(5, value(high(l1))), use(6, value(high(l2))), use(7, value(high(l3)));
     } else {
@@ -280,8 +293,11 @@ inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i 
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
         const int32_t* shifts = a.shifts + 2 * (at + t);
-        total[t] =
-            _mm512_dpwssd_epi32(total[t], narrow_pair(sum[0][t], shifts, sum[1][t], shifts + 1), scales);
+        const auto shifted = [](__m512i v) {
+            return kExtraShift<W> ? _mm512_srli_epi32(v, kExtraShift<W>) : v;
+        };
+        total[t] = _mm512_dpwssd_epi32(
+            total[t], narrow_pair(shifted(sum[0][t]), shifts, shifted(sum[1][t]), shifts + 1), scales);
     }
 }
 

@@ -246,8 +246,15 @@ void rms_norm(const float* x, const float* weight, float eps, int n, int first, 
 // What the sum of half a group's products begins with: its rounding, and no offset.
 template <WeightType W>
 inline int32_t half_start(const Activations& a, size_t at, int half) {
-    static_assert(kHasMinimum<W> ? kOffset<W> == 0 : kOffset<W> == info(WeightType::Q6_K).offset);
-    return kHasMinimum<W> ? a.rounding[at] : a.centred_start[2 * at + size_t(half)];
+    constexpr int centre = info(WeightType::Q6_K).offset, extra = kExtraShift<W>;
+    static_assert(!kHasMinimum<W> || (kOffset<W> == 0 && extra == 0));
+    if constexpr (kHasMinimum<W>) return a.rounding[at];
+    const int32_t start = a.centred_start[2 * at + size_t(half)];
+    if constexpr (kOffset<W> == centre && extra == 0) return start;
+    // centred_start is for Q6_K's offset and shift: from it the half's sum, for others.
+    const int32_t rounding = a.rounding[at], odd = (1 << (a.shifts[2 * at] - 1)) - rounding;
+    const int32_t sum = (rounding - start) / centre;
+    return (rounding << extra) + odd * ((1 << extra) - 1) - kOffset<W> * sum;
 }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
@@ -347,6 +354,9 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
             OUTRIDER_MATMUL_CASE(W4_128)                                                              \
             OUTRIDER_MATMUL_CASE(W8_32)                                                               \
             OUTRIDER_MATMUL_CASE(W8_128)                                                              \
+            OUTRIDER_MATMUL_CASE(IQ2_XXS)                                                             \
+            OUTRIDER_MATMUL_CASE(IQ2_XS)                                                              \
+            OUTRIDER_MATMUL_CASE(IQ2_S)                                                               \
         }                                                                                             \
     }                                                                                                 \
     const Kernels* function() {                                                                       \

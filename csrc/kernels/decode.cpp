@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "kernels/iq2_grids.h"
 #include "kernels/iq3_grids.h"
 
 namespace outrider {
@@ -87,8 +88,10 @@ void put_grid(uint16_t grid, int signs, uint8_t* q) {
     for (int i = 0; i < 4; i++) q[i] = uint8_t((grid >> (3 * i) & 7) | (signs >> i & 1) << 3);
 }
 
-// A group has 8 grid entries, then, after those of all groups, 4 times 7 signs and a scale of 4 bits. The
-// eighth sign makes the number of negative weights even.
+// Eight signs of seven: the eighth makes the number of negative weights even.
+int eight_signs(int seven) { return seven | __builtin_parity(unsigned(seven)) << 7; }
+
+// A group has 8 grid entries, then, after those of all groups, 4 times 7 signs and a scale of 4 bits.
 void decode_iq3_xxs(const uint8_t* p, Decoded& out) {
     out.d = read16(p);
     for (int g = 0; g < kSuperblockGroups; g++) {
@@ -96,8 +99,7 @@ void decode_iq3_xxs(const uint8_t* p, Decoded& out) {
         const uint32_t word = uint32_t(read16(rest)) | uint32_t(read16(rest + 2)) << 16;
         out.scale[g] = uint8_t(2 * (word >> 28) + 1);
         for (int i = 0; i < 4; i++) {
-            const int seven = int(word >> (7 * i) & 127), signs = seven | __builtin_parity(unsigned(seven))
-                                                                              << 7;
+            const int signs = eight_signs(int(word >> (7 * i) & 127));
             put_grid(kIQ3XXSGrid[entry[2 * i]], signs, out.q + 32 * g + 8 * i);
             put_grid(kIQ3XXSGrid[entry[2 * i + 1]], signs >> 4, out.q + 32 * g + 8 * i + 4);
         }
@@ -113,6 +115,46 @@ void decode_iq3_s(const uint8_t* p, Decoded& out) {
     }
     for (int g = 0; g < kSuperblockGroups; g++)
         out.scale[g] = uint8_t(2 * (scales[g / 2] >> (4 * (g % 2)) & 15) + 1);
+}
+
+// Eight integers of IQ2: magnitudes from an entry of a grid, and signs.
+void put_grid8(uint16_t grid, int signs, uint8_t* q) {
+    for (int i = 0; i < 8; i++) q[i] = uint8_t((grid >> (2 * i) & 3) | (signs >> i & 1) << 2);
+}
+
+// A group has 4 grid entries, then 4 times 7 signs and a scale of 4 bits.
+void decode_iq2_xxs(const uint8_t* p, Decoded& out) {
+    out.d = read16(p);
+    for (int g = 0; g < kSuperblockGroups; g++) {
+        const uint8_t* entry = p + 2 + 8 * g;
+        const uint32_t word = uint32_t(read16(entry + 4)) | uint32_t(read16(entry + 6)) << 16;
+        out.scale[g] = uint8_t(2 * (word >> 28) + 1);
+        for (int i = 0; i < 4; i++)
+            put_grid8(kIQ2XXSGrid[entry[i]], eight_signs(int(word >> (7 * i) & 127)), out.q + 32 * g + 8 * i);
+    }
+}
+
+// Of IQ2_XS and IQ2_S: 4 bits for each 16 columns.
+void decode_half_scales(const uint8_t* p, Decoded& out) {
+    for (int i = 0; i < 16; i++) out.scale[i] = uint8_t(2 * (p[i / 2] >> (4 * (i % 2)) & 15) + 1);
+}
+
+// A word is a grid entry of 9 bits and 7 signs.
+void decode_iq2_xs(const uint8_t* p, Decoded& out) {
+    out.d = read16(p);
+    for (int i = 0; i < 32; i++) {
+        const int word = read16(p + 2 + 2 * i);
+        put_grid8(kIQ2XSGrid[word & 511], eight_signs(word >> 9), out.q + 8 * i);
+    }
+    decode_half_scales(p + 66, out);
+}
+
+void decode_iq2_s(const uint8_t* p, Decoded& out) {
+    out.d = read16(p);
+    const uint8_t *low = p + 2, *signs = p + 34, *high = p + 66;
+    for (int i = 0; i < 32; i++)
+        put_grid8(kIQ2SGrid[low[i] | (high[i / 4] >> (2 * (i % 4)) & 3) << 8], signs[i], out.q + 8 * i);
+    decode_half_scales(p + 74, out);
 }
 
 }  // namespace
@@ -185,6 +227,15 @@ void decode(WeightType type, const uint8_t* p, Decoded& out) {
             break;
         case WeightType::IQ3_S:
             decode_iq3_s(p, out);
+            break;
+        case WeightType::IQ2_XXS:
+            decode_iq2_xxs(p, out);
+            break;
+        case WeightType::IQ2_XS:
+            decode_iq2_xs(p, out);
+            break;
+        case WeightType::IQ2_S:
+            decode_iq2_s(p, out);
             break;
         case WeightType::Q3_0:  // quantize.h
             out.d = read16(p);

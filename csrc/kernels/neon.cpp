@@ -37,7 +37,7 @@ inline float32x4_t load_scales(const uint8_t* scales, int quarter) {
 
 // Whether weights are unpacked as signed values, without an offset. All others fit a signed byte, too.
 template <WeightType W>
-constexpr bool kSigned = kBits<W> == 8 || kHasCodebook<W>;
+constexpr bool kSigned = kBits<W> == 8 || (kHasCodebook<W> && !kHalfGroups<W>);
 
 // The 8 slices of one group for rows 4 * quarter and the three after it.
 template <WeightType W>
@@ -71,7 +71,14 @@ inline void unpack(const uint8_t* lines, int quarter, int8x16_t* w) {
                      vandq_u8(vshrq_n_u8(l[2], 2), vdupq_n_u8(48)));
         w[6] = bits(last);
         w[7] = vreinterpretq_s8_u8(vshrq_n_u8(last, 3));
-        for (int i = 0; i < 8 && kFractionBits<W>; i++) w[i] = vshlq_n_s8(w[i], kFractionBits<W>);
+        if constexpr (kHasCodebook<W>) {
+            constexpr int offset = kSigned<W> ? 0 : kOffset<W>;
+            const uint8x16_t table = vld1q_u8(kByteTable<W, offset>.values);
+            for (int s = 0; s < 8; s++)
+                w[s] = vreinterpretq_s8_u8(vqtbl1q_u8(table, vreinterpretq_u8_s8(w[s])));
+        } else {
+            for (int i = 0; i < 8 && kFractionBits<W>; i++) w[i] = vshlq_n_s8(w[i], kFractionBits<W>);
+        }
         return;
     }
     uint8x16_t low[8];

@@ -72,6 +72,8 @@ void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
                 scales[192 + 16 * g + row] = d.minimum[g];
             }
             break;
+        case WeightType::IQ2_XS:
+        case WeightType::IQ2_S:
         case WeightType::Q3_K:
         case WeightType::Q6_K:  // d[16], then scales in pairs, of a group's halves: [8][16][2]
             for (int g = 0; g < 16; g++) scales[32 + 32 * (g / 2) + 2 * row + g % 2] = d.scale[g];
@@ -81,6 +83,7 @@ void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
             for (int g = 0; g < 16; g++)
                 scales[64 + 32 * (g / 2) + 2 * row + g % 2] = uint8_t(d.scale[g] | d.minimum[g] << 4);
             break;
+        case WeightType::IQ2_XXS:
         case WeightType::IQ3_XXS:
         case WeightType::IQ3_S:
         case WeightType::IQ4_XS:  // d[16], then scales in pairs of groups: [4][16][2]

@@ -20,16 +20,17 @@ enum class WeightType : uint8_t {
     // clang-format off
     F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_0, IQ4_NL, IQ4_XS, MXFP4,
     Q3_K, Q2_K, TQ1_0, TQ2_0, IQ3_XXS, IQ3_S, W4_32, W4_128, W8_32, W8_128,
-    F8_32, F8_128,
+    F8_32, F8_128, IQ2_XXS, IQ2_XS, IQ2_S,
     // clang-format on
 };
 
-// The values that a packed integer of 4 bits stands for, times 2^fraction_bits. Those of IQ3 are a magnitude
-// and, in the highest bit, a sign.
+// The values that a packed integer of 4 bits (IQ2: 3 bits) stands for, times 2^fraction_bits. Those of IQ3
+// and IQ2 are a magnitude and, in the highest bit, a sign.
 constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int8_t kIQ3XXSValues[16] = {2, 6, 10, 14, 18, 22, 26, 31, -2, -6, -10, -14, -18, -22, -26, -31};
 constexpr int8_t kIQ3SValues[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+constexpr int8_t kIQ2Values[16] = {8, 25, 43, 0, -8, -25, -43, 0};
 
 // A weight is scale * (q - offset), or with has_minimum scale * q + minimum (of K-quants scale * q -
 // minimum), where q is an unsigned integer. With a codebook, a weight is scale * codebook[q], and offset is
@@ -86,6 +87,9 @@ static constexpr WeightTypeInfo kWeightTypes[] = {
     {WeightType::W8_128, "W8_128", 128, 133, 8, 128, 64 + 16,    0, 0, false, false, false, nullptr, 0, true},
     {WeightType::F8_32,  "F8_32",  32,  36,  8,  32,      64,    0, 0,  true, false, false},
     {WeightType::F8_128, "F8_128", 128, 132, 8, 128,      64,    0, 0,  true, false, false},
+    {WeightType::IQ2_XXS, "IQ2_XXS", 256, 66, 3, 32, 32 + 128,   6, 2, false,  true, false, kIQ2Values, 3},
+    {WeightType::IQ2_XS, "IQ2_XS", 256, 74,  3,  16, 32 + 256,   6, 1, false,  true, false, kIQ2Values, 3},
+    {WeightType::IQ2_S,  "IQ2_S", 256,  82,  3,  16, 32 + 256,   6, 1, false,  true, false, kIQ2Values, 3},
 };
 // clang-format on
 

@@ -1,7 +1,7 @@
 """How much memory models and caches need: an estimate from the models' dimensions, before loading.
 
-Bytes throughout. The weights are counted as resident: the engine repacks them once into layouts of
-its own, which hold the file's values with a little padding.
+Bytes throughout. The weights are counted as the engine packs them, once, into layouts of its own, which hold
+the file's values.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ import psutil
 
 from outrider.config.speculative import MAX_DRAFT_TOKENS
 from outrider.errors import InsufficientMemoryError
-from outrider.models.quantization import loaded_bytes
+from outrider.models.quantization import resident_bytes
 from outrider.models.source import ModelSource
 from outrider.models.spec import ModelSpec
 
-REPACK = 1.03  # repacked weights / weights in their file's encoding
+# Of what is read of a vocabulary, and of the tokenizer that is made of it, for each token and merge: resident
+# memory of the catalog's models before and after (benchmarks/predictions.py --only memory)
+PIECES_BYTES, TOKENIZER_BYTES = (126, 130), (112, 234)
 KV_BYTES = 2  # a key or value is stored in fp16
 BLOCK = 16  # positions: the cache grows by blocks
 PASS_WIDTH = 256  # most tokens of one pass of the target: a chunk of prefill
 WIDEST_PASS = 512  # the same of any model: a chunk of draft prefill
+ORDERED_COPIES = 4  # at once, of the inputs of q, k and v; v's with as many rows of residuals
+ORDERED_BYTES = 6  # a value of a copy: float32, int8 and a share of what a group of 32 has
 PASS_ROWS = 32  # most rows of logits of one pass, unless given
 TEXT_BYTES = 512  # of lists, text and lookups, for each token of a text or a prediction
 SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
@@ -36,11 +40,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 def kv_bytes(arch: ModelSpec, positions: int) -> int:
     """Most bytes of the keys and values of one sequence of `positions` positions. A layer with a sliding
     window holds what it shows, what one pass adds and what a rollback may take back."""
-    held = sum(_held_positions(positions, layer.window) for layer in arch.layers)
+    held = sum(held_positions(positions, layer.window) for layer in arch.layers)
     return 2 * arch.n_kv_heads * arch.head_dim * KV_BYTES * held
 
 
-def _held_positions(positions: int, window: int | None) -> int:
+def held_positions(positions: int, window: int | None) -> int:
     """Most positions that a layer holds of a sequence of so many; with a window, whole blocks."""
     if window is None:
         return positions
@@ -56,8 +60,15 @@ def prefix_bytes(arch: ModelSpec, positions: int) -> int:
 def buffer_bytes(arch: ModelSpec, width: int = PASS_WIDTH, rows: int = PASS_ROWS) -> int:
     """Bytes of the buffers of one pass over `width` tokens: float32 activations and `rows` rows of logits."""
     heads = (arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
-    per_token = 4 * (4 * arch.hidden_size + 3 * arch.ffn_size + heads)
+    per_token = 4 * (5 * arch.hidden_size + 5 * arch.ffn_size // 4 + heads)
     return width * per_token + 4 * rows * arch.vocab_size
+
+
+def ordered_bytes(source: ModelSource, width: int = PASS_WIDTH) -> int:
+    """Bytes of the copies of inputs in the orders of columns that matrices have (`Tensor.column_order`), of
+    one pass over `width` tokens."""
+    columns = (t.shape[1] for t in source.tensors.values() if t.column_order is not None)
+    return width * ORDERED_COPIES * ORDERED_BYTES * max(columns, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +79,30 @@ class ModelMemory:
     weights: int
     cache: int
     buffers: int
+    vocabulary: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.buffers
+        return self.weights + self.cache + self.buffers + self.vocabulary
 
 
-def estimate(source: ModelSource, positions: int, sequences: int = 1) -> ModelMemory:
-    """What `source` will need for `sequences` sequences of at most `positions` positions each."""
+def vocabulary_bytes(source: ModelSource, target: bool = True) -> int:
+    """Bytes of a model's tokenizer; of a draft model, which needs none, of the pieces that are compared."""
+    kinds = (PIECES_BYTES, TOKENIZER_BYTES) if target else (PIECES_BYTES,)
+    merges = len(source.tokenizer.merges)
+    return sum(source.architecture.vocab_size * token + merges * merge for token, merge in kinds)
+
+
+def estimate(source: ModelSource, positions: int, sequences: int = 1, *, target: bool = True) -> ModelMemory:
+    """What `source` will need for `sequences` sequences of at most `positions` positions each. target: False
+    for a draft model."""
     arch = source.architecture
     return ModelMemory(
         name=source.display_name,
-        weights=int(loaded_bytes(source) * REPACK),
+        weights=resident_bytes(source),
         cache=kv_bytes(arch, positions) * sequences,
-        buffers=buffer_bytes(arch),
+        buffers=buffer_bytes(arch) + ordered_bytes(source),
+        vocabulary=vocabulary_bytes(source, target),
     )
 
 
@@ -194,6 +215,7 @@ def share_out(
     archs = [source.architecture for source in sources]
     weights = sum(estimate(source, 0).weights for source in sources)
     buffers = buffer_bytes(archs[0], rows=rows) + sum(buffer_bytes(arch) for arch in archs[1:])
+    buffers += sum(ordered_bytes(source) for source in sources)
     free = limit - weights - buffers
     one = sequence_bytes(archs, positions)
     if free < one + (prefixes or 0):

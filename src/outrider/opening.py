@@ -24,7 +24,7 @@ def open_target(config: EngineConfig, progress: bool) -> ModelSource:
         source = open_model(path)
     except UnsupportedModelError as error:
         source = other_model(config, path, error)
-    return quantized(source, config.quantization)
+    return quantized(source.for_context(config.max_model_len), config.quantization)
 
 
 def fetch(reference: str, revision: str | None, progress: bool) -> Path:
@@ -67,6 +67,7 @@ def open_draft(
     if not isinstance(choice, DraftModelConfig | AutoConfig) or choice.model is None:
         return None
     source = open_model(fetch(choice.model, choice.revision, progress))
+    source = source.for_context(target.architecture.max_positions)
     if quantizes:
         source = quantized(source, for_draft(choice.quantization, source, target))
     elif choice.quantization not in (None, "auto"):

@@ -397,4 +397,5 @@ def _planned(config: EngineConfig, context: int) -> int:
 
 def _check_memory(config: EngineConfig, context: int, sources: Sequence[ModelSource]) -> None:
     positions = _planned(config, context)
-    memory.check([memory.estimate(s, positions, config.max_num_seqs) for s in sources], positions)
+    parts = [memory.estimate(s, positions, config.max_num_seqs, target=i == 0) for i, s in enumerate(sources)]
+    memory.check(parts, positions)

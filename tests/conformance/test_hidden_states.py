@@ -25,7 +25,7 @@ from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
 from outrider.policy.planner import Planner
 from tests.conformance.drafters import SCRIPTS
-from tests.conformance.engines import ENGINES, Models
+from tests.conformance.engines import ENGINES, Models, on_engines
 from tests.conformance.harness import (
     PARAMS,
     PROMPTS,
@@ -72,16 +72,14 @@ def texts(outputs: dict[str, Output]) -> dict[str, list[int]]:
     return {str(i): [*prompt, *outputs[str(i)].tokens] for i, prompt in enumerate(PROMPTS)}
 
 
-@pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("chunk", [16, 3])
-def test_every_positions_hidden_states_are_those_of_one_pass(name: str, drafter: str, chunk: int) -> None:
+@pytest.mark.parametrize(("name", "drafter", "chunk"), on_engines(DRAFTERS, ["16", "3"]))
+def test_every_positions_hidden_states_are_those_of_one_pass(name: str, drafter: str, chunk: str) -> None:
     model, models = target(name), MADE[name]
     batch = requests(PARAMS["temperature"])
     plain = run(models.engine(), None, batch)
     for taps in taps_of(model):
         recorder = HiddenRecorder(make_drafter(drafter, models, answers(plain)), taps)
-        outputs = run(models.engine(), recorder, requests(PARAMS["temperature"]), prefill_chunk=chunk)
+        outputs = run(models.engine(), recorder, requests(PARAMS["temperature"]), prefill_chunk=int(chunk))
         assert visible(outputs) == visible(plain), "hidden states change no text"
         compare(model, recorder, texts(outputs))
         if drafter in ("tree", "always_right"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from outrider import LLM, ConfigError, RequestOutputKind, SamplingParams, grammar
+from outrider import LLM, ConfigError, RequestOutputKind, SamplingParams, grammar, pipeline
 from outrider.decoding import loop
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.logprobs import token_logprobs
 from outrider.outputs import RequestOutput
 from outrider.requests import bad_word_ids
+from tests.conftest import load_toy
 from tests.support.toy_model import ToyModel
 
 PROMPTS: list[Any] = [
@@ -162,9 +164,11 @@ class Bench:
         return found
 
 
-@pytest.fixture
-def bench(target_file: Path, draft_file: Path, toy_engine: object) -> Bench:
-    return Bench(target_file, draft_file)
+@pytest.fixture(scope="module")
+def bench(target_file: Path, draft_file: Path) -> Iterator[Bench]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "load_native", load_toy)
+        yield Bench(target_file, draft_file)
 
 
 def test_no_parameter_is_forgotten() -> None:

@@ -24,6 +24,7 @@ from tests.native.support import item, load, run, same_bits, usable_isas
 from tests.support.models import VOCAB_SIZE, family_dims, hf_name, tiny_gguf, tiny_hf, tiny_weights
 from tests.support.reference import Reference
 from tests.support.ropes import SCALINGS
+from tests.support.wrapped import WRAPPED, wrapped_dims, wrapped_hf
 
 RECORD = Path(__file__).parent.parent / "data/reference/families.npz"
 LAYERS, HIDDEN = 3, 128
@@ -80,15 +81,24 @@ def test_the_same_file_agrees_with_llama_cpp(
     assert relative_error(found[:, record["columns"]], record[f"{family}.{name}"]) < most
 
 
+@pytest.mark.parametrize("arch", WRAPPED)
+def test_text_parts_of_models_for_images_agree_with_transformers(
+    tmp_path: Path, record: dict[str, Any], arch: str
+) -> None:
+    model = load(open_model(wrapped_hf(tmp_path, arch, old=True, dims=wrapped_dims(arch))), kv_dtype="f32")
+    tokens = record["tokens"].tolist()
+    logits = run(model, model.new_cache(len(tokens)), tokens)
+    assert relative_error(logits[:, record["columns"]], record[f"{arch}.wrapped"]) < 1e-5
+
+
 IN_GGUF = [name for name, scaling in SCALINGS.items() if scaling.keys is not None]
 ROPES = [*((name, "folder") for name in SCALINGS), *((name, "gguf") for name in IN_GGUF)]
 
 
 def scaled_source(folder: Path, name: str, form: str) -> ModelSource:
     scaling = SCALINGS[name]
-    if form == "folder":
-        return open_model(scaling.folder(folder / "model"))
-    return open_model(scaling.gguf(folder / "model.gguf"))
+    path = scaling.folder(folder / "model") if form == "folder" else scaling.gguf(folder / "model.gguf")
+    return open_model(path).for_context(scaling.context)
 
 
 @pytest.mark.parametrize(("name", "form"), ROPES)

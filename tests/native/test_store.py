@@ -4,6 +4,7 @@ result."""
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import mmap
 import shutil
@@ -13,7 +14,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from outrider.models.source import ModelSource
 from outrider.models.sources import download
 from tests.native.support import run, same_bits
 from tests.support.models import Dims, tiny_gguf, tiny_hf
+from tests.support.quantized import NARROW, Kind, quantized_hf
 from tests.support.split_gguf import split
 
 PROMPT = [int(i) for i in np.random.default_rng(3).integers(3, 320, 20)]
@@ -128,6 +130,28 @@ def test_safetensors_are_known_by_all_their_files(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     load(open_model(tiny_hf(folder, seed=5)), packed)
     assert len(list(packed.glob("*.packed"))) == 2
+
+
+def test_a_quantized_folder_is_not_converted_again(tmp_path: Path, no_packing: Callable[[], None]) -> None:
+    """And is another model when config.json gives the same integers another meaning."""
+    folder, _ = quantized_hf(tmp_path / "hf", Kind("gptq", act_order="each"), dims=NARROW)
+    packed = tmp_path / "packed"
+    wanted = logits(load(open_model(folder), packed))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq_v2"  # zero points are one less
+    (folder / "config.json").write_text(json.dumps(config))
+    assert not same_bits(wanted, logits(load(open_model(folder), packed)))
+    config["quantization_config"]["checkpoint_format"] = "gptq"
+    (folder / "config.json").write_text(json.dumps(config))
+    no_packing()
+
+    def convert(first: int, last: int) -> NoReturn:
+        raise AssertionError("converted again")
+
+    opened = open_model(folder)
+    tensors = {n: t if t.recode is None else replace(t, recode=convert) for n, t in opened.tensors.items()}
+    assert any(tensor.recode is convert for tensor in tensors.values())
+    assert same_bits(wanted, logits(load(replace(opened, tensors=tensors), packed)))
 
 
 def test_a_split_model_is_known_by_all_its_parts(tmp_path: Path, no_packing: Callable[[], None]) -> None:

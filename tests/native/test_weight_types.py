@@ -3,7 +3,6 @@ from __future__ import annotations
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from outrider.engines.native import _core
-from outrider.memory import REPACK
 from outrider.models.quantization import type_bytes
 from outrider.models.weight_types import BLOCKS, FOLDER_TYPES, LOADED_ONLY, PACKED_GROWTH, SUPPORTED_TYPES
 
@@ -22,5 +21,4 @@ def test_packed_sizes_are_as_memory_estimates_say() -> None:
     shape = (320, 512)
     for name in (*SUPPORTED_TYPES, *FOLDER_TYPES):
         packed = _core.packed_bytes(name, *shape)
-        estimated = type_bytes(name, shape) * PACKED_GROWTH.get(name, 1)
-        assert estimated / 1.001 <= packed <= estimated * REPACK * 1.01, name
+        assert packed == round(type_bytes(name, shape) * PACKED_GROWTH.get(name, 1)), name

@@ -2,7 +2,7 @@
 
     python tests/scripts/record_family_reference.py tests/data/reference/families.npz [NAME ...]
 
-Only the families and scalings that are named are computed again, all without a name.
+Only the families and scalings that are named, or "wrapped", are computed again, all without a name.
 Needs torch, transformers and xllamacpp (llama.cpp's server), which the test suite does not. The weights come
 from a seed (tests/support/models.py), so that only results are recorded. For each family:
 
@@ -11,6 +11,11 @@ from a seed (tests/support/models.py), so that only results are recorded. For ea
                          the final norm
     FAMILY.llama_cpp     float32[tokens, columns]: log-probabilities by llama.cpp, of the GGUF file in F32
     FAMILY.llama_cpp_q8  float32[tokens, columns]: the same in Q8_0
+
+for each family that is the text part of a model that reads images (tests/support/wrapped.py):
+
+    FAMILY.wrapped       float32[tokens, columns]: logits of that model for the text, of both spellings of the
+                         tensors' names
 
 and for each rotary scaling (tests/support/ropes.py), in fewer columns:
 
@@ -25,16 +30,18 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import xllamacpp  # type: ignore[import-not-found]
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.models import VOCAB_SIZE, family_dims, tiny_gguf, tiny_hf
 from tests.support.ropes import SCALINGS
+from tests.support.wrapped import WRAPPED, wrapped_dims, wrapped_hf
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "granite", "smollm3", "olmo2", "phi3", "mistral3")
 TOKENS = 48
@@ -49,10 +56,12 @@ def main() -> None:
     path = Path(sys.argv[1])
     record = dict(np.load(path)) if path.exists() else {}
     record |= {"tokens": tokens, "columns": columns, "hidden_columns": hidden_columns}
-    wanted = sys.argv[2:] or [*FAMILIES, *SCALINGS]
+    wanted = sys.argv[2:] or [*FAMILIES, *SCALINGS, "wrapped"]
     with tempfile.TemporaryDirectory() as folder:
         for name in (name for name in SCALINGS if name in wanted):
             record |= scaling(Path(folder), name, tokens.tolist(), columns[::4])
+        for arch in WRAPPED if "wrapped" in wanted else ():
+            record[f"{arch}.wrapped"] = wrapped_logits(Path(folder), arch, tokens.tolist())[:, columns]
         for family in (name for name in FAMILIES if name in wanted):
             model = tiny_hf(Path(folder) / family, arch=family, dims=family_dims(family), tied=False)
             logits, hidden = transformers_pass(model, tokens.tolist())
@@ -71,7 +80,7 @@ def scaling(folder: Path, name: str, tokens: list[int], columns: np.ndarray) -> 
     made = SCALINGS[name]
     path = made.folder(folder / f"rope {name}")
     logits, _ = transformers_pass(path, tokens)
-    rotary = AutoModelForCausalLM.from_pretrained(path).model.rotary_emb
+    rotary = rotary_after(path, tokens)
     record = {
         f"rope {name}.logits": logits[:, columns],
         f"rope {name}.inv_freq": rotary.inv_freq.numpy(),
@@ -82,6 +91,28 @@ def scaling(folder: Path, name: str, tokens: list[int], columns: np.ndarray) -> 
         record[f"rope {name}.llama_cpp"] = found[:, columns]
         print(f"{name}: llama.cpp and transformers differ by {error(found, logits):.1e}")
     return record
+
+
+def rotary_after(path: Path, tokens: list[int]) -> Any:
+    """The rotary table after a pass: longrope's depends on how long the text is."""
+    model = AutoModelForCausalLM.from_pretrained(path).model
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    return model.rotary_emb
+
+
+def wrapped_logits(folder: Path, arch: str, tokens: list[int]) -> np.ndarray:
+    """float32[tokens, vocab]. Weights of the part for images, which are not in the folder, are random."""
+    found: list[np.ndarray] = []
+    for old in (False, True):
+        path = wrapped_hf(folder / f"{arch} wrapped {old}", arch, old=old, dims=wrapped_dims(arch))
+        model = AutoModelForImageTextToText.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        with torch.no_grad():
+            found.append(model(torch.tensor([tokens])).logits[0].numpy())
+    assert np.array_equal(found[0], found[1])
+    return found[0]
 
 
 def error(found: np.ndarray, logits: np.ndarray) -> float:

@@ -81,11 +81,11 @@ class Page:
         """The page, with no memory of earlier ones; closed at the end, so that it asks for nothing more."""
         self.media()
         self.size(*size)
-        self.driver.get(url)
-        self.js("sessionStorage.clear(); localStorage.clear()")
-        self.driver.get(BLANK)
         self.complaints()
+        script = {"source": "sessionStorage.clear(); localStorage.clear()"}  # runs before the page's own
+        added = self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", script)
         self.driver.get(url)
+        self.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
         self.loaded()
         try:
             yield self

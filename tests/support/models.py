@@ -40,6 +40,9 @@ RANDOM_TYPES = {
     "TQ2_0": (64, 1.2, 0),
     "IQ3_XXS": (0, 160, 0),
     "IQ3_S": (0, 165, 0),
+    "IQ2_XXS": (0, 54, 0),
+    "IQ2_XS": (0, 56, 0),
+    "IQ2_S": (0, 57, 0),
 }
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 CHAT_TEMPLATE = (

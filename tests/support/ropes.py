@@ -20,7 +20,8 @@ class Scaling:
     config:    values for config.json.
     keys:      values for a GGUF file, after the family's name; None for a scaling that GGUF does not have.
     tensors:   of the GGUF file.
-    positions: what the context is limited to.
+    positions: what the context is.
+    context:   positions that are asked for; None: what is usual.
     """
 
     arch: str
@@ -28,6 +29,7 @@ class Scaling:
     keys: Mapping[str, Any] | None
     tensors: Mapping[str, Floats] = field(default_factory=dict)
     positions: int = 256
+    context: int | None = None
 
     def folder(self, path: Path) -> Path:
         dims = family_dims(self.arch)
@@ -58,19 +60,25 @@ def _yarn(arch: str, keys: Mapping[str, Any] | None, **more: Any) -> Scaling:
     return Scaling(arch, {"rope_scaling": yarn}, keys)
 
 
-def _longrope(arch: str, count: int) -> Scaling:
+def _longrope(arch: str, count: int, original: int = 256) -> Scaling:
     short, long = (np.linspace(1, most, count, dtype=np.float32) for most in (2, 8))
     config = {"rope_type": "longrope", "short_factor": short.tolist(), "long_factor": long.tolist()}
-    if arch != "phi3":  # which has it outside
-        config["original_max_position_embeddings"] = 256
+    outside = {}
+    if arch == "phi3":
+        outside["original_max_position_embeddings"] = original
+    else:
+        config["original_max_position_embeddings"] = original
     keys = {
         "context_length": 1024,
         "rope.scaling.type": "longrope",
-        "rope.scaling.original_context_length": 256,
-        "rope.scaling.attn_factor": 1.118033988749895,  # sqrt(1 + ln(4) / ln(256))
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(1024 / original) / np.log(original))),
     }
     tensors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
-    return Scaling(arch, {"max_position_embeddings": 1024, "rope_scaling": config}, keys, tensors)
+    values = {"max_position_embeddings": 1024, "rope_scaling": config, **outside}
+    beyond = original < 48  # which is how long the recorded text is
+    sizes = {"positions": 1024, "context": 256} if beyond else {"positions": original}
+    return Scaling(arch, values, keys, tensors, **sizes)
 
 
 SCALINGS: Mapping[str, Scaling] = {
@@ -95,4 +103,6 @@ SCALINGS: Mapping[str, Scaling] = {
     "yarn, mscale": _yarn("qwen3", None, mscale=0.7, mscale_all_dim=0.3),
     "longrope": _longrope("llama", 32),
     "longrope of phi3": _longrope("phi3", 12),  # of 24 columns of each head
+    "longrope, beyond": _longrope("llama", 32, original=32),
+    "longrope of phi3, beyond": _longrope("phi3", 12, original=32),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,25 @@ from tests.support.models import tiny_gguf
 
 
 def split(
-    folder: Path, stem: str = "m", count: int = 3, wrong: dict[str, dict[int, int]] | None = None
+    folder: Path,
+    stem: str = "m",
+    count: int = 3,
+    wrong: Mapping[str, Mapping[int, int | None]] | None = None,
+    keys: Mapping[str, Any] | None = None,
+    **model: Any,
 ) -> list[Path]:
-    """A tiny model in `count` parts, as llama-gguf-split writes it. wrong: values of "count", "no" or
-    "tensors" that some part has instead of the right ones."""
-    tensors = list(read_gguf(tiny_gguf(folder / "whole.gguf")).tensors().values())
+    """A tiny model in `count` parts, as llama-gguf-split writes it.
+
+    wrong: values of "count", "no" or "tensors" that some part has instead of the right ones; None: without
+           the key.
+    keys:  strings in the metadata of all parts but the first.
+    model: arguments of `tiny_gguf`.
+    """
+    tensors = list(read_gguf(tiny_gguf(folder / "whole.gguf", **model)).tensors().values())
     (folder / "whole.gguf").unlink()
     paths = []
     for part in range(count):
-        numbers = {"count": count, "no": part, "tensors": len(tensors)}
+        numbers: dict[str, int | None] = {"count": count, "no": part, "tensors": len(tensors)}
         numbers |= {key: values[part] for key, values in (wrong or {}).items() if part in values}
         marks = {
             "split.count": numbers["count"],
@@ -32,12 +43,15 @@ def split(
         mine = tensors[part::count]
         if part == 0:
             dropped: dict[str, Any] = {t.name: None for t in tensors if t not in mine}
-            tiny_gguf(path, keys=marks, tensors=dropped)
+            tiny_gguf(path, **{**model, "keys": {**model.get("keys", {}), **marks}, "tensors": dropped})
         else:
             writer = GGUFWriter(path, "llama")
             writer.kv_data[0].clear()
             for key, value in marks.items():
-                writer.add_uint16(key, value)
+                if value is not None:
+                    writer.add_uint16(key, value)
+            for key, text in (keys or {}).items():
+                writer.add_string(key, text)
             for tensor in mine:
                 writer.add_tensor(tensor.name, np.frombuffer(tensor.data, "<f4").reshape(tensor.shape))
             writer.write_header_to_file()

@@ -142,6 +142,15 @@ def _iq3_s_scales(blocks: Bytes) -> Ints:
     return np.asarray(2 * nibbles.astype(np.int64) + 1)
 
 
+def _iq2_xxs_scales(blocks: Bytes) -> Ints:
+    return np.asarray(2 * (blocks[..., 9:66:8].astype(np.int64) >> 4) + 1)
+
+
+def _iq2_scales(nibbles: Bytes) -> Ints:
+    both = (nibbles[..., None] >> np.array([0, 4]) & 15).reshape(*nibbles.shape[:2], 2 * GROUPS)
+    return np.asarray(2 * both.astype(np.int64) + 1)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where in a block the scale d is, how to read the factors of it (int64[n, b, p] of uint8[n, b, bytes]),
@@ -168,6 +177,9 @@ LAYOUTS = {
     "TQ2_0": Layout(64, _ones, 1, 3),
     "IQ3_XXS": Layout(0, _iq3_xxs_scales, 2, 1),
     "IQ3_S": Layout(0, _iq3_s_scales, 1),
+    "IQ2_XXS": Layout(0, _iq2_xxs_scales, 3, 3),
+    "IQ2_XS": Layout(0, lambda blocks: _iq2_scales(blocks[..., 66:74]), 2, 3),
+    "IQ2_S": Layout(0, lambda blocks: _iq2_scales(blocks[..., 74:82]), 2, 3),
 }
 
 

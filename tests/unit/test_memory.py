@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from outrider import memory
 from outrider.errors import InsufficientMemoryError
 from outrider.memory import Budget, ModelMemory
+from outrider.models.open import open_model
 from outrider.models.source import ModelSource, Tensor, TokenizerData
 from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from tests.support.quantized import Kind, quantized_hf
 
 LAYER = LayerSpec(FeedForwardSpec(8960), attention_scale=128**-0.5)
 QWEN = ModelSpec(
@@ -35,6 +37,18 @@ QWEN = ModelSpec(
 def test_key_value_bytes_by_hand() -> None:
     assert memory.kv_bytes(QWEN, 1) == 2 * 28 * 2 * 128 * 2
     assert memory.kv_bytes(QWEN, 4096) == 4096 * memory.kv_bytes(QWEN, 1) == 117_440_512
+
+
+def test_inputs_that_are_gathered_are_counted(tmp_path: Path) -> None:
+    """GPTQ's act-order: q, k and v each read a copy of 128 columns, o one of 128."""
+    plain = open_model(quantized_hf(tmp_path / "plain", Kind("gptq"))[0])
+    ordered = open_model(quantized_hf(tmp_path / "ordered", Kind("gptq", act_order="each"))[0])
+    assert memory.ordered_bytes(plain) == 0
+    more = memory.estimate(ordered, 10).buffers - memory.estimate(plain, 10).buffers
+    # Four rows of float32, int8, and for 32 of them a scale, a sum and their product.
+    assert 256 * 4 * (128 * 5 + 4 * 12) <= more == memory.ordered_bytes(ordered) < 256 * 4 * 128 * 7
+    whole = [memory.share_out([source], 10, 10**9, rows=1).buffers for source in (ordered, plain)]
+    assert whole[0] - whole[1] == more
 
 
 @given(positions=st.integers(1, 131072), window=st.integers(1, 4096))
@@ -69,9 +83,11 @@ def test_estimate_of_a_source() -> None:
         Path("t.gguf"), "gguf", "T", QWEN, {"w": tensor}, TokenizerData("bpe"), chat_template=None
     )
     part = memory.estimate(source, positions=100, sequences=3)
-    assert (part.name, part.weights) == ("T", 1030)
+    assert (part.name, part.weights) == ("T", 1000)
     assert part.cache == 3 * memory.kv_bytes(QWEN, 100)
-    assert part.total == part.weights + part.cache + part.buffers
+    assert part.vocabulary == QWEN.vocab_size * (126 + 112)
+    assert part.total == part.weights + part.cache + part.buffers + part.vocabulary
+    assert memory.estimate(source, 100, target=False).vocabulary == QWEN.vocab_size * 126
 
 
 PARTS = [ModelMemory("T", 10**9, 10**8, 0), ModelMemory("D", 5 * 10**8, 10**7, 0)]
@@ -156,7 +172,7 @@ def test_shares_add_up_to_the_limit(
     sources = [model(), model("D", arch=SMALL)] if pair else [model()]
     archs = [source.architecture for source in sources]
     buffers = memory.buffer_bytes(QWEN, rows=rows) + (memory.buffer_bytes(SMALL) if pair else 0)
-    needed = 1030 * len(sources) + buffers + memory.sequence_bytes(archs, positions) + (prefixes or 0)
+    needed = 1000 * len(sources) + buffers + memory.sequence_bytes(archs, positions) + (prefixes or 0)
     if limit < needed:
         with pytest.raises(InsufficientMemoryError, match=rf"sequence of {positions} tokens.*--memory-limit"):
             memory.share_out(sources, positions, limit, rows=rows, prefixes=prefixes, lookups=lookups)
@@ -177,7 +193,7 @@ def test_shares_add_up_to_the_limit(
 
 @pytest.mark.parametrize("short", [False, True])
 def test_the_smallest_limit_that_is_enough(short: bool) -> None:
-    needed = 1030 + memory.buffer_bytes(QWEN, rows=5) + memory.sequence_bytes([QWEN], 100)
+    needed = 1000 + memory.buffer_bytes(QWEN, rows=5) + memory.sequence_bytes([QWEN], 100)
     if short:
         with pytest.raises(InsufficientMemoryError, match="T take 1 kB"):
             memory.share_out([model()], 100, needed - 1, rows=5)

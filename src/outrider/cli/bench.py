@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from tqdm import tqdm
 from outrider.bench import report, workloads
 from outrider.bench.workloads import Item
 from outrider.cli import options
+from outrider.cli.bench_output import STDOUT, check_writable, output, write
 from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.speculative import (
@@ -33,12 +32,12 @@ from outrider.errors import ConfigError, nearest
 
 TEMPERATURE = 0.0
 PLOT_ROUNDS = 5  # of the cost curve
-STDOUT = Path("-")  # the value of --json without a file name
 
 _DESCRIPTION = """\
 Measure drafters against plain decoding on the same prompts, with their steps interleaved, and check
 that the tokens are the same. Speed-ups count decoding only, without the prompt's prefill.
-Or, with --cost-curve, measure what a pass of the target over n tokens costs."""
+Or, with --cost-curve, measure what a pass of the target over n tokens costs; or, with --synthetic, how fast
+models of given shapes are."""
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -66,6 +65,18 @@ def add_parser(subparsers: Subparsers) -> Parser:
         "--cost-curve",
         action="store_true",
         help="instead, what a target pass over 1 to 32 tokens costs, at a context of -c tokens (default 256)",
+    )
+    add(
+        "--synthetic",
+        action="store_true",
+        help="instead, the speed of models that are not here: -m and -md are shapes such as "
+        "llama-3.1-8b:q4_k_m, weights are random, and draft tokens are accepted as --acceptance says",
+    )
+    add(
+        "--acceptance",
+        metavar="LIST",
+        default="0.6,0.7,0.8,0.9",
+        help="of --synthetic: probabilities that a draft token is accepted (default: %(default)s)",
     )
     add("--runs", type=integer, metavar="K", help="runs of each method (default: 3; of --cost-curve: 7)")
     add(
@@ -102,6 +113,10 @@ def add_parser(subparsers: Subparsers) -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask. Returns 0, or 1 when a method changed the tokens."""
+    if args.synthetic:
+        from outrider.cli.bench_synthetic import synthetic
+
+        return synthetic(args)
     if args.cost_curve:
         return cost_curve(args)
     args.runs = 3 if args.runs is None else args.runs
@@ -119,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     workloads.texts_of(items, params.seed or 0, max(texts))  # raises before anything is loaded
     # Interleaved runs hold one sequence for each method.
     config = replace(options.engine(args, NoneConfig()), max_num_seqs=len(choices))
-    _check_writable(args)
+    check_writable(args)
 
     from outrider.bench.runner import measure
     from outrider.pipeline import build_all
@@ -153,46 +168,13 @@ def run(args: argparse.Namespace) -> int:
     ) | {"command": args.command_line, "created": datetime.now(UTC).isoformat(timespec="seconds")}
     if args.plot is not None:
         _add_cost_curve(document, models[0], config.threads)
-    _output(document, report.text, args.json)
+    output(document, report.text, args.json)
     if args.plot is not None:
         from outrider.bench import page
 
-        _write("--plot", args.plot, page.html(document))
+        write("--plot", args.plot, page.html(document))
     same = all(m["identical"] for w in document["workloads"] for m in w["methods"].values())
     return 0 if same else 1
-
-
-def _check_writable(args: argparse.Namespace) -> None:
-    """Raise ConfigError, before anything is measured, if an output file could not be written."""
-    if args.plot is not None:
-        from outrider.bench import page
-
-        page.check_available()
-    for flag, path in (("--json", args.json), ("--plot", args.plot)):
-        if path in (None, STDOUT):
-            continue
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ConfigError(f"{flag}: {str(path)!r} cannot be written")
-
-
-def _output(document: dict[str, Any], text: Callable[[dict[str, Any]], str], json_to: Path | None) -> None:
-    """Print the document: as a table (None), as JSON (STDOUT), or as a table with the JSON in a file."""
-    if json_to != STDOUT:
-        print(text(document), flush=True)
-    if json_to is None:
-        return
-    found = json.dumps(document, ensure_ascii=False, allow_nan=False)
-    if json_to == STDOUT:
-        print(found, flush=True)
-    else:
-        _write("--json", json_to, f"{found}\n")
-
-
-def _write(flag: str, path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as e:
-        raise ConfigError(f"{flag}: {str(path)!r} cannot be written: {e.strerror}") from None
 
 
 def _add_cost_curve(document: dict[str, Any], target: LanguageModel, threads: int | None) -> None:
@@ -218,7 +200,7 @@ def cost_curve(args: argparse.Namespace) -> int:
     rounds = 7 if args.runs is None else args.runs
     if rounds < 1:
         raise ConfigError(f"--runs must be at least 1, not {rounds}")
-    _check_writable(args)
+    check_writable(args)
 
     from outrider.bench import cost_curve as curve
     from outrider.engines.native import NativeModel
@@ -236,7 +218,7 @@ def cost_curve(args: argparse.Namespace) -> int:
         document = curve.measure(
             model, threads=config.threads, context=context, rounds=rounds, on_pass=bar.update
         )
-    _output(document, curve.text, args.json)
+    output(document, curve.text, args.json)
     return 0
 
 

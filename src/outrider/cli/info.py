@@ -58,6 +58,7 @@ def document(source: ModelSource) -> dict[str, Any]:
         "heads": spec.n_heads,
         "kv_heads": spec.n_kv_heads,
         "context": spec.max_positions,
+        "longest_context": spec.long_positions,
         "vocabulary": {"size": spec.vocab_size, "tokenizer": source.tokenizer.kind},
         "chat_template": bool(source.chat_template),
         "fim": fim_tokens(tokenizer) is not None,
@@ -65,6 +66,7 @@ def document(source: ModelSource) -> dict[str, Any]:
             "weights": needed.weights,
             "buffers": needed.buffers,
             "cache": needed.cache,
+            "tokenizer": needed.vocabulary,
             "total": needed.total,
         },
     }
@@ -80,14 +82,16 @@ def text(found: dict[str, Any]) -> str:
         "family": f"{found['family']}, {found['layers']} layers",
         "parameters": f"{found['parameters'] / 1e6:,.1f} million",
         "weights": f"{human(weights['bytes'])} {found['format']}: {types}",
-        "context": f"{found['context']} tokens",
+        "context": f"{found['context']} tokens"
+        + (f", up to {longest} with -c" if (longest := found["longest_context"]) > found["context"] else ""),
         "vocabulary": f"{found['vocabulary']['size']} tokens ({found['vocabulary']['tokenizer']})",
         "chat template": "yes"
         if found["chat_template"]
         else "no: give one with --chat-template, or complete raw",
         "fill in the middle": "yes" if found["fim"] else "no",
         "memory": f"{human(needed['total'])} with a full context: weights {human(needed['weights'])}, "
-        f"cache {human(needed['cache'])}, buffers {human(needed['buffers'])}",
+        f"cache {human(needed['cache'])}, buffers {human(needed['buffers'])}, "
+        f"tokenizer {human(needed['tokenizer'])}",
     }
     return "\n".join(f"{name:<20}{value}" for name, value in rows.items())
 
@@ -96,7 +100,7 @@ def weight_types(source: ModelSource) -> dict[str, int]:
     """Bytes of the tensors by ggml type, the most first."""
     sizes: Counter[str] = Counter()
     for tensor in source.tensors.values():
-        sizes[tensor.type] += tensor.nbytes
+        sizes[tensor.type] += tensor.stored_bytes
     return dict(sizes.most_common())
 
 

@@ -1,8 +1,8 @@
 """The `outrider` command.
 
-Exit status: 0 success; 1 a check failed (bench, demo, verify: the output changed); 2 bad input, a model that
-cannot be used, or output that cannot be written, with one line on stderr; 130 interrupted; 141 the reader of
-the output has closed it.
+Exit status: 0 success; 1 a check failed (bench, demo, verify: the output changed; plan: it does not fit);
+2 bad input, a model that cannot be used, or output that cannot be written, with one line on stderr;
+130 interrupted; 141 the reader of the output has closed it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from outrider.cli import (
     chat,
     completion,
     demo,
+    doctor,
     foreign,
     info,
     models,
+    plan,
     pull,
     run,
     serve,
@@ -32,7 +34,7 @@ from outrider.cli.watched_output import watched_output
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
-COMMANDS = (run, chat, serve, bench, verify, pull, models, info, demo, completion)
+COMMANDS = (run, chat, serve, bench, verify, plan, pull, models, info, doctor, demo, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

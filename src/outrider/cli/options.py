@@ -260,6 +260,14 @@ def read_file(flag: str, name: str) -> str:
         raise ConfigError(f"{flag}: {name!r} cannot be read: {reason}") from None
 
 
+def size(text: str) -> int:
+    """A size for argparse: digits, and perhaps K, M, G or T (powers of 1024) after them."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"not a size such as 512M or 6G: {text!r}")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
 _default = "default: %(default)s"
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shlex
 import ssl
 import sys
@@ -54,9 +53,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help=f"most samples that share a pass ({_default})")  # fmt: skip
     add("--max-waiting", type=integer, default=64, metavar="N",
         help=f"most samples that wait for a place; more get HTTP 429 ({_default})")  # fmt: skip
-    add("--memory-limit", type=_bytes, metavar="SIZE",
+    add("--memory-limit", type=options.size, metavar="SIZE",
         help="most memory for weights and caches, such as 6G (default: what is free)")  # fmt: skip
-    add("--prefix-cache", type=_bytes, metavar="SIZE",
+    add("--prefix-cache", type=options.size, metavar="SIZE",
         help="of that, for prompts that begin alike; 0 turns it off (default: a part of it)")  # fmt: skip
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     add("-s", "--seed", type=integer, metavar="S", help="make the seeds of unseeded requests repeatable")
@@ -112,7 +111,9 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
-    add("--max-body-bytes", type=_bytes, default="4M", metavar="SIZE", help=f"of a request ({_default})")
+    add(
+        "--max-body-bytes", type=options.size, default="4M", metavar="SIZE", help=f"of a request ({_default})"
+    )
     add("--max-samples", type=integer, default=128, metavar="N",
         help=f"of one request, all prompts together ({_default})")  # fmt: skip
     add("--max-logprobs", type=integer, default=20, metavar="N",
@@ -266,14 +267,6 @@ def _port(port: int) -> int:
     if not 0 <= port < 65536:
         raise ConfigError(f"--port must be from 0 to 65535, not {port}")
     return port
-
-
-def _bytes(text: str) -> int:
-    """A size for argparse: digits, and perhaps K, M, G or T (powers of 1024) after them."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"not a size such as 512M or 6G: {text!r}")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -28,11 +28,14 @@ def frequent_blocks(model: LanguageModel) -> IntArray | None:
     matrix as a whole, or has no more ids than these."""
     if not isinstance(model, VocabSubsetModel):
         return None
-    size = model.vocab_block_size
-    count = -(-max(MIN_FREQUENT, model.vocab_size // FREQUENT_DIVISOR) // size)
-    if count * size >= model.vocab_size:
-        return None
-    return np.arange(count, dtype=np.int32)
+    count = frequent_block_count(model.vocab_size, model.vocab_block_size)
+    return None if count is None else np.arange(count, dtype=np.int32)
+
+
+def frequent_block_count(vocab_size: int, block_size: int) -> int | None:
+    """How many vocabulary blocks the frequent ids of a vocabulary are; None when that would be all of it."""
+    count = -(-max(MIN_FREQUENT, vocab_size // FREQUENT_DIVISOR) // block_size)
+    return None if count * block_size >= vocab_size else count
 
 
 class VocabSubset:

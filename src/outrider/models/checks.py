@@ -32,8 +32,9 @@ def check_dimensions(path: Path, d: Dimensions) -> None:
         raise ModelFileError(f"{path}: head_dim {d.head_dim} is odd")
     if not (math.isfinite(d.rms_eps) and 0 < d.rms_eps < 1):
         raise ModelFileError(f"{path}: rms_eps is {d.rms_eps}, not between 0 and 1")
-    for rope in (d.rope, d.local_rope or d.rope):
-        _check_rope(path, rope)
+    for rope in (d.rope, d.local_rope, d.long_rope):
+        if rope is not None:
+            _check_rope(path, rope)
     _check_layers(path, d)
 
 

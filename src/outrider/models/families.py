@@ -54,6 +54,7 @@ class HuggingFaceClass:
     multipliers:        whether embeddings, attention, what layers add to the stream, and logits have factors
                         of their own.
     model_type:         None: the class's name in lower case, without ForCausalLM.
+    sizes:              defaults of sizes that the configurations of other classes must give.
     """
 
     name: str
@@ -74,6 +75,7 @@ class HuggingFaceClass:
     query_growth: bool = False
     multipliers: bool = False
     model_type: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def type(self) -> str:
@@ -164,6 +166,16 @@ FAMILIES: Mapping[str, Family] = {
                     theta=1e6,
                     local_theta=1e4,
                     model_type="gemma3_text",
+                    sizes=MappingProxyType(
+                        {
+                            "vocab_size": 262208,
+                            "hidden_size": 2304,
+                            "intermediate_size": 9216,
+                            "num_hidden_layers": 26,
+                            "num_attention_heads": 8,
+                            "max_position_embeddings": 131072,
+                        }
+                    ),
                 ),
             ),
             norms=NormsSpec(q=True, k=True, post_attention=True, post_ffn=True),
@@ -291,6 +303,7 @@ class Dimensions:
 
     windows:    of each layer, None where it sees all positions; () for a model without any.
     local_rope: of layers with a window, where these have a rotary table of their own.
+    long_rope, long_positions: as in ModelSpec; 0 positions where there is no such table.
     unrotated:  of each layer, whether it has no rotation; () for none.
     attention_scale: None: 1 / sqrt(head_dim).
     softcap, attention_softcap: 0 for none.
@@ -309,6 +322,8 @@ class Dimensions:
     rms_eps: float
     rope: RopeSpec
     local_rope: RopeSpec | None = None
+    long_rope: RopeSpec | None = None
+    long_positions: int = 0
     windows: tuple[int | None, ...] = ()
     unrotated: tuple[bool, ...] = ()
     attention_scale: float | None = None
@@ -353,6 +368,8 @@ def make_spec(family: Family, d: Dimensions) -> ModelSpec:
         max_positions=d.max_positions,
         rms_eps=d.rms_eps,
         ropes=(d.rope,) if d.local_rope is None else (d.rope, d.local_rope),
+        long_rope=d.long_rope,
+        long_positions=d.long_positions or d.max_positions,
         layers=tuple(layers),
         embedding_scale=root if family.scaled_embedding else d.embedding_scale,
         logit_softcap=d.softcap or None,

@@ -43,7 +43,8 @@ def split_fused(
                 if own in tensors:
                     raise ModelFileError(f"{path}: holds {file_name(own)} beside {file_name(name)}")
                 recode = None if tensor.recode is None else _from(tensor.recode, start)
-                tensors[own] = replace(tensor, name=own, shape=shape, data=data, recode=recode)
+                beside = tensor.beside * shape[0] // ends[-1]
+                tensors[own] = replace(tensor, name=own, shape=shape, data=data, recode=recode, beside=beside)
 
 
 def _from(recode: Recode, start: int) -> Recode:

@@ -121,6 +121,23 @@ def type_bytes(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def loaded_bytes(source: ModelSource) -> int:
-    """Bytes of all tensors in the types that the engine holds them in, nearly as they are packed."""
-    kinds = ((loaded_type(source, t), t.shape) for t in source.tensors.values())
-    return sum(int(type_bytes(kind, shape) * PACKED_GROWTH.get(kind, 1)) for kind, shape in kinds)
+    """Bytes of all tensors in the types that the engine holds them in, as they are packed."""
+    return sum(packed_bytes(loaded_type(source, t), t.shape) for t in source.tensors.values())
+
+
+def packed_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor of a type as the engine packs it."""
+    return int(type_bytes(kind, shape) * PACKED_GROWTH.get(kind, 1))
+
+
+def resident_bytes(source: ModelSource) -> int:
+    """Bytes of memory that the weights take. Rows of the embedding are not packed: those that stay as the
+    file has them are read from the mapped file, where they take no memory that others could not have."""
+    embedding = source.tensors.get(EMBEDDING)
+    if embedding is None:
+        return loaded_bytes(source)
+    kind = loaded_type(source, embedding)
+    mapped = kind == embedding.type and embedding.recode is None
+    rows = 0 if mapped else type_bytes(kind, embedding.shape)
+    unpacked = packed_bytes(kind, embedding.shape) if OUTPUT in source.tensors else 0
+    return loaded_bytes(source) - unpacked + rows

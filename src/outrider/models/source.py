@@ -5,8 +5,9 @@ Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …), whate
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.models.spec import ModelSpec
+
+logger = logging.getLogger("outrider")
 
 # (first row, last row) -> uint8[bytes of these rows]
 Recode: TypeAlias = Callable[[int, int], npt.NDArray[np.uint8]]
@@ -24,14 +27,14 @@ class Tensor:
     """One weight matrix or vector, in its file's encoding.
 
     data:  uint8[nbytes], a read-only view into the memory-mapped file, checked to lie inside it. It is
-    aligned
-           only as the file aligns it, so copy it before viewing it as a wider type.
+           aligned only as the file aligns it, so copy it before viewing it as a wider type.
     type:  name of the ggml type, one of weight_types.SUPPORTED_TYPES in a model that can be loaded, or of a
            type in FOLDER_TYPES.
     shape: (rows, columns) with rows contiguous, or (length,) for a vector.
     recode: None where `data` are the type's blocks. Else the file has a layout of its own, and this computes
            the blocks of some rows, without changing a value. It may raise ModelFileError.
     column_order: None, or int32[columns]: column i of the blocks is column column_order[i] of the matrix.
+    beside: bytes of what belongs to it elsewhere in the file: scales, zero points, the order of columns.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Tensor:
     data: npt.NDArray[np.uint8]
     recode: Recode | None = None
     column_order: npt.NDArray[np.int32] | None = None
+    beside: int = 0
 
     def encoded(self) -> npt.NDArray[np.uint8]:
         """The blocks of all rows: `data`, or a new array."""
@@ -48,6 +52,11 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all of it in the file."""
+        return self.nbytes + self.beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,19 @@ class ModelSource:
             found += [str(path), stat.st_size, stat.st_mtime_ns]
         return [*found, self.quantization]
 
+    def for_context(self, positions: int | None) -> ModelSource:
+        """The same for contexts of at most `positions` tokens (`ModelSpec.for_context`); None: of as many as
+        the usual rotary table is for, with a warning where there is one for more."""
+        spec = self.architecture
+        if positions is None and spec.long_rope is not None:
+            logger.warning(
+                "%s: the context is %d tokens; a longer --max-model-len (-c), up to %d, chooses the rotary"
+                " factors for long contexts",
+                self.path, spec.max_positions, spec.long_positions,
+            )  # fmt: skip
+        return replace(self, architecture=spec.for_context(positions or 0))
+
     @property
     def weights_bytes(self) -> int:
         """Bytes of all tensors as stored."""
-        return sum(t.nbytes for t in self.tensors.values())
+        return sum(t.stored_bytes for t in self.tensors.values())

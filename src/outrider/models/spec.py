@@ -6,7 +6,7 @@ A `ModelSpec` is built once, by `models/families.py`, from the numbers that a fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -97,7 +97,10 @@ class ModelSpec:
     """A decoder-only transformer. All numbers are checked to be sane.
 
     name:            the family's name, see models/families.py.
-    max_positions:   the trained context.
+    max_positions:   the trained context, as far as `ropes` reach.
+    long_rope:       the rotary table of all layers in contexts beyond that, as LongRoPE has them; None where
+                     there is no other. See `for_context`.
+    long_positions:  how far that one reaches.
     embedding_scale: factor on the rows of the embedding.
     residual_scale:  factor on what attention and feed-forward give, before it is added to the stream.
     logit_scale:     factor on the logits.
@@ -118,6 +121,15 @@ class ModelSpec:
     logit_softcap: float | None = None
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    long_rope: RopeSpec | None = None
+    long_positions: int = 0
+
+    def for_context(self, positions: int) -> ModelSpec:
+        """The same for contexts of `positions` tokens: with the long rotary table where they are longer than
+        the usual one reaches. A sequence keeps one table from its first token to its last."""
+        if self.long_rope is None or positions <= self.max_positions:
+            return self
+        return replace(self, ropes=(self.long_rope,), long_rope=None, max_positions=self.long_positions)
 
     @property
     def n_layers(self) -> int:

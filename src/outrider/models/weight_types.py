@@ -35,10 +35,17 @@ BLOCKS = {
     "W8_128": (128, 133),
     "F8_32": (32, 36),
     "F8_128": (128, 132),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
 }
-# Bytes as the engine packs a type / bytes in the file, of types that differ by more than a few percent. IQ3's
-# grid entries and signs become integers of 4 bits, TQ1_0's digits 2 bits each.
-PACKED_GROWTH = {"IQ3_XXS": 2208 / 1568, "IQ3_S": 2208 / 1760, "TQ1_0": 1056 / 864}
+# Bytes as the engine packs a type / bytes in the file, of types that differ. IQ3's grid entries and signs
+# become integers of 4 bits, IQ2's of 3 bits, TQ1_0's digits 2 bits each; packed scales of 6 bits become bytes.
+PACKED_GROWTH = {
+    **{"Q4_K": 148 / 144, "Q5_K": 180 / 176, "Q3_K": 114 / 110, "IQ4_XS": 138 / 136},
+    **{"IQ3_XXS": 2208 / 1568, "IQ3_S": 2208 / 1760, "TQ1_0": 1056 / 864},
+    **{"IQ2_XXS": 1696 / 1056, "IQ2_XS": 1824 / 1184, "IQ2_S": 1824 / 1312},
+}
 LOADED_ONLY = frozenset({"Q3_0"})  # types that no file has: made when a model is quantized at load
 # What matrices of quantized Hugging Face folders become where no type of ggml holds their values exactly
 # (formats/hf_blocks.py): W integers of so many bits with a scale and a zero point, F8 floats with a scale.

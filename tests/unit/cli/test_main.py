@@ -25,7 +25,22 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "run", "chat", "serve", "bench", "verify", "pull", "list", "rm", "info", "demo", "completion"],
+    [
+        "",
+        "run",
+        "chat",
+        "serve",
+        "bench",
+        "verify",
+        "plan",
+        "pull",
+        "list",
+        "rm",
+        "info",
+        "doctor",
+        "demo",
+        "completion",
+    ],
 )
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

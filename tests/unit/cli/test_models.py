@@ -156,7 +156,9 @@ def test_info(target_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     source = open_model(target_file)
     assert found["weights"]["bytes"] == sum(found["weights"]["types"].values()) == source.weights_bytes
-    assert found["memory"]["total"] == sum(found["memory"][part] for part in ("weights", "buffers", "cache"))
+    assert found["memory"]["total"] == sum(
+        found["memory"][part] for part in ("weights", "buffers", "cache", "tokenizer")
+    )
     assert (found["context"], found["chat_template"], found["fim"]) == (256, True, False)
     assert found["parameters"] * 4 == source.weights_bytes, "all tensors are F32"
 

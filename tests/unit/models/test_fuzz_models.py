@@ -4,10 +4,12 @@ bounded."""
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ from hypothesis import strategies as st
 from outrider.errors import ModelFileError, OutriderError
 from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.gguf_file import read_gguf
+from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
 from outrider.models.text.tokenizer import Tokenizer
 from tests.support.gguf_bytes import entry, gguf, pair, string
-from tests.support.models import VOCAB_SIZE, Dims, tiny_gguf, tiny_hf
+from tests.support.models import VOCAB_SIZE, Dims, tiny_gguf, tiny_hf, write_safetensors
 from tests.support.quantized import Kind, quantized_hf
 from tests.support.split_gguf import split
+from tests.support.wrapped import wrapped_hf
 
 # The largest of these files has 100 kB. The whole run may raise the process's high-water mark by this much.
 MEMORY_LIMIT = 128 << 20
@@ -108,7 +112,9 @@ def high_water() -> int:
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory() -> Iterator[None]:
     before = high_water()
+    logging.disable(logging.WARNING)  # pytest would keep every record
     yield
+    logging.disable(logging.NOTSET)
     assert high_water() - before < MEMORY_LIMIT
 
 
@@ -199,6 +205,46 @@ def test_mutated_parts_of_a_split_gguf(place: Path) -> None:
             raw = mutated(base, mutations, headers[number]) if number == which else base
             paths[number].write_bytes(raw)
         survives(paths[opened])
+
+    run()
+
+
+def test_parts_of_several_models(place: Path) -> None:
+    """Any part of any of four models in any place, and any values of the keys that say which part it is."""
+    folder = place / "mixed"
+    folder.mkdir()
+    made = {
+        "same": split(folder, "same"),
+        "other seed": split(folder, "seed", seed=5),
+        "other sizes": split(folder, "sizes", dims=replace(TINY, layers=2)),
+        "other family": split(folder, "family", arch="qwen3"),
+        "fewer parts": split(folder, "few", count=2),
+    }
+    pool = {
+        (name, part): path.read_bytes() for name, paths in made.items() for part, path in enumerate(paths)
+    }
+    paths = [folder / f"m-{part:05}-of-00003.gguf" for part in (1, 2, 3)]
+    numbers = st.sampled_from([0, 1, 2, 3, 4, 1023, 2**15, 2**16 - 1])
+    keys = st.sampled_from([b"split.no", b"split.count", b"split.tensors.count"])
+
+    @fuzz
+    @given(
+        st.tuples(*[st.sampled_from(list(pool))] * 3),
+        st.lists(st.tuples(st.integers(0, 2), keys, numbers), max_size=2),
+        st.integers(0, 2),
+    )
+    def run(parts: tuple[tuple[str, int], ...], changes: list[tuple[int, bytes, int]], opened: int) -> None:
+        raws = [bytearray(pool[part]) for part in parts]
+        for which, key, number in changes:
+            at = raws[which].find(key)
+            if at >= 0:  # the value's type, then the value
+                raws[which][at + len(key) + 4 : at + len(key) + 6] = number.to_bytes(2, "little")
+        for path, raw in zip(paths, raws, strict=True):
+            path.write_bytes(raw)
+        if changes or [number for _, number in parts] != [0, 1, 2] or len({name for name, _ in parts}) > 1:
+            survives(paths[opened])
+        else:
+            assert len(open_model(paths[opened]).parts) == 2
 
     run()
 
@@ -307,6 +353,54 @@ def test_configurations_with_any_value_anywhere(place: Path) -> None:
                 target[key] = value
         for name, value in texts.items():
             (folder / name).write_text(json.dumps(value))
+        survives(folder)
+
+    run()
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral3"])
+def test_configurations_of_text_parts_with_any_value_anywhere(place: Path, arch: str) -> None:
+    folder = wrapped_hf(place / f"{arch} wrapped", arch, old=True, dims=replace(TINY, window=8))
+    path = folder / "config.json"
+    base = json.loads(path.read_text())
+    places = [("", key) for key in (*base, "rope_scaling", "quantization_config")]
+    places += [("text_config", key) for key in (*base["text_config"], "rope_parameters", "layer_types")]
+    values = JSON | st.sampled_from(
+        ["gemma3_text", "mistral", "mistral3", ["Gemma3ForConditionalGeneration"]]
+    )
+
+    @fuzz
+    @given(st.lists(st.tuples(st.sampled_from(places), values), min_size=1, max_size=3))
+    def run(changes: list[tuple[tuple[str, str], Any]]) -> None:
+        config = json.loads(json.dumps(base))
+        for (where, key), value in changes:
+            target = config.get("text_config") if where else config
+            if isinstance(target, dict):
+                target[key] = value
+        path.write_text(json.dumps(config))
+        survives(folder)
+
+    run()
+
+
+NAMES = st.sampled_from(
+    ["", "model.", "language_model.", "model.language_model.", "language_model.model.", "vision_tower."]
+)
+
+
+def test_names_of_text_parts(place: Path) -> None:
+    folder = wrapped_hf(place / "names", "gemma3", old=False, dims=replace(TINY, window=8))
+    path = folder / "model.safetensors"
+    found = [(t.name, t.shape, t.data.tobytes()) for t in read_safetensors(path).values()]
+
+    @settings(fuzz, max_examples=200)
+    @given(st.lists(st.tuples(st.integers(0, len(found) - 1), NAMES, NAMES), max_size=4))
+    def run(changes: list[tuple[int, str, str]]) -> None:
+        names = [name for name, _, _ in found]
+        for which, old, new in changes:
+            names[which] = new + names[which].removeprefix(old)
+        tensors = {name: entry[1:] for name, entry in zip(names, found, strict=True)}
+        write_safetensors(path, "F32", [(name, *rest) for name, rest in tensors.items()])
         survives(folder)
 
     run()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from outrider.errors import ModelFileError, ModelNotFoundError
 from outrider.models.gguf_names import PART_LIMIT, part_names, whole_models
 from outrider.models.open import open_model
-from tests.support.models import tiny_gguf
+from tests.support.models import Dims, tiny_gguf
 from tests.support.split_gguf import split
 
 
@@ -61,9 +61,18 @@ def test_a_part_under_another_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"no": {1: 2, 2: 1}}, r"00002-of-00003\.gguf: says that it is another part \(split\.no\)"),
+        ({"no": {1: 2, 2: 1}}, r"00002-of-00003\.gguf: does not say that it is part 1 \(split\.no"),
+        ({"no": {2: None}}, r"00003-of-00003\.gguf: does not say that it is part 2 \(split\.no"),
         ({"count": {1: 2}}, r"00002-of-00003\.gguf: is no part of the 3 that"),
-        ({"tensors": {0: 99}}, r"its 3 parts have 20 tensors, not as many as split\.tensors\.count"),
+        ({"count": {2: None}}, r"00003-of-00003\.gguf: is no part of the 3 that"),
+        (
+            {"tensors": dict.fromkeys(range(3), 99)},
+            r"00001-of-00003\.gguf: the 3 parts have 20 tensors, not as many as split\.tens",
+        ),
+        (
+            {"tensors": {2: 21}},
+            r"00003-of-00003\.gguf: has another 'split.tensors.count' than m-00001",
+        ),
     ],
 )
 def test_parts_that_do_not_belong_together(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
@@ -72,8 +81,59 @@ def test_parts_that_do_not_belong_together(tmp_path: Path, keys: dict[str, Any],
         open_model(paths[0])
 
 
+@pytest.mark.parametrize("key", ["general.architecture", "general.name"])
+def test_metadata_of_another_model(tmp_path: Path, key: str) -> None:
+    paths = split(tmp_path, keys={key: "qwen2"})
+    with pytest.raises(
+        ModelFileError, match=rf"00002-of-00003\.gguf: has another '{key}' than m-00001.*two mod"
+    ):
+        open_model(paths[2])
+    split(tmp_path, keys={"general.architecture": "llama"})
+    assert len(open_model(paths[0]).parts) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            {"arch": "qwen3"},
+            r"00002-of-00003\.gguf: has another 'split.tensors.count' than m-00001",
+        ),
+        ({"dims": Dims(layers=3)}, r"has another 'split.tensors.count' than"),
+        ({"dims": Dims(hidden=128)}, r"the tensor .* is .*128.*, not .*64"),
+        ({"tied": False}, r"has another 'split.tensors.count' than"),
+    ],
+)
+def test_a_part_of_another_model(tmp_path: Path, other: dict[str, Any], words: str) -> None:
+    paths = split(tmp_path)
+    (tmp_path / "other").mkdir()
+    others = split(tmp_path / "other", **other)
+    paths[1].write_bytes(others[1].read_bytes())
+    for path in paths:
+        with pytest.raises(ModelFileError, match=words) as caught:
+            open_model(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_part_of_a_model_in_other_parts(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    (tmp_path / "other").mkdir()
+    paths[1].write_bytes(split(tmp_path / "other", count=2)[1].read_bytes())
+    with pytest.raises(ModelFileError, match=r"00002-of-00003\.gguf: is no part of the 3 that"):
+        open_model(paths[0])
+    with pytest.raises(ModelFileError, match=r"one of the 2 parts .* but its name does not end in"):
+        open_model(paths[1])
+
+
+def test_a_truncated_part(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    paths[2].write_bytes(paths[2].read_bytes()[:-64])
+    with pytest.raises(ModelFileError, match=r"00003-of-00003\.gguf: truncated"):
+        open_model(paths[0])
+
+
 def test_a_tensor_in_two_parts(tmp_path: Path) -> None:
-    paths = split(tmp_path, wrong={"tensors": {0: 21}})
+    paths = split(tmp_path, wrong={"tensors": dict.fromkeys(range(3), 21)})
     raw = paths[1].read_bytes()
     number = b"split.no" + struct.pack("<IH", 2, 1)  # of type uint16
     assert number in raw

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.machine import available_processors
+from outrider.models.formats import hf_quantized
 from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.hf_blocks import e4m3_values
 from outrider.models.formats.hf_json import Section
@@ -20,7 +23,7 @@ from outrider.models.formats.hf_quantization import read_quantization
 from outrider.models.formats.hf_quantized import DTYPES, unpack_modules
 from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
-from outrider.models.source import ModelSource
+from outrider.models.source import ModelSource, Tensor
 from outrider.models.weight_types import FLOAT_TYPES
 from tests.support.models import Dims, hf_name, tiny_hf
 from tests.support.quantized import (
@@ -100,6 +103,58 @@ def test_values_are_those_of_other_programs(tmp_path: Path, name: str) -> None:
     assert list(tensors) == ["m.weight"]
     assert tensors["m.weight"].type == RECORDED[name]
     assert np.array_equal(dequantize(tensors["m.weight"]), wanted)
+
+
+@pytest.mark.parametrize(("kind", "dims", "types"), KINDS)
+@pytest.mark.parametrize("arch", ["llama", "phi3"])
+def test_sizes_are_those_of_the_file(tmp_path: Path, kind: Kind, dims: Any, types: str, arch: str) -> None:
+    """With scales, zero points and the like. (A fused matrix is divided by its rows.)"""
+    folder, _ = quantized_hf(tmp_path / "m", kind, dims=dims, arch=arch)
+    stored = read_safetensors(folder / "model.safetensors", (*FLOAT_TYPES, *DTYPES))
+    opened = open_model(folder)
+    total = sum(tensor.nbytes for tensor in stored.values())
+    assert total - 5 * dims.layers < opened.weights_bytes <= total
+    assert {*types.split()} <= {tensor.type for tensor in opened.tensors.values()}
+
+
+@pytest.mark.parametrize(("kind", "dims", "types"), KINDS)
+def test_pieces_change_nothing(
+    tmp_path: Path, kind: Kind, dims: Any, types: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = quantized_hf(tmp_path / "m", kind, dims=dims)
+    whole = {name: tensor.encoded().tobytes() for name, tensor in open_model(folder).tensors.items()}
+    monkeypatch.setattr(hf_quantized, "PIECE", 1)
+    found = open_model(folder).tensors
+    assert {name: tensor.encoded().tobytes() for name, tensor in found.items()} == whole
+    name = next(name for name, tensor in found.items() if tensor.recode is not None)
+    tensor = found[name]
+    size = len(whole[name]) // tensor.shape[0]
+    assert tensor.recode is not None
+    assert tensor.recode(8, 24).tobytes() == whole[name][8 * size : 24 * size]
+
+
+@pytest.mark.parametrize("layout", ["awq", "gptq"])
+def test_memory_between_is_bounded(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_quantized, "PIECE", 1 << 14)
+    rows, columns = 2048, 512
+    words = np.zeros(rows * columns // 8, "<u4").view(np.uint8)
+    shape = {"awq": (columns, rows // 8), "gptq": (columns // 8, rows)}[layout]
+    stored = {
+        "m.qweight": Tensor("m.qweight", "I32", shape, words),
+        "m.qzeros": Tensor("m.qzeros", "I32", (4, rows // 8), words[: 2 * rows]),
+        "m.scales": Tensor("m.scales", "F16", (4, rows), words[: 8 * rows]),
+    }
+    settings = {"quant_method": layout, "bits": 4, "group_size": 128}
+    how = read_quantization(Section(Path("c"), {"quantization_config": settings}))
+    assert how is not None
+    matrix = unpack_modules(Path("m"), how, stored)["m.weight"]
+    tracemalloc.start()
+    try:
+        size = matrix.encoded().nbytes
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size < peak < size + available_processors() * 12 * (1 << 14) + (1 << 18)
 
 
 def test_values_of_e4m3() -> None:

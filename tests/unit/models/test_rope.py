@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,8 @@ from outrider.models.formats.rope import (
     scale_yarn,
     yarn_magnitude,
 )
+from outrider.models.open import open_model
+from tests.support.ropes import SCALINGS
 
 # dim 64, theta 500000, llama3: factor 32, low 1, high 4, original 8192 (Llama 3.2 1B).
 LLAMA3 = np.fromstring(
@@ -92,3 +97,36 @@ def test_magnitudes() -> None:
 @pytest.mark.parametrize("dim", [2, 64, 128])
 def test_shapes(dim: int) -> None:
     assert base_frequencies(dim, 10000.0).shape == (dim // 2,)
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_the_context_that_is_asked_for_chooses_the_factors(
+    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaling = SCALINGS["longrope of phi3"]  # from 256 tokens to 1024
+    path = scaling.folder(tmp_path / "m") if form == "folder" else scaling.gguf(tmp_path / "m.gguf")
+    opened = open_model(path)
+    short = opened.architecture
+    assert (short.max_positions, short.long_positions) == (256, 1024)
+    assert not caplog.records
+    for positions in (1, 256):
+        assert opened.for_context(positions).architecture.ropes == short.ropes
+    assert not caplog.records
+    assert opened.for_context(None).architecture.ropes == short.ropes
+    assert "the context is 256 tokens; a longer --max-model-len (-c), up to 1024" in caplog.records[0].message
+    for positions in (257, 1024, 1 << 20):
+        long = opened.for_context(positions).architecture
+        assert (long.max_positions, long.long_positions, long.long_rope) == (1024, 1024, None)
+        ratio = short.ropes[0].inv_freq / long.ropes[0].inv_freq
+        assert np.allclose(ratio, np.linspace(1, 8, 12) / np.linspace(1, 2, 12), rtol=1e-6)
+        assert long.ropes[0].scale == short.ropes[0].scale
+        assert opened.for_context(positions).for_context(64).architecture.ropes == long.ropes
+
+
+def test_the_same_factors_twice_are_one_table(tmp_path: Path) -> None:
+    scaling = SCALINGS["longrope"]
+    rope = {**scaling.config["rope_scaling"]}
+    rope["long_factor"] = rope["short_factor"]
+    same = replace(scaling, config={**scaling.config, "rope_scaling": rope})
+    spec = open_model(same.folder(tmp_path)).architecture
+    assert (spec.max_positions, spec.long_rope) == (1024, None)

@@ -25,6 +25,7 @@ from outrider.engines.base import Cache, ForwardItem, LanguageModel, VocabSubset
 from outrider.engines.native import _core
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
+from outrider.models.source import ModelSource
 from outrider.models.sources.download import cache_root, read_json, write_json
 from outrider.policy.cost_model import CostModel
 from outrider.version import __version__
@@ -58,17 +59,16 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
 
     blocks: of the vocabulary, as a draft model computes them, see `VocabSubsetModel`; None for all.
     """
-    name = hashlib.sha256(json.dumps(_facts(model, blocks)).encode()).hexdigest()[:32]
-    path = (folder or cache_root() / FOLDER) / f"{name}.json"
+    path = place_of(_facts(model, blocks), folder)
     measured, rows = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAFT_ROWS)
-    curve = _recorded(path, _widths(model))
+    curve = read(path, _widths(model))
     if curve is not None and curve[1] > UNSTEADY * measure(measured, 0.0, widths=(1,), context=0)[1]:
         curve = None
     if curve is None:
         curve = measure(measured, widths=_widths(model), most_rows=rows)
         again = measure(measured, 0.0, widths=(1,))
         if 1 / UNSTEADY <= again[1] / curve[1] <= UNSTEADY:  # else good enough for now, not to be kept
-            _keep(path, curve)
+            keep(path, curve)
     return CostModel(curve, CONTEXT)
 
 
@@ -138,16 +138,39 @@ def _widths(model: NativeModel) -> tuple[int, ...]:
 
 def _facts(model: NativeModel, blocks: IntArray | None) -> list[object]:
     """Everything that the curve depends on."""
-    build = Path(_core.__file__).stat()  # kernels change within a version
     return [
         *model.source.fingerprint(),
-        *(cpu_name(), model.isa, model.threads, __version__, _widths(model), CONTEXT),
-        *(build.st_size, build.st_mtime_ns),
+        *facts_of_kernels(model.isa, model.threads),
         None if blocks is None else [len(blocks), DRAFT_ROWS],
     ]
 
 
-def _keep(path: Path, curve: Mapping[int, float]) -> None:
+def facts_of_kernels(isa: str, threads: int) -> list[object]:
+    """Everything about this machine and engine that a curve depends on."""
+    build = Path(_core.__file__).stat()  # kernels change within a version
+    widths = pass_widths(*_core.token_tiles(isa))
+    return [*(cpu_name(), isa, threads, __version__, widths, CONTEXT), *(build.st_size, build.st_mtime_ns)]
+
+
+def place_of(facts: Sequence[object], folder: Path | None = None) -> Path:
+    """The file of a curve that depends on these facts."""
+    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return (folder or cache_root() / FOLDER) / f"{name}.json"
+
+
+def recorded(
+    source: ModelSource, isa: str, threads: int, blocks: IntArray | None, folder: Path | None = None
+) -> tuple[dict[int, float], float] | None:
+    """The curve on record for a model that is not loaded, and when it was measured (seconds since the epoch);
+    None where there is none."""
+    drafting = None if blocks is None else [len(blocks), DRAFT_ROWS]
+    path = place_of([*source.fingerprint(), *facts_of_kernels(isa, threads), drafting], folder)
+    curve = read(path, pass_widths(*_core.token_tiles(isa)))
+    return None if curve is None else (curve, path.stat().st_mtime)
+
+
+def keep(path: Path, curve: Mapping[int, float]) -> None:
+    """Write a curve, where that is possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"seconds": {str(n): seconds for n, seconds in curve.items()}})
@@ -155,7 +178,8 @@ def _keep(path: Path, curve: Mapping[int, float]) -> None:
         logger.debug("what passes cost could not be kept in %s: %s", path, error)
 
 
-def _recorded(path: Path, widths: Sequence[int]) -> dict[int, float] | None:
+def read(path: Path, widths: Sequence[int]) -> dict[int, float] | None:
+    """The curve in a file, or None where there is none to be trusted."""
     try:
         return _checked(read_json(path)["seconds"], widths)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):

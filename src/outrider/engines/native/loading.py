@@ -53,7 +53,7 @@ def add_weights(
         found = store.read(source, entries(source, plan)) if store else None
         if found is not None:
             _add_packed(core, source, plan, found)
-            done = total - sum(v.nbytes for v in vectors)
+            done = total - sum(v.stored_bytes for v in vectors)
         else:
             rows = _embedding_rows(core, source)
             core.set_embedding(loaded_type(source, source.tensors[EMBEDDING]), rows)
@@ -63,7 +63,7 @@ def add_weights(
                 core.add_matrix(matrix.name, matrix.type, *matrix.shape, data)
                 _set_order(core, matrix)
                 release(matrix.tensor.data)
-                done += matrix.tensor.nbytes
+                done += matrix.tensor.stored_bytes
                 if progress:
                     progress(min(done, total), total)
             if store:

@@ -148,7 +148,11 @@ class PackedWeightsCache:
             return self._file_digest(source.path)
         files = (source.path, *source.parts)
         if source.path.is_dir():
-            files = tuple(sorted(p for p in source.path.iterdir() if p.suffix == ".safetensors"))
+            # config.json says what the integers of a quantized folder stand for.
+            found = (
+                p for p in source.path.iterdir() if p.suffix == ".safetensors" or p.name == "config.json"
+            )
+            files = tuple(sorted(found))
         digests = [(file.name, self._file_digest(file)) for file in files]
         return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 

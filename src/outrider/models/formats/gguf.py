@@ -182,7 +182,7 @@ def _dimensions(
     rope_dim = size("rope.dimension_count", "rope_dim", head_dim)
     context = size("context_length", "max_positions")
     growth = _option(metadata, family, "attention.temperature_scale")
-    rope, local_rope, max_positions = read_ropes(metadata, family, rope_dim, context, factors)
+    ropes = read_ropes(metadata, family, rope_dim, context, factors)
     return Dimensions(
         n_layers=n_layers,
         hidden_size=hidden_size,
@@ -191,10 +191,12 @@ def _dimensions(
         head_dim=head_dim,
         ffn_size=same("feed_forward_length", "ffn_size", "feed-forward columns"),
         vocab_size=vocab_size,
-        max_positions=max_positions,
+        max_positions=ropes.positions,
         rms_eps=metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        rope=rope,
-        local_rope=local_rope,
+        rope=ropes.rope,
+        local_rope=ropes.local,
+        long_rope=ropes.long,
+        long_positions=ropes.long_positions,
         windows=_windows(metadata, family, n_layers),
         unrotated=last_of_each(n_layers, family.unrotated_period),
         attention_scale=_attention_scale(metadata, family, n_layers, hidden_size // n_heads),

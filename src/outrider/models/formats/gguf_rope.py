@@ -6,6 +6,7 @@ Scalings are none, linear, yarn and longrope, and the factors of `ROPE_TENSORS`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,10 +17,10 @@ from outrider.models.formats.dequantize import dequantize
 from outrider.models.formats.gguf_metadata import Metadata
 from outrider.models.formats.rope import (
     Frequencies,
+    Ropes,
     base_frequencies,
     scale_linear,
     scale_yarn,
-    warn_of_limit,
     yarn_magnitude,
 )
 from outrider.models.source import Tensor
@@ -31,24 +32,38 @@ ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_
 
 def read_ropes(
     metadata: Metadata, family: Family, rope_dim: int, context: int, tensors: Mapping[str, Tensor]
-) -> tuple[RopeSpec, RopeSpec | None, int]:
-    """The rotary table of all layers; or, in a family whose layers with a window have their own, of the
-    others and of them, which no scaling changes. And for how many positions they hold, at most `context`.
+) -> Ropes:
+    """The rotary tables, for at most `context` positions.
 
     tensors: those of ROPE_TENSORS that the file has.
     """
     name = family.name
     theta = check_theta(metadata.path, metadata.number(f"{name}.rope.freq_base", 10000.0))
-    base, positions = _divided(metadata, family, base_frequencies(rope_dim, theta), tensors, context)
-    inv_freq, scale = _scaled(metadata, family, base, theta, context)
-    scale *= metadata.number(f"{name}.rope.scaling.attn_factor", 1.0)
-    rope = RopeSpec(rope_dim, inv_freq.astype(np.float32), scale, family.gguf_interleaved)
+
+    def table(divisors: Frequencies) -> RopeSpec:
+        base = base_frequencies(rope_dim, theta) / divisors
+        inv_freq, scale = _scaled(metadata, family, base, theta, context)
+        scale *= metadata.number(f"{name}.rope.scaling.attn_factor", 1.0)
+        return RopeSpec(rope_dim, inv_freq.astype(np.float32), scale, family.gguf_interleaved)
+
+    always, short, long = _divisors(metadata, tensors, (rope_dim + 1) // 2)
+    original = original_context(metadata, family, context)
+    if ROPE_TENSORS[0] in tensors:
+        return _with_local(metadata, family, Ropes(table(always), context))
+    if original >= context or np.array_equal(short, long):
+        return _with_local(metadata, family, Ropes(table(short), context))
+    found = Ropes(table(short), original, long=table(long), long_positions=context)
+    return _with_local(metadata, family, found)
+
+
+def _with_local(metadata: Metadata, family: Family, ropes: Ropes) -> Ropes:
+    """With the table of layers with a window, in a family where these have their own."""
     if family.local_theta is None:
-        return rope, None, positions
-    theta = check_theta(metadata.path, metadata.number(f"{name}.rope.freq_base_swa", family.local_theta))
-    inv_freq = base_frequencies(rope_dim, theta)
-    local = RopeSpec(rope_dim, inv_freq.astype(np.float32), interleaved=family.gguf_interleaved)
-    return rope, local, positions
+        return ropes
+    theta = metadata.number(f"{family.name}.rope.freq_base_swa", family.local_theta)
+    inv_freq = base_frequencies(ropes.rope.dim, check_theta(metadata.path, theta))
+    local = RopeSpec(ropes.rope.dim, inv_freq.astype(np.float32), interleaved=family.gguf_interleaved)
+    return replace(ropes, local=local)
 
 
 def original_context(metadata: Metadata, family: Family, context: int) -> int:
@@ -57,30 +72,21 @@ def original_context(metadata: Metadata, family: Family, context: int) -> int:
     return metadata.integer(key, 1, LIMITS["max_positions"], default=context)
 
 
-def _divided(
-    metadata: Metadata, family: Family, base: Frequencies, tensors: Mapping[str, Tensor], context: int
-) -> tuple[Frequencies, int]:
-    """The frequencies divided by the factors in the file, and the positions that these are for. llama.cpp
-    takes the long factors for contexts beyond the original one; here that is the limit."""
-    always, short, long = (
-        _divisors(metadata, name, tensors[name], len(base)) if name in tensors else np.ones(len(base))
-        for name in ROPE_TENSORS
-    )
-    if ROPE_TENSORS[0] in tensors:
-        return base / always, context
-    if np.array_equal(short, long) or (original := original_context(metadata, family, context)) >= context:
-        return base / short, context
-    warn_of_limit(metadata.path, original)
-    return base / short, original
-
-
-def _divisors(metadata: Metadata, name: str, tensor: Tensor, count: int) -> Frequencies:
-    if tensor.type != "F32" or tensor.shape != (count,):
-        raise ModelFileError(f"{metadata.path}: the tensor {name} is not a vector of {count} F32 values")
-    divisors = dequantize(tensor).astype(np.float64)
-    if not (np.isfinite(divisors) & (divisors > 1e-6)).all():
-        raise ModelFileError(f"{metadata.path}: the tensor {name} holds numbers that are not positive")
-    return divisors
+def _divisors(metadata: Metadata, tensors: Mapping[str, Tensor], count: int) -> list[Frequencies]:
+    """What the frequencies are divided by, for each of ROPE_TENSORS; ones for a tensor that is not there."""
+    found = []
+    for name in ROPE_TENSORS:
+        tensor = tensors.get(name)
+        if tensor is None:
+            found.append(np.ones(count))
+            continue
+        if tensor.type != "F32" or tensor.shape != (count,):
+            raise ModelFileError(f"{metadata.path}: the tensor {name} is not a vector of {count} F32 values")
+        divisors = dequantize(tensor).astype(np.float64)
+        if not (np.isfinite(divisors) & (divisors > 1e-6)).all():
+            raise ModelFileError(f"{metadata.path}: the tensor {name} holds numbers that are not positive")
+        found.append(divisors)
+    return found
 
 
 def _scaled(

@@ -18,7 +18,8 @@ columns of a group (act-order), the blocks have them side by side (`Tensor.colum
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.machine import available_processors
 from outrider.models.checks import with_shape
 from outrider.models.families import shown
 from outrider.models.formats.hf_blocks import (
@@ -45,7 +47,8 @@ Words: TypeAlias = npt.NDArray[np.uint32]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 DTYPES = ("I32", "I64", "I8", "F8_E4M3")  # of tensors of quantized folders, beside FLOAT_TYPES
-PIECE = 256  # rows whose blocks are computed at a time
+# Weights whose blocks a thread computes at a time. What lies between takes some 10 bytes for each of them.
+PIECE = 1 << 20
 # Scales of activations and of the cache, which keep their precision here.
 _UNUSED = ("input_scale", "output_scale", "activation_scale", "k_scale", "v_scale", "q_scale")
 _PARTS = {
@@ -121,7 +124,9 @@ def unpack_modules(path: Path, how: Quantization, tensors: Mapping[str, Tensor])
             raise ModelFileError(
                 f"{path}: holds {shown(f'{name}.weight')} beside tensors of its quantization"
             )
-        rest[f"{name}.weight"] = _READERS[how.method](_Module(path, name, parts), how)
+        made = _READERS[how.method](_Module(path, name, parts), how)
+        every = sum(part.nbytes for part in parts.values())
+        rest[f"{name}.weight"] = replace(made, beside=every - made.nbytes)
     return rest
 
 
@@ -357,15 +362,23 @@ def _check_columns(module: _Module, columns: int) -> None:
 
 
 def _by_pieces(kind: str, columns: int, blocks: Recode) -> Recode:
-    """`blocks` for few rows at a time, so that what lies between stays small."""
+    """`blocks` for few rows at a time, so that what lies between stays small, on all processors: NumPy does
+    not hold the interpreter's lock meanwhile."""
     block, size = BLOCKS[kind]
+    rows = max(8, PIECE // columns // 8 * 8)  # of words, which have up to 8 rows
 
     def recode(first: int, last: int) -> Bytes:
         width = columns // block * size
         out = np.empty((last - first, width), np.uint8)
-        for start in range(first, last, PIECE):
-            stop = min(start + PIECE, last)
+
+        def fill(start: int) -> None:
+            stop = min(start + rows, last)
             out[start - first : stop - first] = blocks(start, stop).reshape(-1, width)
+
+        starts = range(first, last, rows)
+        with ThreadPoolExecutor(max(1, min(len(starts), available_processors()))) as pool:
+            for _ in pool.map(fill, starts):  # raises what `fill` does
+                pass
         return out.reshape(-1)
 
     return recode

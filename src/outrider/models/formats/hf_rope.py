@@ -5,6 +5,8 @@ Scalings are those of transformers: default, linear, dynamic, llama3, yarn and l
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
@@ -13,12 +15,12 @@ from outrider.models.families import LIMITS, HuggingFaceClass, shown
 from outrider.models.formats.hf_json import Section
 from outrider.models.formats.rope import (
     Frequencies,
+    Ropes,
     base_frequencies,
     longrope_magnitude,
     scale_linear,
     scale_llama3,
     scale_yarn,
-    warn_of_limit,
     yarn_magnitude,
 )
 from outrider.models.spec import RopeSpec
@@ -26,19 +28,12 @@ from outrider.models.spec import RopeSpec
 _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
-def read_ropes(
-    config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int
-) -> tuple[RopeSpec, RopeSpec | None, int]:
-    """The rotary table of all layers; or, for a class whose layers with a window have their own, of the
-    others and of them. And for how many positions they hold, at most `max_positions`."""
-    local: RopeSpec | None = None
+def read_ropes(config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int) -> Ropes:
+    """The rotary tables, for at most `max_positions` positions."""
     if kind.local_theta is None:
-        rope, positions = _rope(config, kind, head_dim, max_positions)
-    else:
-        (rope, positions), (local, _) = _both_ropes(config, kind, kind.local_theta, head_dim, max_positions)
-    if positions < max_positions:
-        warn_of_limit(config.path, positions)
-    return rope, local, positions
+        return _rope(config, kind, head_dim, max_positions)
+    full, local = _both_ropes(config, kind, kind.local_theta, head_dim, max_positions)
+    return replace(full, local=local.rope)
 
 
 def read_query_growth(config: Section, kind: HuggingFaceClass, max_positions: int) -> tuple[float, int]:
@@ -51,7 +46,7 @@ def read_query_growth(config: Section, kind: HuggingFaceClass, max_positions: in
 
 def _both_ropes(
     config: Section, kind: HuggingFaceClass, local_theta: float, head_dim: int, max_positions: int
-) -> list[tuple[RopeSpec, int]]:
+) -> list[Ropes]:
     """Of layers that see all positions, and of those with a window: nested as transformers 5 writes them, or
     flat."""
     given = config.section("rope_parameters") or Section(config.path, {})
@@ -71,13 +66,13 @@ def _both_ropes(
     return found
 
 
-def _rope(config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int) -> tuple[RopeSpec, int]:
+def _rope(config: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int) -> Ropes:
     """Of rope_scaling, as in transformers, or else of rope_parameters. Both may be there if they mean the
     same."""
     found = [_rope_of(config, rope, kind, head_dim, max_positions) for rope in _sections(config)]
     if not found:
         return _rope_of(config, Section(config.path, {}), kind, head_dim, max_positions)
-    (one, _), (other, _) = found[0], found[-1]
+    one, other = found[0].rope, found[-1].rope
     if not np.array_equal(one.inv_freq, other.inv_freq) or one.scale != other.scale:
         raise ModelFileError(f"{config.path}: rope_scaling and rope_parameters say different things")
     return found[0]
@@ -91,7 +86,7 @@ def _sections(config: Section) -> list[Section]:
 
 def _rope_of(
     config: Section, rope: Section, kind: HuggingFaceClass, head_dim: int, max_positions: int
-) -> tuple[RopeSpec, int]:
+) -> Ropes:
     """Of one of the two sections; what it leaves out is taken from the configuration."""
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModelError(f"{config.path}: has other rotary parameters for each kind of layer")
@@ -108,7 +103,6 @@ def _rope_of(
         raise UnsupportedModelError(
             f"{rope.path}: has {shown(scaling)} rotary scaling; supported: {', '.join(known)}"
         )
-    positions = max_positions
     if scaling == "dynamic":
         _factor(rope)  # counts in contexts beyond max_position_embeddings, and there are none
     elif scaling == "linear":
@@ -118,8 +112,8 @@ def _rope_of(
     elif scaling == "yarn":
         inv_freq, scale = _yarn(rope, base, theta, original, max_positions)
     elif scaling == "longrope":
-        inv_freq, scale, positions = _longrope(rope, base, original, max_positions)
-    return RopeSpec(dim, inv_freq.astype(np.float32), scale), positions
+        return _longrope(rope, dim, base, (original, max_positions))
+    return Ropes(RopeSpec(dim, inv_freq.astype(np.float32), scale), max_positions)
 
 
 def _original(config: Section, rope: Section, kind: HuggingFaceClass, max_positions: int) -> int:
@@ -175,16 +169,20 @@ def _magnitude(rope: Section, usual: float) -> float:
     return usual if rope.values.get("attention_factor") is None else rope.number("attention_factor")
 
 
-def _longrope(
-    rope: Section, base: Frequencies, original: int, max_positions: int
-) -> tuple[Frequencies, float, int]:
-    """The short factors, which count up to the original context; the long ones, if they are others, would
-    change what earlier tokens have computed."""
-    short, long = _divisors(rope, "short_factor", len(base)), _divisors(rope, "long_factor", len(base))
+def _longrope(rope: Section, dim: int, base: Frequencies, contexts: tuple[int, int]) -> Ropes:
+    """The short factors count in contexts up to the original one, the long ones in all others. transformers
+    changes over in the middle of a text, against what earlier tokens have computed; here one table holds for
+    a text, as in llama.cpp and vLLM."""
+    original, max_positions = contexts
     factor = _factor(rope, max_positions / original)
     scale = _magnitude(rope, longrope_magnitude(factor, original))
-    same = np.array_equal(short, long)
-    return base / short, scale, max_positions if same else min(original, max_positions)
+    short, long = (
+        RopeSpec(dim, (base / _divisors(rope, key, len(base))).astype(np.float32), scale)
+        for key in ("short_factor", "long_factor")
+    )
+    if original >= max_positions or np.array_equal(short.inv_freq, long.inv_freq):
+        return Ropes(short, max_positions)
+    return Ropes(short, original, long=long, long_positions=max_positions)
 
 
 def _divisors(rope: Section, key: str, count: int) -> Frequencies:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from outrider.models.formats.hf_quantization import Quantization, read_quantizat
 from outrider.models.formats.hf_quantized import DTYPES, unpack_modules
 from outrider.models.formats.hf_rope import read_query_growth, read_ropes
 from outrider.models.formats.hf_tokenizer import read_tokenizer
+from outrider.models.formats.hf_wrapper import WRAPPERS, text_part, text_tensors
 from outrider.models.formats.safetensors import read_weights
 from outrider.models.fused import split_fused
 from outrider.models.quantization import EMBEDDING, OUTPUT
@@ -67,20 +68,23 @@ def open_huggingface(folder: Path) -> ModelSource:
     """
     path = folder / "config.json"
     config = read_section(path, CONFIG_LIMIT)
+    text = text_part(config)
+    config = text or config
     family, kind = _model_class(config)
     dimensions = _dimensions(config, family, kind)
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
     layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
     how = read_quantization(config)
-    tensors, names = _renamed(folder, _read_tensors(folder, how), layer_tensors)
+    stored, spelled = _read_tensors(folder, how, text is not None)
+    tensors, names = _renamed(folder, stored, layer_tensors)
     if how is not None:
         _leave_out_empty_biases(family, tensors)
     _tie(folder, config, kind, tensors, names)
     _biases(config, family, kind, tensors)
 
     def file_name(name: str) -> str:
-        return names.get(name) or _file_name(name, layer_tensors)
+        return spelled(names.get(name) or _file_name(name, layer_tensors))
 
     split_fused(folder, architecture, tensors, file_name)
     take_into_rows(folder, architecture, tensors)
@@ -100,10 +104,15 @@ def open_huggingface(folder: Path) -> ModelSource:
     )
 
 
-def _read_tensors(folder: Path, how: Quantization | None) -> dict[str, Tensor]:
-    if how is None:
-        return read_weights(folder)
-    return unpack_modules(folder, how, read_weights(folder, (*FLOAT_TYPES, *DTYPES)))
+def _read_tensors(
+    folder: Path, how: Quantization | None, wrapped: bool
+) -> tuple[dict[str, Tensor], Callable[[str], str]]:
+    """The tensors under the names that a text model has, and from these to the folder's names."""
+    tensors = read_weights(folder, FLOAT_TYPES if how is None else (*FLOAT_TYPES, *DTYPES))
+    spelled: Callable[[str], str] = str
+    if wrapped:
+        tensors, spelled = text_tensors(folder, tensors)
+    return tensors if how is None else unpack_modules(folder, how, tensors), spelled
 
 
 def _leave_out_empty_biases(family: Family, tensors: dict[str, Tensor]) -> None:
@@ -196,7 +205,7 @@ def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
     if not isinstance(name, str):
         raise ModelFileError(f"{config.path}: architectures does not name one model class")
     if name not in _CLASSES:
-        supported = ", ".join(_CLASSES)
+        supported = ", ".join((*_CLASSES, *WRAPPERS))
         raise UnsupportedModelError(f"{config.path}: has the class {shown(name)}; supported: {supported}")
     family, kind = _CLASSES[name]
     wanted = _ACTIVATIONS[family.activation]
@@ -210,7 +219,7 @@ def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
 
 def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dimensions:
     def size(key: str, limit: str, default: int | None = None) -> int:
-        return config.integer(key, 1, LIMITS[limit], default)
+        return config.integer(key, 1, LIMITS[limit], kind.sizes.get(key) if default is None else default)
 
     hidden_size = size("hidden_size", "hidden_size")
     n_heads = size("num_attention_heads", "n_heads")
@@ -220,7 +229,7 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
         raise ModelFileError(f"{config.path}: {n_heads} heads do not divide the hidden_size {hidden_size}")
     max_positions = size("max_position_embeddings", "max_positions")
     growth, growth_positions = read_query_growth(config, kind, max_positions)
-    rope, local_rope, max_positions = read_ropes(config, kind, head_dim, max_positions)
+    ropes = read_ropes(config, kind, head_dim, max_positions)
     n_layers = size("num_hidden_layers", "n_layers")
 
     def multiplier(key: str) -> float:
@@ -234,10 +243,12 @@ def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dime
         head_dim=head_dim,
         ffn_size=size("intermediate_size", "ffn_size"),
         vocab_size=size("vocab_size", "vocab_size"),
-        max_positions=max_positions,
+        max_positions=ropes.positions,
         rms_eps=config.number("rms_norm_eps", kind.rms_eps),
-        rope=rope,
-        local_rope=local_rope,
+        rope=ropes.rope,
+        local_rope=ropes.local,
+        long_rope=ropes.long,
+        long_positions=ropes.long_positions,
         windows=_windows(config, kind, n_layers),
         unrotated=_unrotated(config, family, n_layers),
         attention_scale=_attention_scale(config, kind),

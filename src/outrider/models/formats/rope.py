@@ -6,16 +6,31 @@ of transformers' float32 arithmetic, and does not depend on a CPU's float32 `pow
 
 from __future__ import annotations
 
-import logging
 import math
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.models.spec import RopeSpec
+
 Frequencies = npt.NDArray[np.float64]
 
-logger = logging.getLogger("outrider")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ropes:
+    """The rotary tables of a model.
+
+    rope, positions: of all layers, and for how many positions.
+    local:           of layers with a window, where these have their own, which no scaling changes.
+    long, long_positions: of all layers in longer contexts, where it is another one.
+    """
+
+    rope: RopeSpec
+    positions: int
+    local: RopeSpec | None = None
+    long: RopeSpec | None = None
+    long_positions: int = 0
 
 
 def base_frequencies(dim: int, theta: float) -> Frequencies:
@@ -91,12 +106,3 @@ def longrope_magnitude(factor: float, original_max_positions: int) -> float:
     if not growth:
         return 1.0
     return math.sqrt(1 + growth / original) if original else math.inf
-
-
-def warn_of_limit(path: Path, positions: int) -> None:
-    """Say that a model's context is limited to the one that its short factors are for."""
-    logger.warning(
-        "%s: has other rotary factors for contexts beyond %d tokens, which are not supported: the context is"
-        " limited to that",
-        path, positions,
-    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""`outrider bench --synthetic`: the speed of models that are not here, by their shapes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from outrider import memory
+from outrider.cli import options
+from outrider.cli.bench_output import check_writable, output
+from outrider.errors import ConfigError
+from outrider.models.quantization import for_draft, quantized
+from outrider.plan.shapes import shape_source
+
+
+def synthetic(args: argparse.Namespace) -> int:
+    """`--synthetic`: real passes over random weights of given shapes. Returns 0."""
+    name, _ = options.target(args)
+    acceptances = _probabilities(args.acceptance)
+    runs = 2 if args.runs is None else args.runs
+    for flag, value, least in (("--runs", runs, 1), ("-n", args.n_predict, 2)):
+        if value < least:
+            raise ConfigError(f"{flag} must be at least {least}, not {value}")
+    for flag, given in (("--methods", args.methods), ("--workload", args.workload), ("--plot", args.plot)):
+        if given is not None:
+            raise ConfigError(f"{flag} has no meaning with --synthetic, which writes no text")
+    check_writable(args)
+
+    from outrider.bench import synthetic as measured  # the compiled extension
+
+    target = shape_source(name)
+    draft = None if args.model_draft is None else shape_source(args.model_draft)
+    if draft is not None:
+        draft = quantized(draft, for_draft("auto", draft, target))
+    # Weights are in memory twice while the engine packs them, as there is no file to map.
+    parts = [
+        memory.estimate(source, args.n_predict + 256) for source in (target, draft) if source is not None
+    ]
+    twice = [replace(part, weights=2 * part.weights) for part in parts[:1]] + parts[1:]
+    memory.check(twice, args.n_predict + 256)
+    settings = measured.Settings(acceptances, tokens=args.n_predict, runs=runs, threads=args.threads)
+    with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), bar_format="{desc}") as bar:
+        document = measured.measure(target, draft, settings, bar.set_description)
+    output(document, measured.text, args.json)
+    return 0
+
+
+def _probabilities(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0.0 <= value <= 1.0 for value in found):
+        raise ConfigError(f"--acceptance must be numbers from 0 to 1 with commas between, not {text!r}")
+    return found

@@ -1,0 +1,94 @@
+"""`outrider plan`: what a pair of models needs and gives on this machine, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from outrider import memory
+from outrider.cli.options import size, target
+from outrider.cli.parser import Parser, Subparsers, integer
+from outrider.config.quantization import QUANTIZATIONS
+from outrider.errors import ConfigError, DownloadError
+from outrider.models.open import open_model
+from outrider.models.quantization import for_draft, quantized
+from outrider.models.source import ModelSource
+from outrider.models.sources.references import resolve
+from outrider.pipeline import PLANNED_POSITIONS
+from outrider.plan.document import Pair, document
+from outrider.plan.shapes import shape_source
+from outrider.plan.text import text
+
+SYNTHETIC = "synthetic:"  # before a shape, in the place of a model
+
+_DESCRIPTION = """\
+Show what a target needs and how fast it will be, with a draft model or without: memory by part, whether the
+vocabularies agree, and the speed-up by acceptance. Weights are not read; speeds that were never measured here
+are predicted from a few layers of the same shapes. A MODEL may be a shape, such as
+synthetic:llama-3.1-8b:q4_k_m."""
+
+
+def add_parser(subparsers: Subparsers) -> Parser:
+    """Add the `plan` command; `args.run` is `run`."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="show what a pair of models needs and gives, before loading it",
+        description=_DESCRIPTION,
+    )
+    add = parser.add_argument
+    add("words", nargs="*", metavar="MODEL", help="the same as -m")
+    add("-m", "--model", metavar="MODEL", help="target: path, name or reference")
+    add("-md", "--model-draft", "--speculative-model", dest="model_draft", metavar="MODEL",
+        help="draft model")  # fmt: skip
+    add("-c", "--ctx-size", "--max-model-len", dest="ctx_size", type=integer, default=0, metavar="N",
+        help=f"most tokens of a sequence (default: {PLANNED_POSITIONS} or the model's limit)")  # fmt: skip
+    add("--slots", "-np", "--parallel", "--max-num-seqs", dest="slots", type=integer, default=1,
+        metavar="N", help="sequences at a time (default: %(default)s)")  # fmt: skip
+    add("--memory", "--memory-limit", dest="memory", type=size, metavar="SIZE",
+        help="memory to plan for, such as 24GiB (default: what is free here)")  # fmt: skip
+    add("-t", "--threads", type=integer, metavar="N",
+        help="threads of the engine (default: its own choice)")  # fmt: skip
+    add("--quantization", metavar="TYPE",
+        help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}")  # fmt: skip
+    add("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed arguments ask; returns 0, or 1 when the pair does not fit. Raises OutriderError."""
+    for flag, value in (("--slots", args.slots), ("--threads", args.threads)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} must be 1 or more, not {value}")
+    if args.ctx_size < 0:
+        raise ConfigError(f"-c must be 0 or more, not {args.ctx_size}")
+    name, _ = target(args)
+    found = document(pair_of(args, quantized(_opened(name), args.quantization)))
+    print(json.dumps(found, ensure_ascii=False) if args.json else text(found))
+    return 0 if found["fits"] else 1
+
+
+def pair_of(args: argparse.Namespace, source: ModelSource) -> Pair:
+    """The pair of the arguments, its draft described as it would be loaded."""
+    draft = None
+    if args.model_draft is not None:
+        opened = _opened(args.model_draft)
+        draft = quantized(opened, for_draft("auto", opened, source))
+    most = source.architecture.max_positions
+    context = min(args.ctx_size or PLANNED_POSITIONS, most)
+    if args.memory is not None:
+        limit, why = args.memory, "as --memory says"
+    else:
+        limit, why = memory.available_bytes(), "free now, also by the control group's limit"
+    return Pair(source, draft, context, args.slots, limit, why, args.threads)
+
+
+def _opened(reference: str) -> ModelSource:
+    if reference.startswith(SYNTHETIC):
+        return shape_source(reference.removeprefix(SYNTHETIC))
+    try:
+        path: Path = resolve(reference, offline=True, progress=False)
+    except DownloadError as error:
+        raise DownloadError(f"{error} (`outrider pull {reference}` fetches it)") from None
+    return open_model(path)

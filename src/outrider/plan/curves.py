@@ -1,0 +1,98 @@
+"""What a pass over n tokens of a model costs on this machine: on record, or predicted from a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from outrider.decoding.types import IntArray
+from outrider.drafters.vocab_subset import frequent_block_count
+from outrider.engines.native import NativeModel, _core, calibrate
+from outrider.engines.native.calibrate import CONTEXT, DRAFT_ROWS, UNSTEADY, pass_widths
+from outrider.engines.native.model import PANEL
+from outrider.machine import available_processors
+from outrider.models.quantization import loaded_type
+from outrider.models.source import ModelSource
+from outrider.models.sources.download import cache_root
+from outrider.plan.slices import slice_of
+
+How = Literal["measured", "predicted"]
+ROUNDS_SECONDS = 0.35  # to measure the part of a model that stands for it
+PREDICTED = "predicted-curves"  # folder in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """T(n) of a model.
+
+    seconds: of a pass, by its number of tokens.
+    how:     measured: when the model was loaded here once. predicted: from a part of it, with random weights.
+    when:    of the measurement, seconds since the epoch; None for one of now.
+    read_gb_per_s: bandwidth of the threads, in 1e9 bytes a second, where it was measured.
+    """
+
+    seconds: Mapping[int, float]
+    how: How
+    when: float | None
+    read_gb_per_s: float | None = None
+
+    def at(self, n: int) -> float:
+        """Seconds of a pass over n tokens; between and beyond the known widths along straight lines."""
+        widths = sorted(self.seconds)
+        if n <= widths[-1]:
+            return float(np.interp(n, widths, [self.seconds[w] for w in widths]))
+        return self.seconds[widths[-1]] * n / widths[-1]
+
+
+def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = False) -> Curve:
+    """The curve of a model on the native engine.
+
+    drafts: of a draft model, which computes part of its vocabulary.
+    """
+    isa, count = _core.kernels(os.environ.get("OUTRIDER_ISA", "auto")), threads or available_processors()
+    blocks = _frequent(source.architecture.vocab_size, 1.0) if drafts else None
+    with contextlib.suppress(FileNotFoundError):  # a shape has no file
+        if (found := calibrate.recorded(source, isa, count, blocks)) is not None:
+            return Curve(found[0], "measured", found[1])
+    place = calibrate.place_of(
+        [*_shapes(source), *calibrate.facts_of_kernels(isa, count), drafts],
+        cache_root() / PREDICTED,
+    )
+    seconds = calibrate.read(place, pass_widths(*_core.token_tiles(isa)))
+    if seconds is None:
+        seconds, steady = _predicted(source, count, drafts)
+        if steady:
+            calibrate.keep(place, seconds)
+    return Curve(seconds, "predicted", None)
+
+
+def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[int, float], bool]:
+    """T(n) by a part of the model, and whether no other load came or went meanwhile."""
+    part, share = slice_of(source)
+    model = NativeModel.load(part, threads=threads, weights_cache=False)
+    blocks = _frequent(source.architecture.vocab_size, share) if drafts else None
+    measured = model if blocks is None else calibrate.SubsetModel(model, blocks)
+    widths = pass_widths(model.token_tile, model.usual_token_tile)
+    rows = DRAFT_ROWS if drafts else None
+    found = calibrate.measure(measured, ROUNDS_SECONDS, widths=widths, most_rows=rows, context=CONTEXT)
+    again = calibrate.measure(measured, 0.0, widths=(1,), context=CONTEXT)[1]
+    steady = 1 / UNSTEADY <= again / found[1] <= UNSTEADY
+    return {n: seconds / share for n, seconds in found.items()}, steady
+
+
+def _frequent(vocab_size: int, share: float) -> IntArray | None:
+    """The vocabulary blocks that a draft model computes, of a model with this share of the vocabulary."""
+    count = frequent_block_count(vocab_size, PANEL)
+    return None if count is None else np.arange(max(1, round(share * count)), dtype=np.int32)
+
+
+def _shapes(source: ModelSource) -> list[object]:
+    """All that the speed of a model depends on, whatever its weights are."""
+    spec = source.architecture
+    kinds = [[t.name, loaded_type(source, t), list(t.shape)] for t in source.tensors.values()]
+    return [spec.name, spec.n_heads, spec.n_kv_heads, spec.head_dim, sorted(map(str, kinds))]

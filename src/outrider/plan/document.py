@@ -1,0 +1,173 @@
+"""The document of `outrider plan`: memory, vocabularies, speed and advice for a pair, as JSON has it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from outrider import memory
+from outrider.models.quantization import loaded_bytes
+from outrider.models.source import ModelSource
+from outrider.models.text.vocabulary import VocabularyMatch, compare_vocabularies
+from outrider.plan import memory_parts, speed
+from outrider.plan.curves import Curve, curve_of
+
+Failure: TypeAlias = Literal["draft too large", "draft too unlike", "memory short"]
+
+USUAL_ACCEPTANCE = 0.8  # of a good draft model's tokens: what the verdict on its size assumes
+WORTH = 1.05  # a smaller speed-up at that acceptance is none: plain decoding varies by as much
+CHAINS = (1, 2, 3, 5, 8)  # lengths whose break-even acceptance is told
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is planned for.
+
+    draft:   described as it would be loaded, or None.
+    context: most tokens of a sequence.
+    slots:   sequences at a time.
+    limit:   bytes that may be used.
+    limit_from: where the limit comes from, in words.
+    """
+
+    target: ModelSource
+    draft: ModelSource | None
+    context: int
+    slots: int
+    limit: int
+    limit_from: str
+    threads: int | None = None
+
+
+CurveOf: TypeAlias = Callable[..., Curve]
+
+
+def document(pair: Pair, curves: CurveOf = curve_of) -> dict[str, Any]:
+    """All of it. `curves` gives a model's cost curve."""
+    match = None
+    if pair.draft is not None:
+        match = compare_vocabularies(pair.target.tokenizer, pair.draft.tokenizer)
+    needs = _memory(pair)
+    costs = _speed(pair, curves, match is None or match.compatible)
+    return {
+        "target": _model(pair.target),
+        "draft": None if pair.draft is None else _model(pair.draft),
+        "context": pair.context,
+        "slots": pair.slots,
+        "memory": needs,
+        "vocabulary": None if match is None else _vocabulary(match),
+        "speed": costs,
+        "advice": advice(needs, match, costs),
+        "fits": needs["fits"],
+    }
+
+
+def _model(source: ModelSource) -> dict[str, Any]:
+    return {
+        "name": source.display_name,
+        "path": str(source.path),
+        "family": source.architecture.name,
+        "bytes": source.weights_bytes,
+        "loaded_bytes": loaded_bytes(source),
+        "types": memory_parts.types(source),
+    }
+
+
+def _memory(pair: Pair) -> dict[str, Any]:
+    asked = (pair.target, pair.draft, pair.context, pair.slots)
+    need = memory_parts.needed(*asked)
+    fits = max(need.total, need.loading_peak) <= pair.limit
+    return {
+        "parts": [asdict(part) for part in need.parts],
+        "total": need.total,
+        "loading_peak": need.loading_peak,
+        "limit": pair.limit,
+        "limit_from": pair.limit_from,
+        "fits": fits,
+        "changes": [] if fits else [asdict(c) for c in memory_parts.changes(*asked, pair.limit)],
+    }
+
+
+def _vocabulary(match: VocabularyMatch) -> dict[str, Any]:
+    return {
+        "compatible": match.compatible,
+        "target_size": match.target_size,
+        "draft_size": match.draft_size,
+        "common_size": match.common_size,
+        "first_difference": None if match.first_difference is None else str(match.first_difference),
+        "role_differences": list(match.role_differences),
+    }
+
+
+def _speed(pair: Pair, curves: CurveOf, compatible: bool) -> dict[str, Any]:
+    target = curves(pair.target, pair.threads)
+    found: dict[str, Any] = {
+        "target": _curve(target, loaded_bytes(pair.target)),
+        "lookups": [asdict(row) for row in speed.table(target, 0.0)],
+        "draft": None,
+    }
+    if pair.draft is None or not compatible:
+        return found
+    draft = curves(pair.draft, pair.threads, drafts=True)
+    usual = speed.best(target, draft.at(1), USUAL_ACCEPTANCE)
+    found["draft"] = {
+        **_curve(draft, loaded_bytes(pair.draft)),
+        "seconds_ratio": draft.at(1) / target.at(1),
+        "break_even": {str(n): speed.break_even(target, draft.at(1), n) for n in CHAINS},
+        "table": [asdict(row) for row in speed.table(target, draft.at(1))],
+        "pays": usual.speedup >= WORTH,
+    }
+    return found
+
+
+def _curve(curve: Curve, weights: int) -> dict[str, Any]:
+    """bytes a second: of the weights, while one token is computed."""
+    return {
+        "how": curve.how,
+        "age_s": None if curve.when is None else max(0.0, time.time() - curve.when),
+        "ms": {str(n): seconds * 1e3 for n, seconds in sorted(curve.seconds.items())},
+        "tokens_per_s": 1.0 / curve.at(1),
+        "weights_gb_per_s": weights / curve.at(1) / 1e9,
+    }
+
+
+# --- Advice ----------------------------------------------------------------------------------------
+
+
+def advice(
+    needs: dict[str, Any], match: VocabularyMatch | None, costs: dict[str, Any]
+) -> list[dict[str, str]]:
+    """What looms of the three failures, and what to do."""
+    found: list[dict[str, str]] = []
+
+    def add(failure: Failure, text: str, flag: str = "") -> None:
+        found.append({"failure": failure, "text": text, "flag": flag})
+
+    if not needs["fits"]:
+        least = max(needs["total"], needs["loading_peak"])
+        text = f"{memory.size(least)} are needed and {memory.size(needs['limit'])} are there"
+        options = needs["changes"]
+        add("memory short", text if options else f"{text}: no single change is enough")
+        for change in options:
+            text = f"{change['what']} needs {memory.size(change['bytes'])}"
+            add("memory short", text, change["flag"])
+    if match is not None and not match.compatible:
+        add(
+            "draft too unlike",
+            f"the vocabularies differ: {match.first_difference}; take a draft of the target's own family, or "
+            "none: lookups need no draft model",
+            "--spec suffix",
+        )
+    draft = costs["draft"]
+    if draft is not None and not draft["pays"]:
+        reachable = [a for a in draft["break_even"].values() if a is not None]
+        gains = f"from an acceptance of {min(reachable):.0%} on" if reachable else "at no acceptance"
+        add(
+            "draft too large",
+            f"a token of the draft takes {draft['seconds_ratio']:.0%} of a token of the target, so it gains "
+            f"{gains}; take a smaller draft, or lookups alone",
+            "--spec suffix",
+        )
+    return found

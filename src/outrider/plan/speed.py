@@ -1,0 +1,74 @@
+"""What speculation gives: the speed-up as a function of acceptance, from what passes cost.
+
+With drafts of k tokens, each accepted with probability a if the ones before it are, a step emits
+(1 - a^(k+1)) / (1 - a) tokens (Leviathan et al. 2023) and takes T(k + 1) + k * t, where t is the draft
+model's time for a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+LENGTHS = range(1, 17)  # draft tokens of a step
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+ACCURACY = 1e-4  # of a break-even acceptance
+
+
+class PassCosts(Protocol):
+    def at(self, n: int) -> float:
+        """Seconds of a pass over n tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The best of what one acceptance probability allows: drafts of `length` tokens (0: none pays)."""
+
+    acceptance: float
+    length: int
+    speedup: float
+
+
+def emitted(acceptance: float, length: int) -> float:
+    """Mean tokens of a step with a chain of `length` draft tokens."""
+    return sum(acceptance**i for i in range(length + 1))
+
+
+def speedup(target: PassCosts, draft_seconds: float, acceptance: float, length: int) -> float:
+    """Plain seconds / speculative seconds for the same tokens, with chains of `length` tokens.
+
+    draft_seconds: to draft one token; 0 for a lookup.
+    """
+    step = target.at(length + 1) + length * draft_seconds
+    return emitted(acceptance, length) * target.at(1) / step
+
+
+def best(target: PassCosts, draft_seconds: float, acceptance: float) -> Expected:
+    """The length that gives most; 0, which is plain decoding, where none gives more than 1."""
+    found = Expected(acceptance, 0, 1.0)
+    for length in LENGTHS:
+        gain = speedup(target, draft_seconds, acceptance, length)
+        if gain > found.speedup:
+            found = Expected(acceptance, length, gain)
+    return found
+
+
+def break_even(target: PassCosts, draft_seconds: float, length: int) -> float | None:
+    """The acceptance from which chains of `length` tokens gain; None where even 1 is not enough."""
+    if speedup(target, draft_seconds, 1.0, length) < 1.0:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > ACCURACY:
+        middle = (low + high) / 2
+        if speedup(target, draft_seconds, middle, length) >= 1.0:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def table(
+    target: PassCosts, draft_seconds: float, acceptances: Sequence[float] = ACCEPTANCES
+) -> list[Expected]:
+    return [best(target, draft_seconds, acceptance) for acceptance in acceptances]

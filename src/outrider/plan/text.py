@@ -1,0 +1,113 @@
+"""The document of `outrider plan` for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.memory import size
+
+
+def text(found: dict[str, Any]) -> str:
+    """All sections; each number says how it is known."""
+    draft = found["draft"]
+    names = found["target"]["name"] + ("" if draft is None else f" with {draft['name']}")
+    head = f"{names}, context {found['context']}, {_count(found['slots'], 'sequence')} at a time"
+    sections = [head, _memory(found["memory"])]
+    if found["vocabulary"] is not None:
+        sections.append(_vocabulary(found["vocabulary"]))
+    sections.append(_speed(found["speed"]))
+    if found["advice"]:
+        sections.append(_advice(found["advice"]))
+    return "\n\n".join(sections)
+
+
+def _memory(needs: dict[str, Any]) -> str:
+    rows = [(part["name"], size(part["bytes"]), part["how"], part["formula"]) for part in needs["parts"]]
+    rows += [
+        ("total", size(needs["total"]), "", f"while loading {size(needs['loading_peak'])}"),
+        ("may be used", size(needs["limit"]), "measured", needs["limit_from"]),
+    ]
+    verdict = "It fits." if needs["fits"] else "It does not fit."
+    return f"Memory. {verdict}\n{_columns(rows, right=(1,))}"
+
+
+def _vocabulary(match: dict[str, Any]) -> str:
+    sizes = f"{match['target_size']} and {match['draft_size']} ids"
+    if not match["compatible"]:
+        return f"Vocabularies differ ({sizes}, read from the files): {match['first_difference']}"
+    padding = "" if match["target_size"] == match["draft_size"] else ", the difference is padding"
+    roles = "".join(f"\n  {line}" for line in match["role_differences"])
+    return f"Vocabularies agree ({sizes}{padding}, read from the files).{roles}"
+
+
+def _speed(costs: dict[str, Any]) -> str:
+    target, draft = costs["target"], costs["draft"]
+    lines = [f"Speed of the target: {_plain(target)}", _curve("  T(n)", target)]
+    if draft is not None:
+        lines += [
+            f"Speed of the draft: {_plain(draft)}; a token takes {draft['seconds_ratio']:.2f} of one of the "
+            "target",
+            "  break-even acceptance: "
+            + ", ".join(f"{n} tokens {_share(a)}" for n, a in draft["break_even"].items()),
+        ]
+    header = ["acceptance", *(f"{row['acceptance']:.0%}" for row in costs["lookups"])]
+    rows = [header]
+    if draft is not None:
+        rows.append(["draft model", *map(_gain, draft["table"])])
+    rows.append(["lookups", *map(_gain, costs["lookups"])])
+    lines.append("Speed-up (and the best num_speculative_tokens), predicted from these times:")
+    return "\n".join([*lines, _columns(rows, right=tuple(range(1, len(header))))])
+
+
+def _plain(curve: dict[str, Any]) -> str:
+    return (
+        f"{curve['ms']['1']:.1f} ms a token, {curve['tokens_per_s']:.1f} tokens/s, "
+        f"{curve['weights_gb_per_s']:.1f} GB/s of weights, {_known(curve)}"
+    )
+
+
+def _known(curve: dict[str, Any]) -> str:
+    if curve["how"] == "predicted":
+        return "predicted from some of its layers"
+    return f"measured {_age(curve['age_s'])} ago"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return _count(int(seconds // length), unit)
+    return _count(int(seconds), "second")
+
+
+def _curve(name: str, curve: dict[str, Any]) -> str:
+    one = curve["ms"]["1"]
+    some = {n: ms for n, ms in curve["ms"].items() if int(n) in (2, 4, 8, 16)}
+    return f"{name} / T(1): " + ", ".join(f"{n} tokens {ms / one:.2f}" for n, ms in some.items())
+
+
+def _gain(row: dict[str, Any]) -> str:
+    return "none" if row["length"] == 0 else f"{row['speedup']:.2f} ({row['length']})"
+
+
+def _share(acceptance: float | None) -> str:
+    return "never" if acceptance is None else f"{acceptance:.0%}"
+
+
+def _advice(found: Sequence[dict[str, str]]) -> str:
+    lines = [f"  {a['failure']}: {a['text']}" + (f" ({a['flag']})" if a["flag"] else "") for a in found]
+    return "\n".join(["Advice", *lines])
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def _columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        placed = enumerate(zip(row, widths, strict=True))
+        cells = [cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in placed]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
