@@ -144,6 +144,26 @@ def test_trees_rollbacks_and_neighbours(other: tuple[str, Path]) -> None:
             model.forward([item(cache, [1, 2], [-1, -1])])
 
 
+def test_caches_take_over_positions_of_others(other: tuple[str, Path]) -> None:
+    model = TransformersModel.load(describe(other[1]), CPU, torch.float32)
+    prompt = [int(i) for i in np.random.default_rng(1).integers(3, VOCAB_SIZE, 40)]
+    first, second = model.new_cache(48), model.new_cache(48)
+    model.forward([item(first, prompt, rows=[])])
+    blocks = [first.share(0, 16), first.share(16, 32)]
+    assert all(block.nbytes > 0 and block.whole for block in blocks)
+    for block in blocks:
+        second.adopt(block)
+    assert second.length == 32
+    first.truncate(32)
+    wanted, found = model.forward([item(first, prompt[32:]), item(second, prompt[32:])])
+    assert relative_error(found, wanted) < 1e-6
+    for bad in ((0, 8), (32, 48), (16, 16)):
+        with pytest.raises(ValueError, match="cannot share"):
+            second.share(*bad)
+    with pytest.raises(ValueError, match="do not follow"):
+        second.adopt(blocks[0])
+
+
 @pytest.mark.parametrize(
     ("config", "sizes"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 import transformers
 
 from outrider.decoding.types import FloatArray
-from outrider.engines.base import Cache, EngineCaps, ForwardItem
+from outrider.engines.base import Cache, CacheBlocks, EngineCaps, ForwardItem
 from outrider.engines.torch.passes import check, is_chain
+from outrider.engines.torch.pool import SHARE_UNIT
 from outrider.errors import UnsupportedModelError
 from outrider.models.families import LIMITS
 from outrider.models.formats.generation_config import huggingface_sampling
@@ -85,11 +87,24 @@ def describe(folder: Path) -> ModelSource:
     )
 
 
-class TransformersCache:
-    """The keys and values of one sequence, in transformers' own growing cache."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedLayers:
+    """Keys and values of the positions from `start` on, by layer, in main memory."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
+    start: int
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    whole: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(held.numel() * held.element_size()) for pair in self.layers for held in pair)
+
+
+class TransformersCache:
+    """The keys and values of one sequence, in transformers' own growing cache. Implements `SharingCache`."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity, self.length, self._device = capacity, 0, device
         self.held: Any = transformers.DynamicCache()
         self._open = True
 
@@ -126,12 +141,43 @@ class TransformersCache:
         self.length = base + len(wanted)
         self.cut(self.length)
 
+    def share(self, start: int, stop: int) -> SharedLayers:
+        self.check_open()
+        if start % SHARE_UNIT or stop % SHARE_UNIT or not 0 <= start < stop <= self.length:
+            raise ValueError(f"a cache of {self.length} positions cannot share {start} to {stop}")
+        return SharedLayers(
+            start,
+            [
+                (
+                    layer.keys[:, :, start:stop].to("cpu", copy=True),
+                    layer.values[:, :, start:stop].to("cpu", copy=True),
+                )
+                for layer in self.held.layers
+            ],
+        )
+
+    def adopt(self, blocks: CacheBlocks) -> None:
+        self.check_open()
+        if not isinstance(blocks, SharedLayers):
+            raise TypeError("the torch engine takes blocks of its own caches only")
+        stop = blocks.start + blocks.layers[0][0].shape[2]
+        if blocks.start != self.length or stop > self.capacity:
+            raise ValueError(
+                f"positions {blocks.start} to {stop} do not follow {self.length} of {self.capacity}"
+            )
+        self.cut(self.length)
+        for i, (keys, values) in enumerate(blocks.layers):
+            self.held.update(keys.to(self._device), values.to(self._device), i)
+        self.length = stop
+
     def close(self) -> None:
         self._open, self.held = False, None
 
 
 class TransformersModel:
     """A model of transformers. Its bits depend on the width of passes, so it promises none."""
+
+    share_unit, share_window = SHARE_UNIT, 0  # see `SharingModel`; its caches hold everything
 
     def __init__(self, source: ModelSource, model: Any, device: torch.device) -> None:
         self.spec, self.source, self.device = source.architecture, source, device
@@ -174,7 +220,7 @@ class TransformersModel:
         return self.spec.max_positions
 
     def new_cache(self, capacity: int) -> TransformersCache:
-        return TransformersCache(capacity)
+        return TransformersCache(capacity, self.device)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
         """See `LanguageModel.forward`."""
