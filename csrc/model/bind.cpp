@@ -199,7 +199,9 @@ NB_MODULE(_core, m) {
             return nb::make_tuple(kernels.token_tile, kernels.usual_token_tile);
         },
         "isa"_a);
-    m.def("kernels", [](const std::string& isa) { return outrider::choose_kernels(isa.c_str()).name; }, "isa"_a);
+    m.def(
+        "kernels", [](const std::string& isa) { return outrider::choose_kernels(isa.c_str()).name; },
+        "isa"_a);
     m.def("unsupported", [](nb::handle spec) { return outrider::unsupported(model_spec(spec)); }, "spec"_a);
     m.def(
         "packed_bytes",
