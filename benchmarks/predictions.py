@@ -25,15 +25,13 @@ import numpy as np
 from outrider import memory
 from outrider.bench.cost_curve import aligned
 from outrider.bench.machine import describe
+from outrider.cli.demo import present_model
 from outrider.config.engine import EngineConfig
 from outrider.config.speculative import AutoConfig
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.llm import LLM
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
-from outrider.models.sources.catalog import CATALOG
-from outrider.models.sources.download import cache_root
-from outrider.models.sources.pypi import catalog_path
 from outrider.pipeline import build
 from outrider.plan import memory_parts
 from outrider.plan.curves import curve_of
@@ -47,16 +45,6 @@ CASES = (
     ("qwen-coder-1.5b", "qwen-coder-0.5b"),
 )
 DECODED = 64  # tokens after the prompt
-
-
-def path_of(name: str) -> Path | None:
-    """A model of the catalog, from the cache or from OUTRIDER_DEV_MODELS."""
-    model = CATALOG[name]
-    folder = Path(os.environ.get("OUTRIDER_DEV_MODELS") or Path.home() / ".cache/outrider-dev/models")
-    for path in (catalog_path(model, cache_root()), folder / model.file_name):
-        if path.is_file() and path.stat().st_size == model.size:
-            return path
-    return None
 
 
 def anonymous() -> int:
@@ -168,7 +156,7 @@ def main() -> int:
     args = parser.parse_args()
     here: list[tuple[Path, Path | None]] = []
     for names in CASES:
-        paths = [path for name in names if name is not None and (path := path_of(name)) is not None]
+        paths = [path for name in names if name is not None and (path := present_model(name)) is not None]
         if len(paths) == sum(name is not None for name in names):
             here.append((paths[0], paths[1] if len(paths) > 1 else None))
     document: dict[str, Any] = {"machine": describe(), "memory": [], "speed": []}

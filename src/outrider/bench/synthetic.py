@@ -187,10 +187,7 @@ def _load(
     model = NativeModel.load(with_random_weights(source), threads=threads, weights_cache=False)
     on_step(f"measuring passes of {source.display_name}")
     blocks = frequent_blocks(model) if drafts else None
-    measured = model if blocks is None else calibrate.SubsetModel(model, blocks)
-    rows = calibrate.DRAFT_ROWS if drafts else None
-    widths = calibrate.pass_widths(model.token_tile, model.usual_token_tile)
-    return _Loaded(model, source, calibrate.measure(measured, widths=widths, most_rows=rows))
+    return _Loaded(model, source, calibrate.measure_curve(model, blocks))
 
 
 def _acceptance(

@@ -65,21 +65,21 @@ def run(args: argparse.Namespace) -> int:
 
 def present_pair() -> tuple[Path, Path] | None:
     """The Qwen target and draft, if they are in the cache or in OUTRIDER_DEV_MODELS; fetches nothing."""
+    target, draft = map(present_model, PAIR)
+    return None if target is None or draft is None else (target, draft)
+
+
+def present_model(name: str) -> Path | None:
+    """A model of the catalog, if it is in the cache or in OUTRIDER_DEV_MODELS; fetches nothing."""
     from outrider.models.sources.catalog import CATALOG
     from outrider.models.sources.download import cache_root
     from outrider.models.sources.pypi import catalog_path
 
-    found = []
-    for name in PAIR:
-        model = CATALOG[name]
-        places = [catalog_path(model, cache_root())]
-        if folder := os.environ.get("OUTRIDER_DEV_MODELS"):
-            places.append(Path(folder) / model.file_name)
-        there = [p for p in places if p.is_file() and p.stat().st_size == model.size]
-        if not there:
-            return None
-        found.append(there[0])
-    return found[0], found[1]
+    model = CATALOG[name]
+    places = [catalog_path(model, cache_root())]
+    if folder := os.environ.get("OUTRIDER_DEV_MODELS"):
+        places.append(Path(folder) / model.file_name)
+    return next((p for p in places if p.is_file() and p.stat().st_size == model.size), None)
 
 
 def _fetch_pair() -> tuple[Path, Path]:

@@ -33,13 +33,18 @@ def add_parser(subparsers: Subparsers) -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask; returns 0. Raises OutriderError."""
-    try:
-        path = resolve(args.model, offline=True, progress=False)
-    except DownloadError as error:
-        raise DownloadError(f"{error} (`outrider pull {args.model}` fetches it)") from None
-    found = document(open_model(path))
+    found = document(open_present(args.model))
     print(json.dumps(found, ensure_ascii=False) if args.json else text(found))
     return 0
+
+
+def open_present(reference: str) -> ModelSource:
+    """A model that is on this machine; fetches nothing. Raises ModelError, which says how to fetch it."""
+    try:
+        path = resolve(reference, offline=True, progress=False)
+    except DownloadError as error:
+        raise DownloadError(f"{error} (`outrider pull {reference}` fetches it)") from None
+    return open_model(path)
 
 
 def document(source: ModelSource) -> dict[str, Any]:

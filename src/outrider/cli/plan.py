@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from outrider import memory
+from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.quantization import QUANTIZATIONS
-from outrider.errors import ConfigError, DownloadError
-from outrider.models.open import open_model
+from outrider.errors import ConfigError
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
-from outrider.models.sources.references import resolve
 from outrider.pipeline import PLANNED_POSITIONS
 from outrider.plan.document import Pair, document
 from outrider.plan.shapes import shape_source
@@ -87,8 +85,4 @@ def pair_of(args: argparse.Namespace, source: ModelSource) -> Pair:
 def _opened(reference: str) -> ModelSource:
     if reference.startswith(SYNTHETIC):
         return shape_source(reference.removeprefix(SYNTHETIC))
-    try:
-        path: Path = resolve(reference, offline=True, progress=False)
-    except DownloadError as error:
-        raise DownloadError(f"{error} (`outrider pull {reference}` fetches it)") from None
-    return open_model(path)
+    return open_present(reference)

@@ -13,7 +13,7 @@ import numpy as np
 from outrider.decoding.types import IntArray
 from outrider.drafters.vocab_subset import frequent_block_count
 from outrider.engines.native import NativeModel, _core, calibrate
-from outrider.engines.native.calibrate import CONTEXT, DRAFT_ROWS, UNSTEADY, pass_widths
+from outrider.engines.native.calibrate import pass_widths
 from outrider.engines.native.model import PANEL
 from outrider.machine import available_processors
 from outrider.models.quantization import loaded_type
@@ -33,13 +33,11 @@ class Curve:
     seconds: of a pass, by its number of tokens.
     how:     measured: when the model was loaded here once. predicted: from a part of it, with random weights.
     when:    of the measurement, seconds since the epoch; None for one of now.
-    read_gb_per_s: bandwidth of the threads, in 1e9 bytes a second, where it was measured.
     """
 
     seconds: Mapping[int, float]
     how: How
     when: float | None
-    read_gb_per_s: float | None = None
 
     def at(self, n: int) -> float:
         """Seconds of a pass over n tokens; between and beyond the known widths along straight lines."""
@@ -76,12 +74,8 @@ def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[in
     part, share = slice_of(source)
     model = NativeModel.load(part, threads=threads, weights_cache=False)
     blocks = _frequent(source.architecture.vocab_size, share) if drafts else None
-    measured = model if blocks is None else calibrate.SubsetModel(model, blocks)
-    widths = pass_widths(model.token_tile, model.usual_token_tile)
-    rows = DRAFT_ROWS if drafts else None
-    found = calibrate.measure(measured, ROUNDS_SECONDS, widths=widths, most_rows=rows, context=CONTEXT)
-    again = calibrate.measure(measured, 0.0, widths=(1,), context=CONTEXT)[1]
-    steady = 1 / UNSTEADY <= again / found[1] <= UNSTEADY
+    found = calibrate.measure_curve(model, blocks, ROUNDS_SECONDS)
+    steady = calibrate.is_steady(model, blocks, found)
     return {n: seconds / share for n, seconds in found.items()}, steady
 
 

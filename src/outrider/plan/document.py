@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from outrider import memory
 from outrider.models.quantization import loaded_bytes
 from outrider.models.source import ModelSource
 from outrider.models.text.vocabulary import VocabularyMatch, compare_vocabularies
 from outrider.plan import memory_parts, speed
-from outrider.plan.curves import Curve, curve_of
+
+if TYPE_CHECKING:
+    from outrider.plan.curves import Curve
 
 Failure: TypeAlias = Literal["draft too large", "draft too unlike", "memory short"]
 
@@ -41,11 +43,15 @@ class Pair:
     threads: int | None = None
 
 
-CurveOf: TypeAlias = Callable[..., Curve]
+CurveOf: TypeAlias = "Callable[..., Curve]"
 
 
-def document(pair: Pair, curves: CurveOf = curve_of) -> dict[str, Any]:
-    """All of it. `curves` gives a model's cost curve."""
+def document(pair: Pair, curves: CurveOf | None = None) -> dict[str, Any]:
+    """All of it. `curves` gives a model's cost curve; None is `curve_of`."""
+    if curves is None:
+        from outrider.plan.curves import curve_of  # the compiled extension
+
+        curves = curve_of
     match = None
     if pair.draft is not None:
         match = compare_vocabularies(pair.target.tokenizer, pair.draft.tokenizer)

@@ -23,6 +23,14 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"outrider {outrider.__version__}\n"
 
 
+def test_no_command_starts_with_the_compiled_engine() -> None:
+    """It is imported by those that run a model, so that the others start at once, and also where it cannot
+    be loaded."""
+    code = "import sys, outrider.cli.main; print('outrider.engines.native' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -60,16 +60,35 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
     blocks: of the vocabulary, as a draft model computes them, see `VocabSubsetModel`; None for all.
     """
     path = place_of(_facts(model, blocks), folder)
-    measured, rows = (model, None) if blocks is None else (SubsetModel(model, blocks), DRAFT_ROWS)
     curve = read(path, _widths(model))
-    if curve is not None and curve[1] > UNSTEADY * measure(measured, 0.0, widths=(1,), context=0)[1]:
+    if curve is not None and curve[1] > UNSTEADY * _one_token(model, blocks, context=0):
         curve = None
     if curve is None:
-        curve = measure(measured, widths=_widths(model), most_rows=rows)
-        again = measure(measured, 0.0, widths=(1,))
-        if 1 / UNSTEADY <= again[1] / curve[1] <= UNSTEADY:  # else good enough for now, not to be kept
+        curve = measure_curve(model, blocks)
+        if is_steady(model, blocks, curve):  # else good enough for now, not to be kept
             keep(path, curve)
     return CostModel(curve, CONTEXT)
+
+
+def measure_curve(
+    model: NativeModel, blocks: IntArray | None = None, seconds: float = SECONDS
+) -> dict[int, float]:
+    """`measure` a model at its own widths; as a draft model, where `blocks` of the vocabulary are given."""
+    rows = None if blocks is None else DRAFT_ROWS
+    return measure(_computing(model, blocks), seconds, widths=_widths(model), most_rows=rows)
+
+
+def is_steady(model: NativeModel, blocks: IntArray | None, curve: Mapping[int, float]) -> bool:
+    """Whether a pass takes as long now as `curve` says, so that no other load came or went meanwhile."""
+    return 1 / UNSTEADY <= _one_token(model, blocks) / curve[1] <= UNSTEADY
+
+
+def _one_token(model: NativeModel, blocks: IntArray | None, context: int = CONTEXT) -> float:
+    return measure(_computing(model, blocks), 0.0, widths=(1,), context=context)[1]
+
+
+def _computing(model: NativeModel, blocks: IntArray | None) -> LanguageModel:
+    return model if blocks is None else SubsetModel(model, blocks)
 
 
 class SubsetModel:
