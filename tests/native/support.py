@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from outrider.decoding.types import FloatArray
-from outrider.engines.base import ForwardItem
-from outrider.engines.native import NativeCache, NativeModel, _core
+from outrider.engines.native import NativeModel, _core
 from outrider.models.source import ModelSource
 from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from tests.support.passes import item, run, same_bits
+
+__all__ = ["core", "item", "load", "run", "same_bits", "usable_isas", "windowed"]
 
 
 def core(threads: int = 1, isa: str = "portable") -> _core.Model:
@@ -46,31 +46,6 @@ def usable_isas() -> list[str]:
 
 def load(source: ModelSource, isa: str | None = None, threads: int = 1, kv_dtype: str = "f16") -> NativeModel:
     return NativeModel.load(source, isa=isa, threads=threads, kv_dtype=kv_dtype)
-
-
-def item(
-    cache: NativeCache,
-    tokens: Sequence[int],
-    parents: Sequence[int] | None = None,
-    rows: Sequence[int] | None = None,
-) -> ForwardItem:
-    n = len(tokens)
-    return ForwardItem(
-        cache,
-        np.array(tokens, np.int32),
-        np.arange(-1, n - 1, dtype=np.int32) if parents is None else np.array(parents, np.int32),
-        np.arange(n, dtype=np.int32) if rows is None else np.array(rows, np.int32),
-    )
-
-
-def run(
-    model: NativeModel, cache: NativeCache, tokens: Sequence[int], parents: Sequence[int] | None = None
-) -> FloatArray:
-    return model.forward([item(cache, tokens, parents)])[0]
-
-
-def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
-    return a.shape == b.shape and bool((a.view(np.uint32) == b.view(np.uint32)).all())
 
 
 def windowed(source: ModelSource, windows: Sequence[int | None]) -> ModelSource:

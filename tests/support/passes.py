@@ -1,0 +1,37 @@
+"""Passes of any engine over one sequence, and the comparison of their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.decoding.types import FloatArray
+from outrider.engines.base import Cache, ForwardItem, LanguageModel
+
+
+def item(
+    cache: Cache,
+    tokens: Sequence[int],
+    parents: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+) -> ForwardItem:
+    """A chain unless `parents` are given; the logits of all tokens unless `rows` are."""
+    n = len(tokens)
+    return ForwardItem(
+        cache,
+        np.array(tokens, np.int32),
+        np.arange(-1, n - 1, dtype=np.int32) if parents is None else np.array(parents, np.int32),
+        np.arange(n, dtype=np.int32) if rows is None else np.array(rows, np.int32),
+    )
+
+
+def run(
+    model: LanguageModel, cache: Cache, tokens: Sequence[int], parents: Sequence[int] | None = None
+) -> FloatArray:
+    """The logits of all tokens of one sequence."""
+    return model.forward([item(cache, tokens, parents)])[0]
+
+
+def same_bits(one: FloatArray, other: FloatArray) -> bool:
+    return one.shape == other.shape and bool(np.array_equal(one.view(np.uint32), other.view(np.uint32)))
