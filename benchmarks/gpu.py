@@ -9,7 +9,8 @@ part is measured by itself: one that fails is reported and the others go on.
 - bandwidth: what a copy and a reading of a large tensor reach; the floor under a pass is its bytes / that.
 - bits: rows of logits over widths, trees, neighbours and prefill chunks, in strict and in fast mode.
 - T(n): seconds of a pass over n tokens of each of 1, 4 or 16 sequences.
-- plain decoding, through the engine as users drive it: logits to the host, arg max there.
+- plain decoding, through the engine as users drive it: the token to the host, or logits where the engine
+  cannot draw.
 - speculative decoding with the draft model, whose random weights no target would accept: the passes are real,
   and the tokens of a step are those that profiles recorded on other models let expect. It is synthetic.
 """
@@ -36,6 +37,7 @@ import torch.nn.functional as F  # noqa: N812
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
+from outrider.decoding.drawing import RowDraws  # noqa: E402
 from outrider.decoding.sampling.params import SamplingParams  # noqa: E402
 from outrider.engines.base import ForwardItem  # noqa: E402
 from outrider.engines.torch.choice import choose_ops  # noqa: E402
@@ -160,6 +162,17 @@ def item(
         np.arange(-1, n - 1, dtype=np.int32) if parents is None else np.array(parents, np.int32),
         np.arange(n if rows else 0, dtype=np.int32),
     )
+
+
+def greedy(model: TorchModel, one: ForwardItem) -> list[int]:
+    """A pass, and the token of each of its rows at temperature 0: drawn on the device where the model can."""
+    if model.caps.draws_rows:
+        positions = one.cache.length + np.arange(1, len(one.tokens) + 1)
+        draws = RowDraws(SamplingParams(temperature=0.0), 0, model.vocab_size, positions)
+        ((_, drawn),) = model.forward_drawn([one], [draws])
+        assert drawn is not None, "one pass has the few tokens of a step"
+        return drawn.tokens
+    return [int(token) for token in model.forward([one])[0].argmax(axis=1)]
 
 
 def filled(model: TorchModel, length: int, capacity: int, seed: int = 0) -> Any:
@@ -368,10 +381,10 @@ def plain(b: Bench) -> dict[str, Any]:
         cache = filled(model, CONTEXT, CONTEXT + b.plan.tokens + 8)
         token = 5
         for _ in range(3):
-            token = int(model.forward([item(cache, [token])])[0][0].argmax())
+            (token,) = greedy(model, item(cache, [token]))
         began = time.perf_counter()
         for _ in range(b.plan.tokens):
-            token = int(model.forward([item(cache, [token])])[0][0].argmax())
+            (token,) = greedy(model, item(cache, [token]))
         seconds = (time.perf_counter() - began) / b.plan.tokens
         cache.close()
         read = model.weights.nbytes + CONTEXT * model.slot_bytes
@@ -456,11 +469,11 @@ def _step_seconds(b: Bench, k: int, draft: Callable[[Any, int, int], list[int]])
     for _ in range(b.plan.steps):
         began = time.perf_counter()
         base = caches[0].length
-        rows = target.forward([item(caches[0], [token, *draft(caches[1], token, k)])])[0].argmax(axis=1)
+        tokens = greedy(target, item(caches[0], [token, *draft(caches[1], token, k)]))
         kept = k // 2
         caches[0].keep(base, list(range(base, base + 1 + kept)))
         caches[1].truncate(min(caches[1].length, base + 1 + kept))
-        token = int(rows[kept])
+        token = tokens[kept]
         times.append(time.perf_counter() - began)
     for cache in caches:
         cache.close()

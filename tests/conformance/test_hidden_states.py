@@ -312,7 +312,7 @@ class OffByOne(CachedStepEngine):
 
     def score(self, *arguments: Any) -> list[TargetScores]:
         return [
-            s if s.hidden is None else replace(s, hidden=np.roll(s.hidden, 1, axis=0))
+            s if s.hidden is None else TargetScores(s.logits, np.roll(s.hidden, 1, axis=0))
             for s in super().score(*arguments)
         ]
 

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_kernels.py and gpu_drafts.py run, in the interpreter with their small shapes."""
+"""The benchmarks of the kernels, of drafts and of steps run in the interpreter, with their small shapes."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ def test_drafts_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {"host, greedy", *benchmark.PARAMS} < set(row)
     assert benchmark.main([]) == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_steps_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = script("gpu_steps")
+    out = tmp_path / "found.json"
+    monkeypatch.setattr(benchmark, "PARAMS", {"greedy": benchmark.PARAMS["greedy"]})
+    assert benchmark.main(["--tiny", "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text()).values()
+    assert (row["differing"], row["accepted"]) == (0, 1.0)
+    assert row["host"] > 0 < row["device"]
+    assert benchmark.main([]) == 2

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from outrider.bench.summary import Run
+from outrider.decoding.drawing import RowDraws
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.engines.base import EngineCaps, SeqHandle, StepEngine
@@ -88,9 +89,12 @@ class PrefillClock:
             return self._inner.prefill_scores(seq, max_tokens)
 
     def score(
-        self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
+        self,
+        batch: Sequence[tuple[SeqHandle, Draft]],
+        prefill: Sequence[tuple[SeqHandle, int]] = (),
+        draws: Sequence[RowDraws | None] = (),
     ) -> list[TargetScores]:
-        return self._inner.score(batch, prefill)
+        return self._inner.score(batch, prefill, draws)
 
     def commit(self, seq: SeqHandle, verdict: Verdict) -> None:
         self._inner.commit(seq, verdict)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.controller import Controller, DraftLimits, RequestState
+from outrider.decoding.drawing import row_draws
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
 from outrider.decoding.guard import Guard
 from outrider.decoding.metrics import CONSTRAINT, EARLIER_OUTPUTS, PREDICTION, RequestMetrics
@@ -114,6 +115,7 @@ class StepLoop:
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         self._engine, self._drafter, self._verifier, self._controller = engine, drafter, verifier, controller
+        self._drawn_rows = engine.caps.draws_rows and verifier.drawn_rows
         self._clock = clock
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
@@ -258,7 +260,9 @@ class StepLoop:
         drafted = self._clock()
         nothing = Draft.empty()
         pairs = [(seq.handle, drafts.get(seq.request_id, nothing)) for seq in batch]
-        scores = self._engine.score(pairs, prompts)
+        each = zip(batch, pairs, strict=True) if self._drawn_rows else ()
+        draws = [row_draws(seq.sampler, seq.context, draft) for seq, (_, draft) in each]
+        scores = self._engine.score(pairs, prompts, draws)
         cost = _Cost(
             draft=(drafted - began) / max(1, len(drafts)),
             verify=(self._clock() - drafted) / len(batch),
@@ -383,6 +387,8 @@ class StepLoop:
         if (wanted := self._controller.confidence_rows_wanted(seq.state)) <= 0:
             return ()
         rows = islice((-1, *verdict.path), wanted)
+        if scores.drawn is not None:
+            return tuple([scores.drawn.likeliest[node + 1] for node in rows])
         return tuple([top_probability(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
     def _guard(self, seq: _Sequence) -> Guard:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -110,17 +110,43 @@ class Draft:
         return Draft(ids, np.arange(-1, len(ids) - 1, dtype=np.int32), probs, source)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class DrawnRows(NamedTuple):
+    """The tokens of rows that the engine drew itself (`drawing`).
+
+    tokens:    the token of each row, UNDRAWN where the request's sampler must draw it.
+    likeliest: about the probability of each row's likeliest token at temperature 1.
+    """
+
+    tokens: list[int]
+    likeliest: list[float]
+
+
 class TargetScores:
     """What the target's pass gives for one sequence and one step, of a draft of n nodes.
 
-    logits: float32[n + 1, vocab]; row 0 follows the anchor, row i + 1 follows draft node i.
+    logits: float32[n + 1, vocab]; row 0 follows the anchor, row i + 1 follows draft node i. A function that
+            returns them when they are first asked for, where they lie on a device: it raises RuntimeError
+            when the engine has gone on to the next pass.
     hidden: float32[n + 1, taps * hidden size], the hidden states of anchor and nodes, for a drafter that
             declares `taps`, else None.
+    drawn:  the rows' tokens, where the engine drew them.
     """
 
-    logits: FloatArray
-    hidden: FloatArray | None = None
+    __slots__ = ("_logits", "drawn", "hidden")
+
+    def __init__(
+        self,
+        logits: FloatArray | Callable[[], FloatArray],
+        hidden: FloatArray | None = None,
+        drawn: DrawnRows | None = None,
+    ) -> None:
+        self._logits, self.hidden, self.drawn = logits, hidden, drawn
+
+    @property
+    def logits(self) -> FloatArray:
+        if not isinstance(self._logits, np.ndarray):
+            self._logits = self._logits()
+        return self._logits
 
 
 @dataclass(frozen=True, slots=True)

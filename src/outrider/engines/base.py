@@ -7,11 +7,12 @@ close, with the anchor rule (the last emitted token is emitted, but not yet in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
+from outrider.decoding.drawing import RowDraws
+from outrider.decoding.types import Draft, DrawnRows, FloatArray, IntArray, TargetScores, Verdict
 from outrider.engines.hidden import HiddenStates
 
 
@@ -105,11 +106,13 @@ class EngineCaps:
     tree_attention: scores drafts that branch.
     exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
     hidden_states:  gives the hidden states of named layers, see `HiddenStateModel`.
+    draws_rows:     draws the tokens of rows where the logits are, see `DrawingModel`.
     """
 
     tree_attention: bool
     exact_bits: bool
     hidden_states: bool = False
+    draws_rows: bool = False
 
 
 class LanguageModel(Protocol):
@@ -197,6 +200,21 @@ class HiddenStateModel(LanguageModel, Protocol):
         """
 
 
+@runtime_checkable
+class DrawingModel(LanguageModel, Protocol):
+    """A model that draws the tokens of rows itself, where its logits are."""
+
+    def forward_drawn(
+        self, items: Sequence[ForwardItem], draws: Sequence[RowDraws | None]
+    ) -> list[tuple[FloatArray | Callable[[], FloatArray], DrawnRows | None]]:
+        """As `forward`, with the tokens of the items' rows, or None where `draws` has None. The logits may be
+        a function that gives them until the model's next pass; see `TargetScores`.
+
+        draws: for each item; its positions are those of the item's `rows`.
+        Raises as `forward` does.
+        """
+
+
 @dataclass(slots=True, eq=False)
 class SeqHandle:
     """An open sequence: its cache, the anchor, and how far the prompt has been prefilled."""
@@ -249,11 +267,16 @@ class StepEngine(Protocol):
         """The same, returning the logits after each of the tokens: float32[tokens, vocab]."""
 
     def score(
-        self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
+        self,
+        batch: Sequence[tuple[SeqHandle, Draft]],
+        prefill: Sequence[tuple[SeqHandle, int]] = (),
+        draws: Sequence[RowDraws | None] = (),
     ) -> list[TargetScores]:
         """Score anchor and draft nodes of each sequence of `batch`, whose prefill must be complete. The same
         pass computes up to the given number of pending prompt tokens of each sequence of `prefill`.
 
+        draws: for each sequence of `batch`, or empty: how an engine with `caps.draws_rows` draws its rows;
+               others may ignore it.
         Returns one entry for each sequence of `batch`, which may be empty. A sequence appears once in all.
         When it raises, no sequence has changed.
         """

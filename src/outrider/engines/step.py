@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
-from outrider.engines.base import EngineCaps, ForwardItem, HiddenStateModel, LanguageModel, SeqHandle
+from outrider.decoding.drawing import RowDraws
+from outrider.decoding.types import Draft, DrawnRows, FloatArray, IntArray, TargetScores, Verdict
+from outrider.engines.base import (
+    DrawingModel,
+    EngineCaps,
+    ForwardItem,
+    HiddenStateModel,
+    LanguageModel,
+    SeqHandle,
+)
 from outrider.engines.hidden import HiddenStates, check_taps
 from outrider.engines.prefix import PrefixCache
 
@@ -25,6 +33,7 @@ class CachedStepEngine:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._tapped = model if isinstance(model, HiddenStateModel) else None
+        self._drawing = model if model.caps.draws_rows and isinstance(model, DrawingModel) else None
         self.prefixes: PrefixCache | None = None
 
     @property
@@ -122,7 +131,10 @@ class CachedStepEngine:
             self.prefixes.keep(seq.cache, seq.text[: seq.committed], seq.namespace, seq.hidden)
 
     def score(
-        self, batch: Sequence[tuple[SeqHandle, Draft]], prefill: Sequence[tuple[SeqHandle, int]] = ()
+        self,
+        batch: Sequence[tuple[SeqHandle, Draft]],
+        prefill: Sequence[tuple[SeqHandle, int]] = (),
+        draws: Sequence[RowDraws | None] = (),
     ) -> list[TargetScores]:
         items = []
         for seq, draft in batch:
@@ -140,7 +152,15 @@ class CachedStepEngine:
             raise ValueError("a sequence may appear once in a pass")
         if not items:
             return []
-        logits, states = self._forward(items, [seq for seq, _ in (*batch, *chunks)])
+        seqs = [seq for seq, _ in (*batch, *chunks)]
+        drawn: Sequence[DrawnRows | None] = [None] * len(items)
+        logits: Sequence[FloatArray | Callable[[], FloatArray]]
+        states: list[FloatArray] = []
+        if self._drawing is not None and any(draws) and not any(seq.hidden is not None for seq in seqs):
+            each = self._drawing.forward_drawn(items, [*draws, *[None] * len(chunks)])
+            logits, drawn = [rows for rows, _ in each], [tokens for _, tokens in each]
+        else:
+            logits, states = self._forward(items, seqs)
         hidden: Sequence[FloatArray | None] = states or [None] * len(items)
         for (seq, draft), rows in zip(batch, hidden, strict=False):
             seq.scored = draft.tokens
@@ -149,8 +169,8 @@ class CachedStepEngine:
         for (seq, tokens), rows in zip(chunks, hidden[len(batch) :], strict=True):
             self._computed(seq, len(tokens), rows)
         return [
-            TargetScores(rows, None if seq.hidden is None else seq.hidden.scored)
-            for (seq, _), rows in zip(batch, logits, strict=False)
+            TargetScores(rows, None if seq.hidden is None else seq.hidden.scored, tokens)
+            for (seq, _), rows, tokens in zip(batch, logits, drawn, strict=False)
         ]
 
     def commit(self, seq: SeqHandle, verdict: Verdict) -> None:

@@ -377,7 +377,7 @@ def test_a_controller_that_asks_gets_the_targets_confidence() -> None:
     controller, scored = WantsConfidence(), []
 
     class Notes(CachedStepEngine):
-        def score(self, batch: Any, prompts: Any = ()) -> list[TargetScores]:
+        def score(self, batch: Any, prompts: Any = (), draws: Any = ()) -> list[TargetScores]:
             scores = super().score(batch, prompts)
             scored.extend(scores)
             return scores

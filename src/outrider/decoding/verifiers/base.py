@@ -29,6 +29,7 @@ class Verifier(Protocol):
     draft_probs: uses `Draft.probs`, so a draft model should draw with its own randomness (`StepRandomness`)
                  and state its distributions. A draft without them is verified as one of point masses, which
                  is exact too.
+    drawn_rows:  asks for the sampler's token of each row only, so that an engine may draw it.
     """
 
     @property
@@ -42,6 +43,9 @@ class Verifier(Protocol):
 
     @property
     def draft_probs(self) -> bool: ...
+
+    @property
+    def drawn_rows(self) -> bool: ...
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         """Verify one sequence's draft. `context` ends with the anchor; row 0 of `scores` is its row.

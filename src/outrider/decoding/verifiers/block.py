@@ -35,6 +35,7 @@ class BlockVerifier:
     needs: frozenset[str] = frozenset()
     trees = False
     draft_probs = True
+    drawn_rows = False
 
     def __init__(self, randomness: Callable[[int, int], StepRandomness] = StepRandomness) -> None:
         self._randomness = randomness

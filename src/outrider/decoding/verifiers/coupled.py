@@ -7,6 +7,7 @@ and drafter-invariant speculative decoding", 2024), so they often draw the same 
 from __future__ import annotations
 
 from outrider.decoding.context import TokenContext
+from outrider.decoding.drawing import UNDRAWN
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import Draft, TargetScores, Verdict
 
@@ -22,6 +23,7 @@ class CoupledVerifier:
     needs: frozenset[str] = frozenset()
     trees = True
     draft_probs = False
+    drawn_rows = True
 
     def verify(self, draft: Draft, scores: TargetScores, sampler: Sampler, context: TokenContext) -> Verdict:
         """See `Verifier.verify`."""
@@ -31,9 +33,12 @@ class CoupledVerifier:
         inner = {parent for parent, _ in children}
         path: list[int] = []
         at = -1
+        drawn = None if scores.drawn is None else scores.drawn.tokens
         while True:
             try:
-                token = sampler.token(scores.logits[at + 1], context)
+                token = UNDRAWN if drawn is None else drawn[at + 1]
+                if token == UNDRAWN:
+                    token = sampler.token(scores.logits[at + 1], context)
             except Exception:
                 if not path:
                     raise

@@ -35,6 +35,7 @@ class RejectionVerifier:
     needs: frozenset[str] = frozenset()
     trees = True
     draft_probs = True
+    drawn_rows = False
 
     def __init__(self, randomness: Callable[[int, int], StepRandomness] = StepRandomness) -> None:
         self._randomness = randomness

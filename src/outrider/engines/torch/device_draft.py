@@ -26,9 +26,9 @@ from outrider.engines.torch.kernels.row_settings import RowSettings
 from outrider.engines.torch.kernels.sampling import Sampled, sample
 from outrider.engines.torch.model import WIDEST, TorchModel
 from outrider.engines.torch.ops import KEYS, Layout
-from outrider.engines.torch.passes import check, lay_out, split
+from outrider.engines.torch.passes import are_trees, check
 from outrider.engines.torch.pool import TorchCache
-from outrider.engines.torch.runner import SHARED_WIDTH, SPANS
+from outrider.engines.torch.runner import SPANS
 
 _FIELDS = 9  # numbers of a sequence: see `_State`
 
@@ -60,9 +60,7 @@ class _State:
 
     def settings(self, shape: _Shape) -> RowSettings:
         """The sampling parameters in `staged`."""
-        temperature, top_p, limit = self.staged[2:5].view(torch.float64)
-        top_k, seed = self.staged[5].int(), self.staged[0]
-        return RowSettings(temperature, top_k, top_p, limit, seed, shape.filtered, shape.most)
+        return RowSettings.of_staged(self.staged, shape.filtered, shape.most)
 
     def advance(self, drawn: Sampled) -> None:
         """Note the drawn tokens, and go to the next position."""
@@ -137,15 +135,11 @@ class DeviceDraft:
             rest = [tokens[-1:] for tokens in rest]
         items = [_item(start.cache, tokens, 1) for start, tokens in zip(starts, rest, strict=True)]
         check(items, model.vocab_size)
-        runner, _ = model._ready()
-        fixed = model.fixed_width
-        passes = split(items, fixed or WIDEST, whole_trees=fixed is None)
         found = []
+        trees = are_trees(items)
+        passes = model._split(items, trees)
         for parts in passes:
-            width = model._width(sum(part.count for part in parts))
-            shared = runner.graphs and width <= SHARED_WIDTH
-            made = lay_out(items, caches, parts, width=width, always_path=shared)
-            logits, _ = runner.run(made, (), all_rows=fixed is not None)
+            logits, _ = model._run(items, caches, parts, (), trees)
             if logits is not None:  # valid until the next pass
                 found.append(logits if len(passes) == 1 else logits.clone())
         for cache, tokens in zip(caches, rest, strict=True):
@@ -161,17 +155,13 @@ class DeviceDraft:
     ) -> torch.Tensor:
         """What `_State.staged` begins with. Rows beyond the starts draw nothing."""
         staged = torch.zeros(_FIELDS, width, dtype=torch.int64)
-        staged[:, : len(starts)] = torch.stack(
-            [
-                settings.seed,
-                torch.tensor([start.position for start in starts]),
-                *(x.view(torch.int64) for x in (settings.temperature, settings.top_p, settings.limit)),
-                settings.top_k.long(),
-                torch.tensor([cache.start for cache in caches]),
-                torch.tensor([cache.length - 1 for cache in caches]),
-                torch.tensor([start.budget for start in starts]),
-            ]
-        )
+        positions = torch.tensor([start.position for start in starts])
+        places = [
+            [cache.start for cache in caches],
+            [cache.length - 1 for cache in caches],
+            [start.budget for start in starts],
+        ]
+        staged[:, : len(starts)] = torch.cat([settings.staged(positions), torch.tensor(places)])
         return staged.pin_memory() if self._model.device.type == "cuda" else staged
 
     def _span(self, keys: int) -> int:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
-from outrider.decoding.types import FloatArray
+from outrider.decoding.drawing import RowDraws
+from outrider.decoding.types import DrawnRows, FloatArray
 from outrider.engines.base import Cache, EngineCaps, ForwardItem
 from outrider.engines.chains import Chains
 from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
-from outrider.engines.torch.passes import PATH, Part, are_trees, check, lay_out, split
+from outrider.engines.torch.passes import PATH, Part, Pass, are_trees, check, lay_out, split
 from outrider.engines.torch.pool import SHARE_UNIT, SlotPool, TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
@@ -25,6 +27,7 @@ from outrider.models.spec import ModelSpec
 STRICT_WIDTH = 16  # tokens of every pass where bits depend on the width
 WIDEST = 512  # most tokens of a pass
 
+Result = TypeVar("Result")
 Slots = Callable[["TorchModel"], int | None]
 """How many slots a model's pool has; None for one that grows. Asked once, before the first cache."""
 
@@ -37,6 +40,7 @@ class TorchModel:
     positions: most positions of a sequence; None for all of the model's.
     slots: of the pool, see `Slots`.
     graphs: capture CUDA graphs; None: on CUDA devices.
+    draws:  draw tokens on the device, see `DrawingModel`; None: on CUDA devices, with Triton.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class TorchModel:
         positions: int | None = None,
         slots: Slots = lambda model: None,
         graphs: bool | None = None,
+        draws: bool | None = None,
     ) -> None:
         self.spec, self.weights = spec, weights
         self.device: torch.device = weights.embedding.device
@@ -60,12 +65,16 @@ class TorchModel:
         self._reach = reach
         self._slots = slots
         self._graphs = self.device.type == "cuda" if graphs is None else graphs
+        self._draws = self._has_kernels() if draws is None else draws
+        self._drawer: Any = None
         self._runner: Runner | None = None
         self._pool: SlotPool | None = None
 
     @property
     def caps(self) -> EngineCaps:
-        return EngineCaps(tree_attention=True, exact_bits=self.strict, hidden_states=True)
+        return EngineCaps(
+            tree_attention=True, exact_bits=self.strict, hidden_states=True, draws_rows=self._draws
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -126,10 +135,13 @@ class TorchModel:
 
     def chains(self, common_size: int) -> Chains | None:
         """See `ChainModel`: on CUDA devices, with Triton."""
-        if self.device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        if not self._has_kernels():
             return None
         module = importlib.import_module("outrider.engines.torch.device_draft")
         return cast(Chains, module.DeviceDraft(self, common_size))
+
+    def _has_kernels(self) -> bool:
+        return self.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
     def _ready(self) -> tuple[Runner, SlotPool]:
         if self._runner is None or self._pool is None:
@@ -141,9 +153,53 @@ class TorchModel:
             self._runner = Runner(self._module, self._pool, self.device, graphs=self._graphs, dense=dense)
         return self._runner, self._pool
 
+    def forward_drawn(
+        self, items: Sequence[ForwardItem], draws: Sequence[RowDraws | None]
+    ) -> list[tuple[FloatArray | Callable[[], FloatArray], DrawnRows | None]]:
+        """See `DrawingModel.forward_drawn`. Draws where one pass computes all items."""
+        runner, _ = self._ready()
+        if self._drawer is None:
+            self._drawer = importlib.import_module("outrider.engines.torch.drawn").RowDrawer(self.device)
+        drawer = self._drawer
+
+        def compute(
+            caches: Sequence[TorchCache],
+        ) -> list[tuple[FloatArray | Callable[[], FloatArray], DrawnRows | None]]:
+            trees = are_trees(items)
+            passes = self._split(items, trees)
+            if len(passes) > 1:
+                return [(rows, None) for rows in self._passes(items, caches, ())[0]]
+            made = self._laid_out(items, caches, passes[0], trees)
+            logits, _ = runner.run(made, (), all_rows=self.fixed_width is not None)
+            counts = [len(item.rows) for item in items]
+            if logits is None:
+                logits = torch.empty(0, self.vocab_size, device=self.device)
+            drawn = drawer.draw(logits, runner.last, made.wanted, counts, draws)
+            number = runner.passes
+
+            def fetch(first: int, last: int) -> FloatArray:
+                if runner.passes != number:
+                    raise RuntimeError("the logits of a pass are gone with the next one")
+                rows: FloatArray = logits[first:last].to("cpu", copy=True).numpy()
+                return rows
+
+            ends = np.cumsum(counts).tolist()
+            return [
+                (partial(fetch, end - count, end), tokens)
+                for end, count, tokens in zip(ends, counts, drawn, strict=True)
+            ]
+
+        return self._guarded(items, compute)
+
     def _forward(
         self, items: Sequence[ForwardItem], taps: tuple[int, ...]
     ) -> tuple[list[FloatArray], list[FloatArray]]:
+        return self._guarded(items, lambda caches: self._passes(items, caches, taps))
+
+    def _guarded(
+        self, items: Sequence[ForwardItem], compute: Callable[[Sequence[TorchCache]], Result]
+    ) -> Result:
+        """What `compute` gives for the items' caches, which then hold the items' tokens."""
         caches = [self._own(item.cache) for item in items]
         check(items, self.vocab_size)
         for item in items:
@@ -151,7 +207,7 @@ class TorchModel:
                 raise ValueError(f"no position beyond {self._reach} can be computed")
         try:
             with torch.no_grad():
-                results = self._passes(items, caches, taps)
+                results = compute(caches)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise InsufficientMemoryError(
@@ -162,25 +218,42 @@ class TorchModel:
             cache.length += len(item.tokens)
         return results
 
+    def _split(self, items: Sequence[ForwardItem], trees: Sequence[bool]) -> list[list[Part]]:
+        fixed = self.fixed_width
+        return split(items, fixed or WIDEST, whole_trees=fixed is None, trees=trees)
+
+    def _run(
+        self,
+        items: Sequence[ForwardItem],
+        caches: Sequence[TorchCache],
+        parts: Sequence[Part],
+        taps: tuple[int, ...],
+        trees: Sequence[bool],
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """One pass: see `Runner.run`."""
+        runner, _ = self._ready()
+        made = self._laid_out(items, caches, parts, trees)
+        return runner.run(made, taps, all_rows=self.fixed_width is not None)
+
+    def _laid_out(
+        self,
+        items: Sequence[ForwardItem],
+        caches: Sequence[TorchCache],
+        parts: Sequence[Part],
+        trees: Sequence[bool],
+    ) -> Pass:
+        runner, _ = self._ready()
+        width = self._width(sum(part.count for part in parts))
+        shared = runner.graphs and width <= SHARED_WIDTH
+        return lay_out(items, caches, parts, width=width, always_path=shared, trees=trees)
+
     def _passes(
         self, items: Sequence[ForwardItem], caches: Sequence[TorchCache], taps: tuple[int, ...]
     ) -> tuple[list[FloatArray], list[FloatArray]]:
-        runner, _ = self._ready()
-        fixed = self.fixed_width
         found: list[tuple[Sequence[Part], torch.Tensor | None, torch.Tensor | None]] = []
         trees = are_trees(items)
-        for parts in split(items, fixed or WIDEST, whole_trees=fixed is None, trees=trees):
-            total = sum(part.count for part in parts)
-            width = self._width(total)
-            made = lay_out(
-                items,
-                caches,
-                parts,
-                width=width,
-                always_path=runner.graphs and width <= SHARED_WIDTH,
-                trees=trees,
-            )
-            logits, hidden = runner.run(made, taps, all_rows=fixed is not None)
+        for parts in self._split(items, trees):
+            logits, hidden = self._run(items, caches, parts, taps, trees)
             found.append(
                 (
                     parts,

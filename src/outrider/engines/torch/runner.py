@@ -46,10 +46,19 @@ class _Graph:
     hidden: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphRun:
+    """The last pass, if it was a graph: its logits, of all `shape.width` rows, until the next pass."""
+
+    shape: Shape
+    logits: torch.Tensor
+
+
 class Runner:
     """Runs passes of one module.
 
     graphs: whether to capture CUDA graphs; turned off, with a warning, if one cannot be captured.
+    passes: how many it has run.
     dense:  whether passes without a graph may compute a sequence's rows together (`Layout.groups`).
     """
 
@@ -58,6 +67,8 @@ class Runner:
     ) -> None:
         self._module, self._pool, self._device = module, pool, device
         self.graphs, self._dense = graphs, dense
+        self.passes = 0
+        self.last: GraphRun | None = None
         self._made: dict[Shape, _Graph] = {}
         self._memory: Any = None
 
@@ -68,6 +79,8 @@ class Runner:
         all_rows: compute the logits of all rows if any are wanted, so that the shape does not depend on how
                   many are.
         """
+        self.passes += 1
+        self.last = None
         wanted = made.wanted
         widest = SHARED_WIDTH if self._module.ops.spans else GRAPH_WIDTH
         if self.graphs and made.width <= widest:
@@ -76,6 +89,8 @@ class Runner:
             if graph is not None:
                 graph.staged.copy_(self._staged(made), non_blocking=True)
                 graph.graph.replay()
+                if graph.logits is not None:
+                    self.last = GraphRun(shape, graph.logits)
                 hidden = None if graph.hidden is None else graph.hidden[: made.tokens]
                 return self._rows(graph.logits, wanted), hidden
         staged = self._staged(made).to(self._device, non_blocking=True)
@@ -172,10 +187,10 @@ class Runner:
         return logits.index_select(0, self._index(wanted))
 
     def _index(self, rows: IntArray) -> torch.Tensor:
-        return _pinned(torch.from_numpy(rows), self._device).to(self._device, non_blocking=True)
+        return pinned(torch.from_numpy(rows), self._device).to(self._device, non_blocking=True)
 
     def _staged(self, made: Pass) -> torch.Tensor:
-        return _pinned(torch.from_numpy(made.staged), self._device)
+        return pinned(torch.from_numpy(made.staged), self._device)
 
 
 def to_host(found: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -186,7 +201,7 @@ def to_host(found: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.copy_(found, non_blocking=True)
 
 
-def _pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+def pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`values` where a device can copy them from without waiting; PyTorch keeps the memory until it has."""
     return values.pin_memory() if device.type == "cuda" else values
 

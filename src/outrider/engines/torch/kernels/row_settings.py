@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -36,9 +37,9 @@ class RowSettings:
     ) -> RowSettings:
         """The settings of rows with these parameters and 64-bit seeds. What changes logits before the
         temperature (penalties, masks, biases) is not among them."""
-        top_k = [p.top_k if 0 < p.top_k < vocab_size and p.temperature > 0.0 else 0 for p in params]
-        top_p = [p.top_p if p.temperature > 0.0 else 1.0 for p in params]
-        limit = [-math.log(p.min_p) if p.min_p > 0.0 and p.temperature > 0.0 else math.inf for p in params]
+        each = [filters(p, vocab_size) for p in params]
+        top_k, top_p, limit = [f.top_k for f in each], [f.top_p for f in each], [f.limit for f in each]
+        filtered, most = shape_of(each, vocab_size)
         doubles = torch.tensor(
             [[p.temperature for p in params], top_p, limit], dtype=torch.float64, device=device
         )
@@ -47,10 +48,23 @@ class RowSettings:
             top_k=torch.tensor(top_k, dtype=torch.int32, device=device),
             top_p=doubles[1],
             limit=doubles[2],
-            seed=torch.tensor([_signed(s) for s in seeds], dtype=torch.int64, device=device),
-            filtered=any(top_k) or min(top_p) < 1.0 or min(limit) < math.inf,
-            most=min(1 << (max(top_k) - 1).bit_length(), vocab_size) if any(top_k) else 0,
+            seed=torch.tensor([signed(s) for s in seeds], dtype=torch.int64, device=device),
+            filtered=filtered,
+            most=most,
         )
+
+    def staged(self, positions: torch.Tensor) -> torch.Tensor:
+        """int64[6, n]: seeds, positions (int64[n]), the bits of temperature, top_p and limit, and top_k, for
+        one transfer; `of_staged` makes settings of it on the other side."""
+        doubles = (self.temperature, self.top_p, self.limit)
+        bits = [values.view(torch.int64) for values in doubles]
+        return torch.stack([self.seed, positions, *bits, self.top_k.long()])
+
+    @staticmethod
+    def of_staged(staged: torch.Tensor, filtered: bool, most: int) -> RowSettings:
+        """The settings in the first six rows of what `staged` gave; row 1 has the positions."""
+        temperature, top_p, limit = staged[2:5].view(torch.float64)
+        return RowSettings(temperature, staged[5].int(), top_p, limit, staged[0], filtered, most)
 
     def rows(self, index: torch.Tensor) -> RowSettings:
         """The settings of the rows `index` (int64[m], on the device), each as often as it is named."""
@@ -65,5 +79,29 @@ class RowSettings:
         )
 
 
-def _signed(seed: int) -> int:
+class Filters(NamedTuple):
+    """What of a request's parameters filters its rows, see `RowSettings`."""
+
+    top_k: int
+    top_p: float
+    limit: float
+
+
+def filters(params: SamplingParams, vocab_size: int) -> Filters:
+    """None of them at temperature 0."""
+    if params.temperature == 0.0:
+        return Filters(0, 1.0, math.inf)
+    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+    return Filters(top_k, params.top_p, -math.log(params.min_p) if params.min_p > 0.0 else math.inf)
+
+
+def shape_of(each: Sequence[Filters], vocab_size: int) -> tuple[bool, int]:
+    """(filtered, most) of rows with these filters, see `RowSettings`."""
+    filtered = any(f.top_k or f.top_p < 1.0 or f.limit < math.inf for f in each)
+    top_k = max(f.top_k for f in each)
+    return filtered, min(1 << (top_k - 1).bit_length(), vocab_size) if top_k else 0
+
+
+def signed(seed: int) -> int:
+    """The bits of an unsigned 64-bit seed as a signed number."""
     return seed - 2**64 if seed >= 2**63 else seed

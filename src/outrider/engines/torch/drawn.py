@@ -1,0 +1,124 @@
+"""Tokens of a pass's rows, drawn on the device: one small transfer a step, in place of the logits.
+
+The tokens are those of the request's sampler on the CPU (`kernels.sampling`); rows that are too close to call
+have none, and the sampler gets their logits. After a pass that is a CUDA graph the draw is one too: launched
+one by one, its kernels would take a tenth of the time of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.decoding.drawing import UNDRAWN, RowDraws
+from outrider.decoding.types import DrawnRows, IntArray
+from outrider.engines.torch.kernels.row_settings import RowSettings, filters, shape_of, signed
+from outrider.engines.torch.kernels.sampling import SAMPLED, sample
+from outrider.engines.torch.runner import GraphRun, pinned
+
+_FIELDS = 6  # of `RowSettings.staged`
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    """A captured draw: what it reads beside the logits, what it replays, what it writes."""
+
+    staged: torch.Tensor
+    graph: Any
+    packed: torch.Tensor
+
+
+class RowDrawer:
+    """Draws after the passes of one runner."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: dict[tuple[Any, int, bool, int], _Graph] = {}
+        self._memory: Any = None
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        run: GraphRun | None,
+        wanted: IntArray,
+        counts: Sequence[int],
+        draws: Sequence[RowDraws | None],
+    ) -> list[DrawnRows | None]:
+        """The tokens of each item with `draws`, None for one without. Waits for the pass.
+
+        logits: float32[rows, vocab] on the device, of items with `counts` rows each.
+        run:    the graph that computed them, as rows `wanted` of all that it computes; None if none did.
+        """
+        found: list[DrawnRows | None] = [None] * len(counts)
+        ends = np.cumsum(counts).tolist()
+        asked = [
+            (i, draw, range(end - count, end))
+            for i, (draw, count, end) in enumerate(zip(draws, counts, ends, strict=True))
+            if draw is not None and count
+        ]
+        if not asked:
+            return found
+        (size,) = {draw.vocab_size for _, draw, _ in asked}
+        filtered, most = shape_of([filters(draw.params, size) for _, draw, _ in asked], size)
+        if run is None:
+            rows, at = logits[:, :size], np.arange(len(logits))
+        else:
+            rows, at = run.logits[:, :size], wanted.astype(np.int64)
+        staged = torch.zeros(_FIELDS, len(rows), dtype=torch.int64)  # other rows: the likeliest token
+        for _, draw, own in asked:
+            _stage(staged.numpy(), at[own.start : own.stop], draw)
+        if run is None:
+            staged = pinned(staged, self._device).to(self._device, non_blocking=True)
+            packed = _packed(rows, staged, filtered, most)
+        else:
+            key = (run.shape, size, filtered, most)
+            if key not in self._graphs:
+                self._graphs[key] = self._capture(rows, filtered, most)
+            graph = self._graphs[key]
+            graph.staged.copy_(pinned(staged, self._device), non_blocking=True)
+            graph.graph.replay()
+            packed = graph.packed
+        host = packed.to("cpu")  # waits
+        ids, shares = host[0].tolist(), host[1].view(torch.float32).tolist()
+        for i, _, own in asked:
+            places = at[own.start : own.stop].tolist()
+            found[i] = DrawnRows([ids[row] for row in places], [shares[row] for row in places])
+        return found
+
+    def _capture(self, rows: torch.Tensor, filtered: bool, most: int) -> _Graph:
+        staged = torch.zeros(_FIELDS, len(rows), dtype=torch.int64, device=self._device)
+        beside = torch.cuda.Stream(self._device)  # kernels are compiled outside the capture
+        beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                _packed(rows, staged, filtered, most)
+        torch.cuda.current_stream(self._device).wait_stream(beside)
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            packed = _packed(rows, staged, filtered, most)
+        return _Graph(staged, graph, packed)
+
+
+def _stage(staged: npt.NDArray[np.int64], at: npt.NDArray[np.int64], draw: RowDraws) -> None:
+    """The settings of a sequence's rows, see `RowSettings.staged`."""
+    own = filters(draw.params, draw.vocab_size)
+    doubles = np.array([draw.params.temperature, own.top_p, own.limit]).view(np.int64)
+    staged[0, at] = signed(draw.seed)
+    staged[1, at] = draw.positions
+    staged[2:5, at] = doubles[:, None]
+    staged[5, at] = own.top_k
+
+
+def _packed(rows: torch.Tensor, staged: torch.Tensor, filtered: bool, most: int) -> torch.Tensor:
+    """int32[2, rows]: tokens, and the bits of the likeliest ones' probabilities."""
+    drawn = sample(rows, RowSettings.of_staged(staged, filtered, most), staged[1])
+    likeliest = torch.exp(rows.amax(1).float() - torch.logsumexp(rows.float(), 1))
+    tokens = torch.where(drawn.status == SAMPLED, drawn.tokens, UNDRAWN)
+    return torch.stack([tokens, likeliest.view(torch.int32)])
