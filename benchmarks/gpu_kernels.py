@@ -373,7 +373,7 @@ def sampler(bench: Bench) -> None:
         seeds = [int(s) for s in numbers.integers(0, 2**64, n, dtype=np.uint64)]
         places = numbers.integers(0, 2**20, n)
         settings = RowSettings.make(params, seeds, vocab, bench.device)
-        tokens, status, _ = sample(logits, settings, torch.tensor(places, device=bench.device))
+        tokens, status, *_ = sample(logits, settings, torch.tensor(places, device=bench.device))
         rows = logits.cpu().numpy()
         for i, (p, seed, token, state) in enumerate(
             zip(params, seeds, tokens.tolist(), status.tolist(), strict=True)

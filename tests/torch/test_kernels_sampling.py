@@ -108,7 +108,7 @@ def later(logits: Any, settings: RowSettings, positions: Any) -> Sequence[Any]:
 
 def without_ties(logits: Any, settings: RowSettings, positions: Any) -> Sequence[Any]:
     """A twin: of equal logits the last counts first."""
-    tokens, status, _ = sample(logits.flip(1), settings, positions)
+    tokens, status, *_ = sample(logits.flip(1), settings, positions)
     return logits.shape[1] - 1 - tokens, status
 
 
@@ -130,7 +130,7 @@ def drawn(rows: Sequence[Sequence[float]], params: SamplingParams, dtype: Any = 
     logits = torch.tensor(rows, dtype=dtype or torch.float32, device=DEVICE)
     n, vocab = logits.shape
     settings = RowSettings.make([params] * n, list(range(n)), vocab, DEVICE)
-    tokens, status, _ = sample(logits, settings, torch.zeros(n, dtype=torch.int64, device=DEVICE))
+    tokens, status, *_ = sample(logits, settings, torch.zeros(n, dtype=torch.int64, device=DEVICE))
     return tokens.tolist(), status.tolist()
 
 
@@ -180,7 +180,7 @@ def test_margins_are_those_of_siblings() -> None:
     logits = (random.standard_normal((len(params), 1300)) * 2).astype(np.float32)
     settings = RowSettings.make(params, list(range(len(params))), 1300, DEVICE)
     positions = torch.arange(len(params), device=DEVICE)
-    tokens, _, margins = sample(torch.tensor(logits, device=DEVICE), settings, positions)
+    tokens, _, margins, _ = sample(torch.tensor(logits, device=DEVICE), settings, positions)
     for i, (row, p, token) in enumerate(zip(logits, params, tokens.tolist(), strict=True)):
         sampler = Sampler(p, len(row), seed=i)
         other = sampler.draw(np.where(np.arange(len(row)) == token, np.float32(-np.inf), row), row, i)

@@ -19,15 +19,19 @@ from outrider.decoding.drawing import UNDRAWN, RowDraws
 from outrider.decoding.types import DrawnRows, IntArray
 from outrider.engines.torch.kernels.row_settings import RowSettings, filters, shape_of, signed
 from outrider.engines.torch.kernels.sampling import SAMPLED, sample
-from outrider.engines.torch.runner import GraphRun, pinned
+from outrider.engines.torch.runner import GraphRun, Shape, pinned
 
 _FIELDS = 6  # of `RowSettings.staged`
 
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A captured draw: what it reads beside the logits, what it replays, what it writes."""
+    """A captured draw: what it reads beside the logits, what it replays, what it writes.
 
+    host: pinned memory for what is staged; free again once the draw has been waited for.
+    """
+
+    host: torch.Tensor
     staged: torch.Tensor
     graph: Any
     packed: torch.Tensor
@@ -38,7 +42,7 @@ class RowDrawer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[tuple[Any, int, bool, int], _Graph] = {}
+        self._graphs: dict[tuple[Shape, int, bool, int], _Graph] = {}
         self._memory: Any = None
 
     def draw(
@@ -69,28 +73,34 @@ class RowDrawer:
             rows, at = logits[:, :size], np.arange(len(logits))
         else:
             rows, at = run.logits[:, :size], wanted.astype(np.int64)
-        staged = torch.zeros(_FIELDS, len(rows), dtype=torch.int64)  # other rows: the likeliest token
+        graph = None if run is None else self._graph((run.shape, size, filtered, most), rows)
+        host = torch.zeros(_FIELDS, len(rows), dtype=torch.int64) if graph is None else graph.host
+        settings = host.numpy()
+        settings.fill(0)  # rows that nobody asks for give the likeliest token
         for _, draw, own in asked:
-            _stage(staged.numpy(), at[own.start : own.stop], draw)
-        if run is None:
-            staged = pinned(staged, self._device).to(self._device, non_blocking=True)
+            _stage(settings, at[own.start : own.stop], draw)
+        if graph is None:
+            staged = pinned(host, self._device).to(self._device, non_blocking=True)
             packed = _packed(rows, staged, filtered, most)
         else:
-            key = (run.shape, size, filtered, most)
-            if key not in self._graphs:
-                self._graphs[key] = self._capture(rows, filtered, most)
-            graph = self._graphs[key]
-            graph.staged.copy_(pinned(staged, self._device), non_blocking=True)
+            graph.staged.copy_(host, non_blocking=True)
             graph.graph.replay()
             packed = graph.packed
-        host = packed.to("cpu")  # waits
-        ids, shares = host[0].tolist(), host[1].view(torch.float32).tolist()
+        drawn = packed.to("cpu")  # waits
+        ids, shares = drawn[0].tolist(), drawn[1].view(torch.float32).tolist()
         for i, _, own in asked:
             places = at[own.start : own.stop].tolist()
             found[i] = DrawnRows([ids[row] for row in places], [shares[row] for row in places])
         return found
 
+    def _graph(self, key: tuple[Shape, int, bool, int], rows: torch.Tensor) -> _Graph:
+        """key: the shape of the pass that gives the rows, the vocabulary's size, `filtered`, `most`."""
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(rows, key[2], key[3])
+        return self._graphs[key]
+
     def _capture(self, rows: torch.Tensor, filtered: bool, most: int) -> _Graph:
+        host = torch.zeros(_FIELDS, len(rows), dtype=torch.int64, pin_memory=True)
         staged = torch.zeros(_FIELDS, len(rows), dtype=torch.int64, device=self._device)
         beside = torch.cuda.Stream(self._device)  # kernels are compiled outside the capture
         beside.wait_stream(torch.cuda.current_stream(self._device))
@@ -103,7 +113,7 @@ class RowDrawer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             packed = _packed(rows, staged, filtered, most)
-        return _Graph(staged, graph, packed)
+        return _Graph(host, staged, graph, packed)
 
 
 def _stage(staged: npt.NDArray[np.int64], at: npt.NDArray[np.int64], draw: RowDraws) -> None:
@@ -118,7 +128,7 @@ def _stage(staged: npt.NDArray[np.int64], at: npt.NDArray[np.int64], draw: RowDr
 
 def _packed(rows: torch.Tensor, staged: torch.Tensor, filtered: bool, most: int) -> torch.Tensor:
     """int32[2, rows]: tokens, and the bits of the likeliest ones' probabilities."""
-    drawn = sample(rows, RowSettings.of_staged(staged, filtered, most), staged[1])
-    likeliest = torch.exp(rows.amax(1).float() - torch.logsumexp(rows.float(), 1))
+    drawn = sample(rows, RowSettings.of_staged(staged, filtered, most), staged[1], likeliest=True)
+    assert drawn.likeliest is not None, "as asked for"
     tokens = torch.where(drawn.status == SAMPLED, drawn.tokens, UNDRAWN)
-    return torch.stack([tokens, likeliest.view(torch.int32)])
+    return torch.stack([tokens, drawn.likeliest.view(torch.int32)])

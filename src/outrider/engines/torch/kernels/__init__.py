@@ -1,7 +1,7 @@
 """Triton kernels of the torch engine, for CUDA devices, and its sampling on the device.
 
     ops = TritonOps(reach)                                                     # ops.py: see `Ops`
-    tokens, status, _ = sample(logits, settings, layout.position.long() + 1)   # sampling.py
+    tokens, status, *_ = sample(logits, settings, layout.position.long() + 1)   # sampling.py
     tokens.to("cpu")                                                           # the step's one transfer
 
 All of them are *batch-invariant*: what they give for a row is a function of that row's inputs, bit for bit,

@@ -1,7 +1,7 @@
 """The coupled sampler on a GPU: the token that the CPU's sampler draws from the same logits, for every row.
 
     settings = RowSettings.make([params, ...], [seed, ...], vocab_size, "cuda")
-    tokens, status, margin = sample(logits, settings, positions)   # no host sync; graphs may capture it
+    tokens, status, margin, _ = sample(logits, settings, positions)   # no host sync; graphs may capture it
 
 A row's token is the arg max of score + noise among the tokens that min_p, top_k and top_p keep, where score =
 (logit - best) / temperature in float64, and of the logits themselves at temperature 0; the lowest id on ties
@@ -131,6 +131,18 @@ def _row_best(maxima_ptr, row, tiles, block: tl.constexpr):
     best = tl.max(_no_nan(values), 0).to(tl.float64)
     finite = (nan == 0) & (tl.abs(best) < float("inf"))
     return tl.where(finite, best, 0.0), finite
+
+
+@triton.jit(do_not_specialize=["vocab"])
+def _tile_masses(logits_ptr, maxima_ptr, masses_ptr, vocab, row_stride, block: tl.constexpr):
+    """Program (i, j): the sum of e^(logit - best) over tile j of row i."""
+    row, tiles = tl.program_id(0), tl.num_programs(1)
+    best, _ = _row_best(maxima_ptr, row, tiles, block)
+    ids = tl.program_id(1) * _TILE + tl.arange(0, _TILE)
+    at = row.to(tl.int64) * row_stride + ids
+    values = tl.load(logits_ptr + at, mask=ids < vocab, other=-float("inf")).to(tl.float32)
+    mass = tl.sum(tl.exp(values - best.to(tl.float32)), 0)
+    tl.store(masses_ptr + row * tiles + tl.program_id(1), mass)
 
 
 @triton.jit(do_not_specialize=["tiles", "most"])
@@ -337,14 +349,18 @@ class Sampled(NamedTuple):
     margin: float32[n], by how much the token's score with noise (at temperature 0 its logit) exceeds that of
             the token that comes second; inf where no other comes near. Of filtered rows the second may be one
             that the filters leave out.
+    likeliest: float32[n], the probability of the likeliest token at temperature 1; None if not asked for.
     """
 
     tokens: torch.Tensor
     status: torch.Tensor
     margin: torch.Tensor
+    likeliest: torch.Tensor | None = None
 
 
-def sample(logits: torch.Tensor, settings: RowSettings, positions: torch.Tensor) -> Sampled:
+def sample(
+    logits: torch.Tensor, settings: RowSettings, positions: torch.Tensor, *, likeliest: bool = False
+) -> Sampled:
     """The tokens of logits[n, vocab] (any floating type, as many columns as ids) at `positions`, int64[n]:
     the index in the sequence of the token to be chosen."""
     n, vocab = logits.shape
@@ -390,4 +406,9 @@ def sample(logits: torch.Tensor, settings: RowSettings, positions: torch.Tensor)
             *(bound, bound_id, done, status, token, margin, vocab, tiles, stride),
             **{"has_top": has_top, "block": block, "num_warps": 8, "enable_fp_fusion": False},
         )
-    return Sampled(token, status, margin)
+    shares = None
+    if likeliest:
+        masses = new((n, tiles), dtype=torch.float32)
+        _tile_masses[(n, tiles)](logits, maxima, masses, vocab, stride, block=block, num_warps=4)
+        shares = 1.0 / masses.sum(1)
+    return Sampled(token, status, margin, shares)
