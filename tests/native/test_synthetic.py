@@ -12,14 +12,15 @@ from outrider.cli.main import main
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.source import ModelSource
+from outrider.models.sources.known import Shape
 from outrider.plan import shapes
 from outrider.plan.slices import with_random_weights
 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> ModelSource:
-    monkeypatch.setitem(shapes.SHAPES, "tiny", (2, 256, 4, 2, 64, 512, True))
-    monkeypatch.setattr(shapes, "VOCAB_SIZE", 1024)
+    shape = Shape("llama", 2, 256, 4, 2, 64, 512, tied=True, vocab=1024, positions=131_072, theta=5e5)
+    monkeypatch.setitem(shapes.SHAPES, "tiny", shape)
     return shapes.shape_source("tiny:q4_0")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 COMMIT = "c0ffee" * 6 + "1234"
 LARGE = (".gguf", ".safetensors", ".bin")  # files with a SHA-256 in a hub's listing
@@ -44,6 +48,15 @@ class Hub:
     def gets(self, name: str) -> list[str]:
         """The Range of each GET of a file, in order."""
         return [span for method, path, span in self.asked if method == "GET" and path.endswith(f"/{name}")]
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Make the library ask this hub, without a token, directly."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy") or name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
 
 
 @contextmanager
