@@ -18,6 +18,7 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from outrider import memory
+from outrider.acceptance_record import Recorder, recorder_of
 from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import SpeculativeConfig
@@ -186,6 +187,7 @@ class Pipeline(BasePipeline):
     rows:    what samples from rows of logits; None is NumPy.
     clock:   seconds, for metrics and the controller.
     remake:  makes `drafting` anew, on the same models; None where it was not made for this target.
+    recorder: keeps the acceptance of the pair's drafts; None without a draft model.
     """
 
     engine: StepEngine
@@ -193,6 +195,7 @@ class Pipeline(BasePipeline):
     rows: RowSampler | None = None
     clock: Callable[[], float] = time.perf_counter
     remake: Callable[[], Drafting] | None = None
+    recorder: Recorder | None = None
 
     def fresh(self) -> Pipeline:
         """The same with nothing learned from earlier requests, as in a new process. Raises ConfigError where
@@ -212,6 +215,7 @@ class Pipeline(BasePipeline):
             max_context=self.context,
             vocab_size=self.vocab_size,
             rows=self.rows,
+            on_end=(lambda *_: None) if self.recorder is None else self.recorder.ended,
         )
 
     @property
@@ -220,7 +224,7 @@ class Pipeline(BasePipeline):
 
     def fixed(self, count: int) -> list[Pipeline]:
         """For each drafter, the same with fixed drafts of it alone, see `Drafting.fixed`."""
-        return [replace(self, drafting=drafting) for drafting in self.drafting.fixed(count)]
+        return [replace(self, drafting=drafting, recorder=None) for drafting in self.drafting.fixed(count)]
 
 
 def open_pipeline(config: EngineConfig, *, progress: bool = True) -> BasePipeline:
@@ -287,8 +291,9 @@ def build_all(
     context = _context(config, source)
     _memory_check(backend, memory_check)(config, context, [source, *distinct(drafts)])
 
-    rows = backend.rows() if loader is None else None
-    costs = costs or (backend.costs() if loader is None else guessed_costs)
+    loaded_here = loader is None
+    rows = backend.rows() if loaded_here else None
+    costs = costs or (backend.costs() if loaded_here else guessed_costs)
     loader = loader or backend.loader(config)
     threads = _threads(config)
     target = loader(source, threads)
@@ -312,6 +317,7 @@ def build_all(
             Pipeline(
                 *(config, choice, source, described, tokenizer, context, engine, drafting, rows, clock),
                 remake=remake,
+                recorder=recorder_of(choice, source, described) if loaded_here else None,
                 sampling=sampling,
             )
         )

@@ -54,8 +54,9 @@ def test_curves_come_from_the_record_or_a_part(tmp_path: Path, monkeypatch: pyte
     model = NativeModel.load(source, threads=1)
     place = calibrate.place_of([*source.fingerprint(), *calibrate.facts_of_kernels(model.isa, 1), None])
     known = {1: 0.25, 4: 0.5}
-    calibrate.keep(place, known)
+    calibrate.keep(place, known, 0.2)
     found = curves.curve_of(source, 1)
+    assert found.spread == 0.2
     assert (found.how, found.seconds) == ("measured", known)
     assert found.at(2) == pytest.approx(0.25 + 0.25 / 3)
     assert found.at(8) == 1.0
@@ -75,3 +76,4 @@ def test_what_the_engine_measures_is_found_by_the_plan(
         found = curves.curve_of(source, 1, drafts=drafts)
         assert found.how == "measured"
         assert set(found.seconds.values()) == {0.125}
+        assert found.spread == 0.0

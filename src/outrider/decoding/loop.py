@@ -86,6 +86,7 @@ class StepLoop:
     max_context:   most tokens of prompt and output; never more than the engine's own limit.
     vocab_size:    ids from here on are padding without a token, and are never sampled.
     rows:          filters and samples rows of logits, see `RowSampler`; None is the NumPy implementation.
+    on_end:        called when a request has ended, with what its controller kept; must not raise.
 
     Raises ConfigError when the engine lacks what the drafter or the verifier needs.
     """
@@ -103,6 +104,7 @@ class StepLoop:
         max_context: int | None = None,
         vocab_size: int | None = None,
         rows: RowSampler | None = None,
+        on_end: Callable[[Request, RequestMetrics, RequestState], object] = lambda *_: None,
     ) -> None:
         self._taps: tuple[int, ...] = getattr(drafter, "taps", ())  # see HiddenStateDrafter
         for part in (drafter, verifier) if drafter is not None else (verifier,):
@@ -114,7 +116,7 @@ class StepLoop:
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         self._engine, self._drafter, self._verifier, self._controller = engine, drafter, verifier, controller
-        self._clock = clock
+        self._clock, self._on_end = clock, on_end
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
         self._max_context = min(engine.max_positions, max_context or engine.max_positions)
@@ -332,6 +334,7 @@ class StepLoop:
             verify_seconds=cost.verify,
             other_seconds=now - began,
             accepted_depths=tuple(range(1, len(verdict.path) + 1)),
+            rejected_depth=emitted if verdict.next_kind == "recovered" and emitted > len(verdict.path) else 0,
             sampling_seconds=sampled - began,
             forced=seq.forced,
             width=cost.width,
@@ -405,6 +408,7 @@ class StepLoop:
             seq.metrics.speculation = self._controller.explain(seq.state)
         if seq.opened:
             seq.metrics.cached_tokens = seq.handle.cached
+        self._on_end(seq.request, seq.metrics, seq.state)
         self._release(seq)
         event = FinishEvent(seq.request_id, reason, stop_reason, text_tail, seq.metrics, error)
         self._outbox.append(event)

@@ -33,11 +33,13 @@ class Curve:
     seconds: of a pass, by its number of tokens.
     how:     measured: when the model was loaded here once. predicted: from a part of it, with random weights.
     when:    of the measurement, seconds since the epoch; None for one of now.
+    spread:  by how much a measurement right after it differed, as a share; None where nothing tells.
     """
 
     seconds: Mapping[int, float]
     how: How
     when: float | None
+    spread: float | None = None
 
     def at(self, n: int) -> float:
         """Seconds of a pass over n tokens; between and beyond the known widths along straight lines."""
@@ -56,27 +58,27 @@ def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = 
     blocks = _frequent(source.architecture.vocab_size, 1.0) if drafts else None
     with contextlib.suppress(FileNotFoundError):  # a shape has no file
         if (found := calibrate.recorded(source, isa, count, blocks)) is not None:
-            return Curve(found[0], "measured", found[1])
+            return Curve(found.seconds, "measured", found.when, found.spread)
     place = calibrate.place_of(
         [*_shapes(source), *calibrate.facts_of_kernels(isa, count), drafts],
         cache_root() / PREDICTED,
     )
     seconds = calibrate.read(place, pass_widths(*_core.token_tiles(isa)))
     if seconds is None:
-        seconds, steady = _predicted(source, count, drafts)
-        if steady:
-            calibrate.keep(place, seconds)
+        seconds, spread = _predicted(source, count, drafts)
+        if 1.0 + spread <= calibrate.UNSTEADY:
+            calibrate.keep(place, seconds, spread)
     return Curve(seconds, "predicted", None)
 
 
-def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[int, float], bool]:
-    """T(n) by a part of the model, and whether no other load came or went meanwhile."""
+def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[int, float], float]:
+    """T(n) by a part of the model, and its spread."""
     part, share = slice_of(source)
     model = NativeModel.load(part, threads=threads, weights_cache=False)
     blocks = _frequent(source.architecture.vocab_size, share) if drafts else None
     found = calibrate.measure_curve(model, blocks, ROUNDS_SECONDS)
-    steady = calibrate.is_steady(model, blocks, found)
-    return {n: seconds / share for n, seconds in found.items()}, steady
+    spread = calibrate.spread_of(model, blocks, found)
+    return {n: seconds / share for n, seconds in found.items()}, spread
 
 
 def _frequent(vocab_size: int, share: float) -> IntArray | None:

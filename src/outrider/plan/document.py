@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from outrider import memory
+from outrider.acceptance_record import recorded
 from outrider.models.quantization import loaded_bytes
 from outrider.models.source import ModelSource
+from outrider.models.sources.known import known_name
 from outrider.models.text.vocabulary import VocabularyMatch, compare_vocabularies
-from outrider.plan import memory_parts, speed
+from outrider.plan import expected, memory_parts, profiles, speed
 
 if TYPE_CHECKING:
     from outrider.plan.curves import Curve
@@ -84,7 +86,7 @@ def _model(source: ModelSource) -> dict[str, Any]:
 def _memory(pair: Pair) -> dict[str, Any]:
     asked = (pair.target, pair.draft, pair.context, pair.slots)
     need = memory_parts.needed(*asked)
-    fits = max(need.total, need.loading_peak) <= pair.limit
+    fits = need.most <= pair.limit
     return {
         "parts": [asdict(part) for part in need.parts],
         "total": need.total,
@@ -124,8 +126,21 @@ def _speed(pair: Pair, curves: CurveOf, compatible: bool) -> dict[str, Any]:
         "break_even": {str(n): speed.break_even(target, draft.at(1), n) for n in CHAINS},
         "table": [asdict(row) for row in speed.table(target, draft.at(1))],
         "pays": usual.speedup >= WORTH,
+        "expected": _expected(pair, target, draft),
     }
     return found
+
+
+def _expected(pair: Pair, target: Curve, draft: Curve) -> list[dict[str, Any]]:
+    """What drafts of this pair on record promise; of a pair without any, what comes with the package."""
+    assert pair.draft is not None
+    steps = (target, draft.at(1))
+    found = expected.expected(*steps, recorded(pair.target, pair.draft))
+    if not found:
+        for profile in profiles.of_pair(known_name(pair.target), known_name(pair.draft)):
+            found += expected.expected(*steps, profile.groups, profile.name)
+    timed = "measured" if target.how == draft.how == "measured" else "predicted"
+    return [{**row, "times": "measured" if row["length"] is None else timed} for row in found]
 
 
 def _curve(curve: Curve, weights: int) -> dict[str, Any]:
@@ -133,6 +148,7 @@ def _curve(curve: Curve, weights: int) -> dict[str, Any]:
     return {
         "how": curve.how,
         "age_s": None if curve.when is None else max(0.0, time.time() - curve.when),
+        "spread": curve.spread,
         "ms": {str(n): seconds * 1e3 for n, seconds in sorted(curve.seconds.items())},
         "tokens_per_s": 1.0 / curve.at(1),
         "weights_gb_per_s": weights / curve.at(1) / 1e9,
