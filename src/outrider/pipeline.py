@@ -26,6 +26,7 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
+from outrider.draft_choice import settled
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.vocab_subset import frequent_blocks
 from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
@@ -284,12 +285,16 @@ def build_all(
     backend = _step_backend(config, source)
     sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
+    context = _context(config, source)
+    check = functools.partial(_memory_check(backend, memory_check), config, context)
+    choices = settled(
+        choices, source, tokenizer, lambda draft: check([source, draft]), quantizes=backend.quantizes
+    )
     lookups = [make_lookup(choice) for choice in choices]
     opening = functools.partial(open_draft, quantizes=backend.quantizes)
     opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in choices)
     drafts = {choice: draft for choice, draft in opened if draft is not None}
-    context = _context(config, source)
-    _memory_check(backend, memory_check)(config, context, [source, *distinct(drafts)])
+    check([source, *distinct(drafts)])
 
     loaded_here = loader is None
     rows = backend.rows() if loaded_here else None

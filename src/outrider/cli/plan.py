@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from outrider import memory
 from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.quantization import QUANTIZATIONS
+from outrider.draft_choice import AUTO, choose
 from outrider.errors import ConfigError
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
 from outrider.pipeline import PLANNED_POSITIONS
 from outrider.plan.document import Pair, document
+from outrider.plan.memory_parts import fitting
 from outrider.plan.shapes import shape_source
 from outrider.plan.text import text
 
@@ -38,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("words", nargs="*", metavar="MODEL", help="the same as -m")
     add("-m", "--model", metavar="MODEL", help="target: path, name or reference")
     add("-md", "--model-draft", "--speculative-model", dest="model_draft", metavar="MODEL",
-        help="draft model")  # fmt: skip
+        help="draft model; auto: one that is on this machine, or none")  # fmt: skip
     add("-c", "--ctx-size", "--max-model-len", dest="ctx_size", type=integer, default=0, metavar="N",
         help=f"most tokens of a sequence (default: {PLANNED_POSITIONS} or the model's limit)")  # fmt: skip
     add("--slots", "-np", "--parallel", "--max-num-seqs", dest="slots", type=integer, default=1,
@@ -69,16 +72,20 @@ def run(args: argparse.Namespace) -> int:
 
 def pair_of(args: argparse.Namespace, source: ModelSource) -> Pair:
     """The pair of the arguments, its draft described as it would be loaded."""
-    draft = None
-    if args.model_draft is not None:
-        opened = _opened(args.model_draft)
-        draft = quantized(opened, for_draft("auto", opened, source))
     most = source.architecture.max_positions
     context = min(args.ctx_size or PLANNED_POSITIONS, most)
     if args.memory is not None:
         limit, why = args.memory, "as --memory says"
     else:
         limit, why = memory.available_bytes(), "free now, also by the control group's limit"
+    draft, name = None, args.model_draft
+    if name == AUTO:
+        chosen = choose(source, source.tokenizer, fitting(source, context, args.slots, limit), "auto")
+        print(chosen.why, file=sys.stderr)
+        name = None if chosen.path is None else str(chosen.path)
+    if name is not None:
+        opened = _opened(name)
+        draft = quantized(opened, for_draft("auto", opened, source))
     return Pair(source, draft, context, args.slots, limit, why, args.threads)
 
 

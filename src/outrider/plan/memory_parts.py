@@ -7,12 +7,13 @@ logits are counted for the rows that the sequences will have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from outrider import memory
 from outrider.config.speculative import DEFAULT_TREE_NODES
+from outrider.errors import InsufficientMemoryError
 from outrider.models.quantization import loaded_bytes, loaded_type, packed_bytes, resident_bytes, type_bytes
 from outrider.models.source import ModelSource
 from outrider.models.spec import LayerSpec
@@ -78,6 +79,19 @@ def needed(target: ModelSource, draft: ModelSource | None, context: int, slots: 
     )
     weights = [part.bytes for part in parts if part.name.endswith("weights")]
     return Need(tuple(parts), sum(weights) + max(_largest(source) for _, source in models))
+
+
+def fitting(
+    target: ModelSource, context: int, slots: int, limit: int
+) -> Callable[[ModelSource | None], None]:
+    """What raises InsufficientMemoryError when the target and a draft model need more than `limit` bytes."""
+
+    def check(draft: ModelSource | None) -> None:
+        most = needed(target, draft, context, slots).most
+        if most > limit:
+            raise InsufficientMemoryError(f"{memory.size(most)} are needed, {memory.size(limit)} are there")
+
+    return check
 
 
 def types(source: ModelSource) -> dict[str, int]:
