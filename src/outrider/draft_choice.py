@@ -139,16 +139,11 @@ def _candidates(
             source = open_model(path).for_context(target.architecture.max_positions)
             source = quantized(source, for_draft(quantization, source, target))
             share = loaded_bytes(source) / whole
-            small = _weights(source) <= MOST_SHARE * _weights(target) and share <= MOST_SHARE
+            small = max(share, source.parameters / target.parameters) <= MOST_SHARE
             if small and compare_vocabularies(tokenizer, source.tokenizer).compatible:
                 yield _Candidate(path, source, where, share)
         except OutriderError as error:
             logger.debug("%s is no draft model: %s", path, error)
-
-
-def _weights(source: ModelSource) -> int:
-    """How many there are, whatever they are stored in."""
-    return sum(math.prod(tensor.shape) for tensor in source.tensors.values())
 
 
 def _distance(candidate: _Candidate) -> float:

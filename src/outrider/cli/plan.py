@@ -7,6 +7,7 @@ import json
 import sys
 
 from outrider import memory
+from outrider.cli import plan_candidates
 from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, integer
@@ -53,6 +54,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("--quantization", metavar="TYPE",
         help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}")  # fmt: skip
     add("--json", action="store_true", help="print one JSON document")
+    plan_candidates.add_flags(parser)
     parser.set_defaults(run=run)
     return parser
 
@@ -64,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} must be 1 or more, not {value}")
     if args.ctx_size < 0:
         raise ConfigError(f"-c must be 0 or more, not {args.ctx_size}")
+    plan_candidates.check(args)
     name, _ = target(args)
+    if args.candidates is not None:
+        return plan_candidates.run(args, pair_of(args, quantized(_opened(name), args.quantization)))
     found = document(pair_of(args, quantized(_opened(name), args.quantization)))
     print(json.dumps(found, ensure_ascii=False) if args.json else text(found))
     return 0 if found["fits"] else 1

@@ -1,0 +1,70 @@
+"""`outrider plan --candidates`: ranks draft models of a folder, or of an organization on the hub."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from outrider.cli.parser import Parser, number
+from outrider.errors import ConfigError
+from outrider.models.open import open_model
+from outrider.models.sources.folder import models_in
+from outrider.plan import candidates
+from outrider.plan.candidates import Offer
+from outrider.plan.document import USUAL_ACCEPTANCE, Pair
+
+
+def add_flags(parser: Parser) -> None:
+    """Add --candidates and --acceptance."""
+    add = parser.add_argument
+    add("--candidates", metavar="DIR|hf:ORG",
+        help="rank the models of a folder, or of an organization on the hub, as drafts")  # fmt: skip
+    add("--acceptance", type=number, metavar="A",
+        help="of --candidates: assume this acceptance, 0 to 1, whatever is on record "
+        f"(default: what is on record, else {USUAL_ACCEPTANCE})")  # fmt: skip
+
+
+def check(args: Namespace) -> None:
+    """Raise ConfigError for flags that do not go together."""
+    if args.candidates is None:
+        if args.acceptance is not None:
+            raise ConfigError("--acceptance needs --candidates; plan shows several acceptances anyway")
+        return
+    if args.model_draft is not None:
+        raise ConfigError("give either -md or --candidates, not both")
+    if args.acceptance is not None and not 0.0 <= args.acceptance <= 1.0:
+        raise ConfigError(f"--acceptance must be from 0 to 1, not {args.acceptance:g}")
+
+
+def run(args: Namespace, pair: Pair) -> int:
+    """Rank, and print. Returns 0, or 1 when none can draft. Raises OutriderError."""
+    offers = _offers(args.candidates)
+    from outrider.plan.curves import curve_of  # the compiled extension
+
+    with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), bar_format="{desc}") as bar:
+        found = candidates.document(
+            pair,
+            offers,
+            curve_of,
+            USUAL_ACCEPTANCE if args.acceptance is None else args.acceptance,
+            stated_for_all=args.acceptance is not None,
+            on_offer=bar.set_description,
+        )
+    print(json.dumps(found, ensure_ascii=False) if args.json else candidates.text(found))
+    return 0 if found["candidates"] else 1
+
+
+def _offers(place: str) -> list[Offer]:
+    """The models of a folder. Raises ConfigError."""
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"--candidates: there is no folder {place!r}")
+    found = models_in(folder)
+    if not found:
+        raise ConfigError(f"--candidates: the folder {place!r} holds no model")
+    return [Offer(str(path), functools.partial(open_model, path)) for path in found]
