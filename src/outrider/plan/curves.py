@@ -22,7 +22,12 @@ from outrider.models.sources.download import cache_root
 from outrider.plan.slices import slice_of
 
 How = Literal["measured", "predicted"]
-ROUNDS_SECONDS = 0.35  # to measure the part of a model that stands for it
+ROUNDS_SECONDS = 0.2  # to measure the part of a model that stands for it
+BETWEEN = (
+    3,
+    6,
+    12,
+)  # widths that are not measured: T is almost straight from the one before to the one after
 PREDICTED = "predicted-curves"  # folder in the cache
 
 
@@ -74,7 +79,8 @@ def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[in
     part, share = slice_of(source)
     model = NativeModel.load(part, threads=threads, weights_cache=False)
     blocks = _frequent(source.architecture.vocab_size, share) if drafts else None
-    found = calibrate.measure_curve(model, blocks, ROUNDS_SECONDS)
+    between = set(BETWEEN) - {model.token_tile, model.token_tile + 1}  # where T makes a step
+    found = calibrate.measure_curve(model, blocks, ROUNDS_SECONDS, between)
     steady = calibrate.is_steady(model, blocks, found)
     return {n: seconds / share for n, seconds in found.items()}, steady
 
