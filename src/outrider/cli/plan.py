@@ -6,6 +6,7 @@ import argparse
 import json
 
 from outrider import memory
+from outrider.cli import plan_gpu
 from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, integer
@@ -48,8 +49,9 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("-t", "--threads", type=integer, metavar="N",
         help="threads of the engine (default: its own choice)")  # fmt: skip
     add("--quantization", metavar="TYPE",
-        help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}")  # fmt: skip
+        help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}; fp8 with vLLM")  # fmt: skip
     add("--json", action="store_true", help="print one JSON document")
+    plan_gpu.add_flags(parser)
     parser.set_defaults(run=run)
     return parser
 
@@ -61,18 +63,24 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} must be 1 or more, not {value}")
     if args.ctx_size < 0:
         raise ConfigError(f"-c must be 0 or more, not {args.ctx_size}")
+    engine = plan_gpu.check(args)
     name, _ = target(args)
-    found = document(pair_of(args, quantized(_opened(name), args.quantization)))
+    if engine == "native":
+        found = document(pair_of(args, quantized(_opened(name), args.quantization)))
+    else:
+        pair = pair_of(args, _opened(name), as_stored=True)
+        found = document(pair, place=plan_gpu.place_of(args, engine, pair))
     print(json.dumps(found, ensure_ascii=False) if args.json else text(found))
     return 0 if found["fits"] else 1
 
 
-def pair_of(args: argparse.Namespace, source: ModelSource) -> Pair:
-    """The pair of the arguments, its draft described as it would be loaded."""
+def pair_of(args: argparse.Namespace, source: ModelSource, *, as_stored: bool = False) -> Pair:
+    """The pair of the arguments, its draft described as it would be loaded, or with its file's weights."""
     draft = None
     if args.model_draft is not None:
-        opened = _opened(args.model_draft)
-        draft = quantized(opened, for_draft("auto", opened, source))
+        draft = _opened(args.model_draft)
+        if not as_stored:
+            draft = quantized(draft, for_draft("auto", draft, source))
     most = source.architecture.max_positions
     context = min(args.ctx_size or PLANNED_POSITIONS, most)
     if args.memory is not None:

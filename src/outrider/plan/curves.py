@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -20,8 +17,10 @@ from outrider.models.quantization import loaded_type
 from outrider.models.source import ModelSource
 from outrider.models.sources.download import cache_root
 from outrider.plan.slices import slice_of
+from outrider.plan.speed import Curve
 
-How = Literal["measured", "predicted"]
+__all__ = ["Curve", "curve_of"]
+
 ROUNDS_SECONDS = 0.2  # to measure the part of a model that stands for it
 BETWEEN = (
     3,
@@ -29,27 +28,6 @@ BETWEEN = (
     12,
 )  # widths that are not measured: T is almost straight from the one before to the one after
 PREDICTED = "predicted-curves"  # folder in the cache
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """T(n) of a model.
-
-    seconds: of a pass, by its number of tokens.
-    how:     measured: when the model was loaded here once. predicted: from a part of it, with random weights.
-    when:    of the measurement, seconds since the epoch; None for one of now.
-    """
-
-    seconds: Mapping[int, float]
-    how: How
-    when: float | None
-
-    def at(self, n: int) -> float:
-        """Seconds of a pass over n tokens; between and beyond the known widths along straight lines."""
-        widths = sorted(self.seconds)
-        if n <= widths[-1]:
-            return float(np.interp(n, widths, [self.seconds[w] for w in widths]))
-        return self.seconds[widths[-1]] * n / widths[-1]
 
 
 def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = False) -> Curve:
