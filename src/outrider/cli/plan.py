@@ -11,9 +11,10 @@ from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.quantization import QUANTIZATIONS
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, DownloadError
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
+from outrider.models.sources.references import is_offline, parse_reference
 from outrider.pipeline import PLANNED_POSITIONS
 from outrider.plan.document import Pair, document
 from outrider.plan.shapes import shape_source
@@ -93,4 +94,12 @@ def pair_of(args: argparse.Namespace, source: ModelSource, *, as_stored: bool = 
 def _opened(reference: str) -> ModelSource:
     if reference.startswith(SYNTHETIC):
         return shape_source(reference.removeprefix(SYNTHETIC))
-    return open_present(reference)
+    try:
+        return open_present(reference)
+    except DownloadError:
+        hub = parse_reference(reference)
+        if hub.kind != "hub" or is_offline():
+            raise
+    from outrider.models.sources.hub_headers import open_headers
+
+    return open_headers(hub.name, hub.file, hub.revision)
