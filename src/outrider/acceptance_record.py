@@ -49,6 +49,11 @@ class Group(NamedTuple):
     rule: str
     temperature: str
 
+    @property
+    def counts_only(self) -> bool:
+        """Whether its texts have counts and no times of the machine."""
+        return self.method == "draft_model"
+
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:

@@ -32,6 +32,8 @@ class Hub:
     sends:  per file, what successive GETs do: a number of bytes after which the connection is cut, or
             an HTTP status (negative). Afterwards GETs are answered in full.
     swap:   per file, the bytes that are really sent (of equal length), whatever is listed.
+    ranges: answer range requests with an end; else send the whole file.
+    sent:   bytes of bodies of GETs.
     plain:  list neither sizes nor hashes, as a simple mirror does.
     asked:  (method, path, Range or "") of each request.
     """
@@ -42,6 +44,8 @@ class Hub:
     refuse: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     sends: dict[str, list[int]] = field(default_factory=dict)
     swap: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    sent: int = 0
     plain: bool = False
     asked: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -121,10 +125,12 @@ def serve_hub() -> Iterator[Hub]:
             headers = {"ETag": f'"{hasher(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
             data = hub.swap.get(name, data)
             status = 200
-            if span := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
-                start = int(span[1])
-                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-                data, status = data[start:], 206
+            span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            if span and (hub.ranges or not span[2]):
+                start, size = int(span[1]), len(data)
+                data = data[start : int(span[2]) + 1 if span[2] else size]
+                headers["Content-Range"] = f"bytes {start}-{start + len(data) - 1}/{size}"
+                status = 206
             order = hub.sends[name].pop(0) if self.command == "GET" and hub.sends.get(name) else len(data)
             if order < 0:
                 return self.reply(-order, b"", {})
@@ -140,6 +146,7 @@ def serve_hub() -> Iterator[Hub]:
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body[:send])
+                hub.sent += len(body[:send])
                 if send is not None and send < len(body):
                     self.close_connection = True
 

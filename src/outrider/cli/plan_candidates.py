@@ -29,14 +29,16 @@ def add_flags(parser: Parser) -> None:
         f"(default: what is on record, else {USUAL_ACCEPTANCE})")  # fmt: skip
 
 
-def check(args: Namespace) -> None:
-    """Raise ConfigError for flags that do not go together."""
+def check(args: Namespace, engine: str) -> None:
+    """Raise ConfigError for flags that do not go together. engine: that the plan is for."""
     if args.candidates is None:
         if args.acceptance is not None:
             raise ConfigError("--acceptance needs --candidates; plan shows several acceptances anyway")
         return
     if args.model_draft is not None:
         raise ConfigError("give either -md or --candidates, not both")
+    if engine != "native":
+        raise ConfigError("--candidates ranks for the native engine on this machine's CPU")
     if args.acceptance is not None and not 0.0 <= args.acceptance <= 1.0:
         raise ConfigError(f"--acceptance must be from 0 to 1, not {args.acceptance:g}")
 

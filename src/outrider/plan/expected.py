@@ -62,7 +62,7 @@ def expected(
     """One row for each group of texts that says enough. draft_seconds: to draft one token."""
     found = []
     for group, texts in groups.items():
-        if group.method == "draft_model":
+        if group.counts_only:
             found.append(_of_rates(target, draft_seconds, group, texts, source))
         else:
             found.append(_of_times(group, texts, source))

@@ -16,6 +16,8 @@ def text(found: dict[str, Any]) -> str:
     draft = found["draft"]
     names = found["target"]["name"] + ("" if draft is None else f" with {draft['name']}")
     head = f"{names}, context {found['context']}, {_count(found['slots'], 'sequence')} at a time"
+    if "gpu" in found:
+        head += f"\n{_cards(found['gpu'])}"
     sections = [head, _memory(found["memory"])]
     if found["vocabulary"] is not None:
         sections.append(_vocabulary(found["vocabulary"]))
@@ -25,12 +27,21 @@ def text(found: dict[str, Any]) -> str:
     return "\n\n".join(sections)
 
 
+def _cards(gpu: dict[str, Any]) -> str:
+    cards, size = gpu["count"], gpu["tensor_parallel_size"]
+    name = gpu["card"] if cards == 1 else f"{cards} x {gpu['card']}"
+    used = f", --tensor-parallel-size {size}" if size > 1 else ", on one of them" if cards > 1 else ""
+    return f"on {name} with {gpu['engine']} in {gpu['dtype']}{used}; predicted, nothing was run on it"
+
+
 def _memory(needs: dict[str, Any]) -> str:
     rows = [(part["name"], size(part["bytes"]), part["how"], part["formula"]) for part in needs["parts"]]
     rows += [
         ("total", size(needs["total"]), "", f"while loading {size(needs['loading_peak'])}"),
-        ("may be used", size(needs["limit"]), "measured", needs["limit_from"]),
+        ("may be used", size(needs["limit"]), needs["limit_how"], needs["limit_from"]),
     ]
+    if "cache_tokens" in needs:
+        rows.append(("room for", f"{needs['cache_tokens']}", "predicted", "tokens in all caches together"))
     verdict = "It fits." if needs["fits"] else "It does not fit."
     return f"Memory. {verdict}\n{_columns(rows, right=(1,))}"
 
@@ -91,7 +102,7 @@ def _plain(curve: dict[str, Any]) -> str:
 
 def _known(curve: dict[str, Any]) -> str:
     if curve["how"] == "predicted":
-        return "predicted from some of its layers"
+        return f"predicted from {curve['basis']}"
     spread = curve["spread"]
     under = "" if spread is None else f", when two measurements differed by {spread:.0%}"
     if spread is not None and spread > UNDER_LOAD:

@@ -143,8 +143,13 @@ def test_shapes_are_planned_for(capsys: pytest.CaptureFixture[str], monkeypatch:
     ],
 )
 def test_bad_input_is_told_in_one_line(
-    target_file: Path, capsys: pytest.CaptureFixture[str], line: str, words: list[str]
+    target_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    words: list[str],
 ) -> None:
+    monkeypatch.setenv("OUTRIDER_OFFLINE", "1")
     assert main([part.format(target_file) for part in line.split()]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,11 +72,18 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
 
 
 def measure_curve(
-    model: NativeModel, blocks: IntArray | None = None, seconds: float = SECONDS
+    model: NativeModel,
+    blocks: IntArray | None = None,
+    seconds: float = SECONDS,
+    without: Collection[int] = (),
 ) -> dict[int, float]:
-    """`measure` a model at its own widths; as a draft model, where `blocks` of the vocabulary are given."""
+    """`measure` a model at its own widths; as a draft model, where `blocks` of the vocabulary are given.
+
+    without: widths that are left out.
+    """
     rows = None if blocks is None else DRAFT_ROWS
-    return measure(_computing(model, blocks), seconds, widths=_widths(model), most_rows=rows)
+    widths = [n for n in _widths(model) if n not in without]
+    return measure(_computing(model, blocks), seconds, widths=widths, most_rows=rows)
 
 
 def spread_of(model: NativeModel, blocks: IntArray | None, curve: Mapping[int, float]) -> float:

@@ -11,19 +11,17 @@ import torch
 
 from outrider import memory
 from outrider.config.engine import EngineConfig
+from outrider.device_memory import PATH, usable, weights_bytes
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.device import find_device, find_dtype, name_of
 from outrider.engines.torch.model import TorchModel
 from outrider.engines.torch.module import Weights
-from outrider.engines.torch.passes import PATH
-from outrider.engines.torch.weights import device_bytes, load_weights, unsupported
+from outrider.engines.torch.weights import load_weights, unsupported
 from outrider.errors import ConfigError, InsufficientMemoryError, UnsupportedModelError
 from outrider.memory import ModelMemory, size
 from outrider.models.source import ModelSource
 
-UTILIZATION = 0.9  # the part of a device's memory that is used when no other is asked for
-RESERVE = 1 << 30  # bytes of it for passes: activations, logits, graphs
 STRICT_COST = 1.05  # strict is the default where passes take at most so many times as long
 PROBED = (1, 8)  # tokens of the passes that are timed for that
 
@@ -119,8 +117,7 @@ class TorchLoader:
         """Bytes of the device's memory that caches may take."""
         free, total = torch.cuda.mem_get_info(self.device)
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        rest = int(total * (1 - (self._config.gpu_memory_utilization or UTILIZATION)))
-        return int(free + unused - rest - RESERVE)
+        return usable(free + unused, total, self._config.gpu_memory_utilization)
 
 
 def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSource]) -> None:
@@ -157,12 +154,12 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
         memory.check(parts, positions)
         return
     free, total = torch.cuda.mem_get_info(device)
-    usable = int(free - total * (1 - (config.gpu_memory_utilization or UTILIZATION)) - RESERVE)
+    left = usable(free, total, config.gpu_memory_utilization)
     needed = sum(part.weights + part.cache for part in parts)
-    if needed > usable:
+    if needed > left:
         raise InsufficientMemoryError(
             f"not enough memory on {name_of(device)}: {' + '.join(part.name for part in parts)} take "
-            f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, usable))}; try "
+            f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, left))}; try "
             "a shorter context (-c / max_model_len), a smaller model, or a higher --gpu-memory-utilization"
         )
 
@@ -170,7 +167,7 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
 def _weights_bytes(source: ModelSource, dtype: torch.dtype) -> int:
     """Bytes of the weights on the device; where transformers runs the model, of the files."""
     if source.transformers_class is None:
-        return device_bytes(source, dtype)
+        return weights_bytes(source, int(dtype.itemsize))
     return sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
 
 

