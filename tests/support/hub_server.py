@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from huggingface_hub import constants
@@ -28,6 +28,7 @@ class Hub:
     """The files of the server, and how it misbehaves; tests change this while it runs.
 
     repos:  files by repository.                     token: if set, requests must carry it.
+    tags:   of a repository in the listing of its owner; ["gguf"] unless it is here.
     refuse: (status, headers) for every request to a repository.
     sends:  per file, what successive GETs do: a number of bytes after which the connection is cut, or
             an HTTP status (negative). Afterwards GETs are answered in full.
@@ -40,6 +41,7 @@ class Hub:
 
     url: str = ""
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    tags: dict[str, list[str]] = field(default_factory=dict)
     token: str = ""
     refuse: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     sends: dict[str, list[int]] = field(default_factory=dict)
@@ -76,7 +78,11 @@ def serve_hub() -> Iterator[Hub]:
             self.answer()
 
         def do_GET(self) -> None:
-            self.answer()
+            url = urlsplit(self.path)
+            if url.path == "/api/models":
+                self.listing(parse_qs(url.query).get("author", [""])[0])
+            else:
+                self.answer()
 
         def answer(self) -> None:
             path = unquote(urlsplit(self.path).path)
@@ -98,6 +104,14 @@ def serve_hub() -> Iterator[Hub]:
                 return self.file(repo, match["name"])
             body = self.info(repo) if match["call"] == "revision" else self.tree(repo)
             return self.reply(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+        def listing(self, author: str) -> None:
+            found = [
+                {"id": repo, "tags": hub.tags.get(repo, ["gguf"]), "pipeline_tag": "text-generation"}
+                for repo in hub.repos
+                if repo.startswith(f"{author}/")
+            ]
+            return self.reply(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
 
         def info(self, repo: str) -> object:
             files = []

@@ -16,6 +16,7 @@ from outrider.draft_choice import AUTO, choose
 from outrider.errors import ConfigError, DownloadError
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
+from outrider.models.sources.known import KNOWN
 from outrider.models.sources.references import is_offline, parse_reference
 from outrider.pipeline import PLANNED_POSITIONS
 from outrider.plan.document import Pair, document
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     plan_candidates.check(args, engine)
     name, _ = target(args)
     if args.candidates is not None:
-        return plan_candidates.run(args, pair_of(args, quantized(_opened(name), args.quantization)))
+        pair = pair_of(args, quantized(_opened(name), args.quantization))
+        return plan_candidates.run(args, pair, _opened)
     if engine == "native":
         found = document(pair_of(args, quantized(_opened(name), args.quantization)))
     else:
@@ -112,6 +114,9 @@ def _opened(reference: str) -> ModelSource:
         return open_present(reference)
     except DownloadError:
         hub = parse_reference(reference)
+        known = KNOWN.get(hub.name.lower()) if hub.kind == "catalog" else None
+        if known is not None:
+            hub = parse_reference(known.reference)
         if hub.kind != "hub" or is_offline():
             raise
     from outrider.models.sources.hub_headers import open_headers

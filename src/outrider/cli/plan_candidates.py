@@ -6,17 +6,21 @@ import functools
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
 
 from outrider.cli.parser import Parser, number
-from outrider.errors import ConfigError
-from outrider.models.open import open_model
+from outrider.errors import ConfigError, DownloadError
+from outrider.models.source import ModelSource
 from outrider.models.sources.folder import models_in
+from outrider.models.sources.references import is_offline
 from outrider.plan import candidates
 from outrider.plan.candidates import Offer
 from outrider.plan.document import USUAL_ACCEPTANCE, Pair
+
+HUB = "hf:"  # before an organization
 
 
 def add_flags(parser: Parser) -> None:
@@ -43,9 +47,10 @@ def check(args: Namespace, engine: str) -> None:
         raise ConfigError(f"--acceptance must be from 0 to 1, not {args.acceptance:g}")
 
 
-def run(args: Namespace, pair: Pair) -> int:
-    """Rank, and print. Returns 0, or 1 when none can draft. Raises OutriderError."""
-    offers = _offers(args.candidates)
+def run(args: Namespace, pair: Pair, opened: Callable[[str], ModelSource]) -> int:
+    """Rank, and print. Returns 0, or 1 when none can draft. opened: a model by its reference, described by
+    its headers. Raises OutriderError."""
+    offers = [Offer(name, functools.partial(opened, name)) for name in _references(args.candidates)]
     from outrider.plan.curves import curve_of  # the compiled extension
 
     with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), bar_format="{desc}") as bar:
@@ -61,12 +66,21 @@ def run(args: Namespace, pair: Pair) -> int:
     return 0 if found["candidates"] else 1
 
 
-def _offers(place: str) -> list[Offer]:
-    """The models of a folder. Raises ConfigError."""
+def _references(place: str) -> list[str]:
+    """The models of a folder, or of an organization on the hub. Raises ConfigError, ModelNotFoundError and
+    DownloadError."""
+    if place.startswith(HUB):
+        if is_offline():
+            raise DownloadError(
+                f"--candidates {place}: offline; what is on the hub can be listed online only"
+            )
+        from outrider.models.sources.hub_organization import repositories
+
+        return [f"{HUB}{name}" for name in repositories(place.removeprefix(HUB), candidates.MOST)]
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"--candidates: there is no folder {place!r}")
     found = models_in(folder)
     if not found:
         raise ConfigError(f"--candidates: the folder {place!r} holds no model")
-    return [Offer(str(path), functools.partial(open_model, path)) for path in found]
+    return [str(path.absolute()) for path in found]

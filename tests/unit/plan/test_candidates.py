@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from outrider.plan.candidates import Offer
 from outrider.plan.curves import Curve
 from outrider.plan.document import Pair
 from outrider.plan.shapes import shape_source
+from tests.support.hub_server import Hub, serve_hub, use_hub
 from tests.support.models import Dims, tiny_gguf
 
 GB = 10**9
@@ -131,6 +133,51 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*line, "--memory", "1K"]) == 1
 
 
+@pytest.fixture
+def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The drafts of the folder in repositories of an organization, and some that are no candidates."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder.parent / "hub"))
+    with serve_hub() as server:
+        use_hub(monkeypatch, server.url)
+        monkeypatch.setenv("HF_HUB_CACHE", str(folder.parent / "hub"))
+        for name in ("one", "three", "unlike", "damaged"):
+            data = (folder / f"{name}.gguf").read_bytes()
+            server.repos[f"org/{name}"] = {"README.md": b"text", f"{name}-Q4_K_M.gguf": data}
+        server.repos["org/gated"] = {"gated.gguf": b"GGUF"}
+        server.refuse["org/gated"] = (403, {"X-Error-Code": "GatedRepo"})
+        server.repos["org/pictures"] = {"model.bin": b"x"}
+        server.tags["org/pictures"] = ["diffusers"]
+        server.repos["other/one"] = server.repos["org/one"]
+        yield server
+
+
+def test_an_organization_on_the_hub(
+    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ["plan", "-m", str(folder / "target.gguf"), "--candidates", "hf:org", "-c", "256", "--json"]
+    assert main(line) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert names(found) == ["hf:org/one", "hf:org/three"]
+    why = reasons(found)
+    assert why.keys() == {"hf:org/unlike", "hf:org/damaged", "hf:org/gated"}
+    assert "the vocabulary differs: id 0 is" in why["hf:org/unlike"]
+    assert "is gated" in why["hf:org/gated"]
+    assert not (folder.parent / "hub").exists(), "nothing is downloaded"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(line) == 2
+    assert "offline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["nobody", "a/b", "..", ""])
+def test_an_organization_that_is_none(
+    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["plan", "-m", str(folder / "target.gguf"), "--candidates", f"hf:{name}"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -138,6 +185,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--candidates {} -md {}/one.gguf", "either -md or --candidates"),
         ("--candidates {} --acceptance 1.5", "from 0 to 1"),
         ("--acceptance 0.5", "needs --candidates"),
+        ("--candidates {} --gpu H100-80GB", "this machine's CPU"),
         ("--candidates {}/../cache", "no folder"),
     ],
 )
