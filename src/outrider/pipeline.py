@@ -302,7 +302,9 @@ def build_all(
     loader = loader or backend.loader(config)
     threads = _threads(config)
     target = loader(source, threads)
-    engine = CachedStepEngine(wrap(target))
+    engine = CachedStepEngine(observed := wrap(target))
+    # Times on record are those of the native engine's own passes.
+    recording = loaded_here and observed is target and backend is ENGINES["native"]
     loaded = {weights_key(s): loader(s, threads) for s in distinct(drafts)}
     wrapped = {key: wrap(model) for key, model in loaded.items()}
     pipelines = []
@@ -322,7 +324,7 @@ def build_all(
             Pipeline(
                 *(config, choice, source, described, tokenizer, context, engine, drafting, rows, clock),
                 remake=remake,
-                recorder=recorder_of(choice, source, described) if loaded_here else None,
+                recorder=recorder_of(choice, source, described) if recording else None,
                 sampling=sampling,
             )
         )

@@ -11,7 +11,7 @@ from outrider import memory
 from outrider.acceptance_record import recorded
 from outrider.models.quantization import loaded_bytes
 from outrider.models.source import ModelSource
-from outrider.models.sources.known import known_name
+from outrider.models.sources.known import known_drafts, known_name
 from outrider.models.text.vocabulary import VocabularyMatch, compare_vocabularies
 from outrider.plan import expected, memory_parts, profiles, speed
 
@@ -89,6 +89,7 @@ def document(pair: Pair, curves: CurveOf | None = None, place: Place | None = No
         "target": _model(pair.target, "target", place),
         "draft": None if pair.draft is None else _model(pair.draft, "draft", place),
         **({} if place is None else {"gpu": place.describe()}),
+        "known_drafts": [model.name for model in known_drafts(known_name(pair.target) or "")],
         "context": pair.context,
         "slots": pair.slots,
         "memory": needs,

@@ -22,6 +22,9 @@ def text(found: dict[str, Any]) -> str:
     if found["vocabulary"] is not None:
         sections.append(_vocabulary(found["vocabulary"]))
     sections.append(_speed(found["speed"]))
+    if draft is None and found["known_drafts"]:
+        names = ", ".join(found["known_drafts"])
+        sections.append(f"Draft models that guides pair with it, the smallest first (-md NAME): {names}")
     if found["advice"]:
         sections.append(_advice(found["advice"]))
     return "\n\n".join(sections)

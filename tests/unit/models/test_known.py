@@ -14,7 +14,9 @@ from outrider.cli.main import main
 from outrider.errors import DownloadError
 from outrider.models.open import open_model
 from outrider.models.sources import known, known_fetch
+from outrider.models.sources.cached import find
 from outrider.models.sources.catalog import CATALOG, CatalogModel
+from outrider.models.sources.download import record_path
 from outrider.models.sources.known import KNOWN, known_drafts, known_name, parameters
 from outrider.models.sources.references import parse_reference, resolve
 from outrider.plan.shapes import shape_source
@@ -108,6 +110,10 @@ def test_a_short_name_brings_the_hubs_official_folder(
     assert "license Llama 3.2: https://www.llama.com/llama3_2/license/" in shown.err
     assert "no SHA-256 is known here" in shown.err
     assert pull("llama-3.2-1b", "--offline", cache=tmp_path) == 0
+    asked = len(hub.asked)
+    assert pull("llama-3.2-1b", cache=tmp_path) == 0
+    assert len(hub.asked) == asked, "a copy that is here is not asked for again"
+    assert find("llama-3.2-1b", tmp_path).path == folder
     assert main(["pull", "--list", "--json", "--cache-dir", str(tmp_path)]) == 0
     listed = json.loads(capsys.readouterr().out.splitlines()[-1])["models"]
     assert {row["name"]: row["path"] for row in listed}["llama-3.2-1b"] == str(folder)
@@ -177,7 +183,11 @@ def test_the_package_comes_second_and_has_the_same_bytes(
     assert path.read_bytes() == GGUF
     asked = len(hub.asked)
     assert coder_from(hub, tmp_path) == path
-    assert len(hub.asked) == asked, "a copy that is here is not asked for again"
+    assert len(hub.asked) == asked
+    record_path(path).unlink()
+    path.write_bytes(GGUF[:-1] + b"?")
+    with pytest.raises(DownloadError):
+        coder_from(hub, tmp_path, offline=True)
 
 
 def test_offline_says_what_to_pull(tmp_path: Path, hub: Hub) -> None:

@@ -139,6 +139,13 @@ def test_a_pair_of_the_table_has_profiles_in_the_package() -> None:
     )
 
 
+def test_drafts_of_a_known_target_are_named() -> None:
+    found = planned(shape_source("llama-3.3-70b"), None)
+    assert found["known_drafts"] == ["llama-3.2-1b", "llama-3.2-3b"]
+    assert "(-md NAME): llama-3.2-1b, llama-3.2-3b" in text(found)
+    assert planned(shape_source("llama-3.2-1b"), None)["known_drafts"] == []
+
+
 def test_the_profiles_of_the_package_are_whole() -> None:
     for profile in profiles.profiles().values():
         assert profile.texts

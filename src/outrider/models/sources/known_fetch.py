@@ -36,6 +36,8 @@ def fetch_known(
         catalog_path(package, cache), package.sha256, rehash=verify, progress=progress
     ):
         return catalog_path(package, cache)
+    if not verify and (here := _in_hub_cache(model, hub)) is not None:
+        return here
     try:
         return fetch_hub(
             model.repo,
@@ -56,17 +58,25 @@ def fetch_known(
 
 
 def present_known(model: KnownModel, cache: Path, hub: str | os.PathLike[str] | None = None) -> Path | None:
-    """Where a model is on this machine; None where it is not. Fetches nothing, and hashes nothing."""
+    """Where a model is on this machine; None where it is not. Fetches nothing; the package's file is known by
+    its size here."""
     if model.package is not None:
         path = catalog_path(model.package, cache)
         if path.is_file() and path.stat().st_size == model.package.size:
             return path
+    return _in_hub_cache(model, hub)
+
+
+def _in_hub_cache(model: KnownModel, hub: str | os.PathLike[str] | None) -> Path | None:
+    """The copy that the hub's library keeps, unless it has another SHA-256 than the known one."""
     root = Path(hub) if hub is not None else hub_cache()
     if not (root / ("models--" + model.repo.replace("/", "--"))).is_dir():
         return None
     from outrider.models.sources.hub import fetch_hub
 
     try:
-        return fetch_hub(model.repo, model.file, None, root, progress=False, offline=True)
+        return fetch_hub(
+            model.repo, model.file, None, root, progress=False, offline=True, sha256=model.sha256
+        )
     except (DownloadError, ModelNotFoundError):
         return None
