@@ -14,11 +14,12 @@ from outrider.acceptance_record import Group, TextCounts, add, place_of, read, r
 from outrider.config.engine import EngineConfig
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.engines.base import LanguageModel
 from outrider.llm import LLM
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
-from outrider.pipeline import build
-from tests.conftest import ToyLoader
+from outrider.pipeline import build, build_all
+from tests.conftest import ToyLoader, load_toy
 
 GROUP = Group("draft_model", "coupled", "greedy")
 
@@ -91,6 +92,30 @@ def test_nothing_is_kept_where_it_is_switched_off(
     monkeypatch.setenv(acceptance_record.SWITCH, "0")
     generated(target_file, draft_file, DraftModelConfig(str(draft_file), 4))
     assert not (cache / acceptance_record.FOLDER).exists()
+
+
+def test_only_the_engines_own_passes_are_on_record(cache: Path, target_file: Path, draft_file: Path) -> None:
+    """Of passes that are observed, as `verify` does, and of another loader's the times would be others'."""
+    config = EngineConfig(str(target_file), DraftModelConfig(str(draft_file), 4))
+
+    class Observed:
+        def __init__(self, model: LanguageModel) -> None:
+            self._model = model
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._model, name)
+
+    def observed(model: LanguageModel) -> LanguageModel:
+        return Observed(model)  # type: ignore[return-value]
+
+    (plain,) = build_all(config, [config.speculative], progress=False)
+    assert plain.recorder is not None
+    assert all(pipeline.recorder is None for pipeline in plain.fixed(3))
+    assert build(config, load_toy, progress=False).recorder is None
+    (pipeline,) = build_all(config, [config.speculative], wrap=observed, progress=False)
+    assert pipeline.recorder is None
+    (pipeline,) = build_all(config, [AutoConfig()], progress=False)
+    assert pipeline.recorder is None, "there is no pair"
 
 
 def test_a_record_is_bounded_and_a_repeated_text_counts_once(tmp_path: Path) -> None:
