@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from outrider import memory
+from outrider import engine_choice, memory
 from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import SpeculativeConfig
@@ -42,6 +42,7 @@ from outrider.torch_engine import torch_costs, torch_loader, torch_memory
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
+Drafts: TypeAlias = dict[SpeculativeConfig, tuple[ModelSource, int]]  # with the common vocabulary's size
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class WholeBackend:
     build: Callable[[EngineConfig, ModelSource, int], WholeEngine]
 
 
-# To add an engine: a line here. "auto" is the first, or torch where a device is asked for.
+# To add an engine: a line here. "auto" is the first, or torch by `engine_choice`.
 ENGINES: dict[str, StepBackend | WholeBackend] = {
     "native": StepBackend(native_loader, native_costs, native_rows),
     "torch": StepBackend(torch_loader, torch_costs, native_rows, memory=torch_memory, quantizes=False),
@@ -277,16 +278,20 @@ def build_all(
     """
     _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
-    backend = _step_backend(config, source)
     sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
     lookups = [make_lookup(choice) for choice in choices]
-    opening = functools.partial(open_draft, quantizes=backend.quantizes)
-    opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in choices)
-    drafts = {choice: draft for choice, draft in opened if draft is not None}
     context = _context(config, source)
-    _memory_check(backend, memory_check)(config, context, [source, *distinct(drafts)])
 
+    def on_engine(config: EngineConfig) -> tuple[StepBackend, Drafts]:
+        backend = _step_backend(config, source)
+        opening = functools.partial(open_draft, quantizes=backend.quantizes)
+        opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in choices)
+        drafts = {choice: draft for choice, draft in opened if draft is not None}
+        _memory_check(backend, memory_check)(config, context, [source, *distinct(drafts)])
+        return backend, drafts
+
+    backend, drafts = engine_choice.first_that_fits(config, source, on_engine)
     rows = backend.rows() if loader is None else None
     costs = costs or (backend.costs() if loader is None else guessed_costs)
     loader = loader or backend.loader(config)
@@ -335,9 +340,14 @@ def load_target(
     """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
     _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
-    backend = _step_backend(config, source)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
-    _memory_check(backend, None)(config, context, [source])
+
+    def on_engine(config: EngineConfig) -> StepBackend:
+        backend = _step_backend(config, source)
+        _memory_check(backend, None)(config, context, [source])
+        return backend
+
+    backend = engine_choice.first_that_fits(config, source, on_engine)
     return (loader or backend.loader(config))(source, _threads(config))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from outrider import memory
 from outrider.config.engine import EngineConfig
-from outrider.device_memory import PATH, usable, weights_bytes
+from outrider.device_memory import PATH, slot_bytes, usable, weights_bytes
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.device import find_device, find_dtype, name_of
@@ -140,12 +140,12 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
             )
         if (missing := unsupported(source.architecture)) is not None:
             raise UnsupportedModelError(f"{source.path}: {missing}")
-    sequences = 1 if device.type == "cuda" else config.max_num_seqs
+    held = (positions + PATH) if device.type == "cuda" else positions * config.max_num_seqs
     parts = [
         ModelMemory(
             source.display_name,
             _weights_bytes(source, dtype),
-            memory.kv_bytes(source.architecture, positions) * dtype.itemsize // memory.KV_BYTES * sequences,
+            slot_bytes(source.architecture, int(dtype.itemsize)) * held,
             memory.buffer_bytes(source.architecture),
         )
         for source in sources
@@ -160,7 +160,8 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
         raise InsufficientMemoryError(
             f"not enough memory on {name_of(device)}: {' + '.join(part.name for part in parts)} take "
             f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, left))}; try "
-            "a shorter context (-c / max_model_len), a smaller model, or a higher --gpu-memory-utilization"
+            "a shorter context (-c / max_model_len), a smaller model, a higher --gpu-memory-utilization, or "
+            "--engine native"
         )
 
 

@@ -105,6 +105,11 @@ class TorchModel:
         return slot_bytes(self.spec, int(self.dtype.itemsize))
 
     @property
+    def pool_positions(self) -> int | None:
+        """See `PooledModel`. The first slot is that of padding."""
+        return self.pool.slots - 1 if self.pool.fixed else None
+
+    @property
     def pool(self) -> SlotPool:
         """The slots of all caches."""
         return self._ready()[1]
