@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from outrider.errors import ConfigError, InsufficientMemoryError, UnsupportedMod
 from outrider.memory import ModelMemory, size
 from outrider.models.source import ModelSource
 
+if TYPE_CHECKING:
+    from outrider.engines.torch.fallback import TransformersModel  # imports transformers
+
 STRICT_COST = 1.05  # strict is the default where passes take at most so many times as long
 PROBED = (1, 8)  # tokens of the passes that are timed for that
 
@@ -35,7 +39,7 @@ class TorchLoader:
         self._config = config
         self.device = find_device(config.device or "auto")
         self.dtype = find_dtype(config.dtype or "auto", self.device)
-        self._models: list[TorchModel] = []
+        self._models: list[TorchModel | TransformersModel] = []
         self._target_loaded = False
         self._slots: int | None = None
 
@@ -49,7 +53,9 @@ class TorchLoader:
             if source.transformers_class is not None:
                 from outrider.engines.torch.fallback import TransformersModel
 
-                return TransformersModel.load(source, self.device, self.dtype)
+                other = TransformersModel.load(source, self.device, self.dtype, self._room)
+                self._models.append(other)
+                return other
             weights = load_weights(source, self.device, self.dtype)
             model = self._draft(source, weights) if draft else self._target(source, weights)
         except torch.OutOfMemoryError:
@@ -98,9 +104,14 @@ class TorchLoader:
             slots=self._pool_slots if slots is None else lambda model: _few(model, slots),
         )
 
-    def _pool_slots(self, model: TorchModel) -> int | None:
+    def _room(self) -> int | None:
+        """Positions for the caches of each model: as many as its pool has, if it had one."""
+        slots = self._pool_slots()
+        return None if slots is None else slots - 1
+
+    def _pool_slots(self, model: TorchModel | None = None) -> int | None:
         """Slots of each model's pool: what the device's memory has left for all, as all are loaded by now; no
-        more than there can be sequences for."""
+        more than there can be sequences for. None on a device whose pools grow."""
         if self.device.type != "cuda":
             return None
         if self._slots is None:

@@ -20,6 +20,10 @@ from outrider.memory import size
 FIRST_SLOTS = 1024  # of a pool that may grow
 MOVED = 256  # positions that are moved at once, through a copy
 SHARE_UNIT = 16  # positions of the smallest block that caches share
+USED_UP = (
+    "the device's memory is used up: fewer sequences at a time (--max-num-seqs), a shorter context "
+    "(-c / max_model_len), or a lower --gpu-memory-utilization (more is left for passes)"
+)
 
 
 class SlotPool:
