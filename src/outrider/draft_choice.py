@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
-from outrider.errors import InsufficientMemoryError, OutriderError
+from outrider.errors import InsufficientMemoryError, OutriderError, UnsupportedModelError
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, loaded_bytes, quantized
 from outrider.models.source import ModelSource, TokenizerData
@@ -35,8 +35,9 @@ BEST_SHARE = 0.1  # of the target's bytes
 LARGEST_FILE = 2.5  # files of more than so many times the target's bytes are not opened: no draft is so large
 
 Vocabulary: TypeAlias = Tokenizer | TokenizerData
-Fits: TypeAlias = Callable[[ModelSource], object]
-"""Raises InsufficientMemoryError if the target and this draft model do not fit."""
+Fits: TypeAlias = Callable[..., object]
+"""Called with a draft model or nothing: raises InsufficientMemoryError if the target and it do not fit, and
+UnsupportedModelError if the engine cannot run one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,15 @@ def settled(
     target: ModelSource,
     tokenizer: Vocabulary,
     fits: Fits,
-    *,
     quantizes: bool,
 ) -> list[SpeculativeConfig]:
     """The same choices with the model "auto" replaced by a path; without any draft model they go on as `auto`
-    does without one. One line is logged. quantizes: whether the engine quantizes drafts at load."""
+    does without one. One line is logged. quantizes: whether the engine quantizes drafts at load. Raises what
+    `fits` raises of the target alone."""
     asking = [c for c in choices if isinstance(c, DraftModelConfig | AutoConfig) and c.model == AUTO]
     if not asking:
         return list(choices)
+    fits()  # else no draft model would seem to be the reason
     chosen = choose(target, tokenizer, fits, asking[0].quantization if quantizes else None)
     logger.warning("%s", chosen.why)
     return [_with_model(choice, chosen.path) if choice in asking else choice for choice in choices]
@@ -95,6 +97,8 @@ def choose(target: ModelSource, tokenizer: Vocabulary, fits: Fits, quantization:
                 fits(candidate.source)
             except InsufficientMemoryError:
                 short = short or candidate
+                continue
+            except UnsupportedModelError:
                 continue
             return Chosen(candidate.path, _why(candidate))
     if short is not None:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from outrider import memory
+from outrider import engine_choice, memory
 from outrider.acceptance_record import Recorder, recorder_of
 from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
@@ -44,6 +44,7 @@ from outrider.torch_engine import torch_costs, torch_loader, torch_memory
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
+Drafts: TypeAlias = dict[SpeculativeConfig, tuple[ModelSource, int]]  # with the common vocabulary's size
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class WholeBackend:
     build: Callable[[EngineConfig, ModelSource, int], WholeEngine]
 
 
-# To add an engine: a line here. "auto" is the first, or torch where a device is asked for.
+# To add an engine: a line here. "auto" is the first, or torch by `engine_choice`.
 ENGINES: dict[str, StepBackend | WholeBackend] = {
     "native": StepBackend(native_loader, native_costs, native_rows),
     "torch": StepBackend(torch_loader, torch_costs, native_rows, memory=torch_memory, quantizes=False),
@@ -282,20 +283,22 @@ def build_all(
     """
     _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
-    backend = _step_backend(config, source)
     sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
     context = _context(config, source)
-    check = functools.partial(_memory_check(backend, memory_check), config, context)
-    choices = settled(
-        choices, source, tokenizer, lambda draft: check([source, draft]), quantizes=backend.quantizes
-    )
     lookups = [make_lookup(choice) for choice in choices]
-    opening = functools.partial(open_draft, quantizes=backend.quantizes)
-    opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in choices)
-    drafts = {choice: draft for choice, draft in opened if draft is not None}
-    check([source, *distinct(drafts)])
 
+    def on_engine(config: EngineConfig) -> tuple[StepBackend, Sequence[SpeculativeConfig], Drafts]:
+        backend = _step_backend(config, source)
+        check = functools.partial(_memory_check(backend, memory_check), config, context)
+        chosen = settled(choices, source, tokenizer, lambda *d: check([source, *d]), backend.quantizes)
+        opening = functools.partial(open_draft, quantizes=backend.quantizes)
+        opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in chosen)
+        drafts = {choice: draft for choice, draft in opened if draft is not None}
+        check([source, *distinct(drafts)])
+        return backend, chosen, drafts
+
+    backend, choices, drafts = engine_choice.first_that_fits(config, source, on_engine)
     loaded_here = loader is None
     rows = backend.rows() if loaded_here else None
     costs = costs or (backend.costs() if loaded_here else guessed_costs)
@@ -348,9 +351,14 @@ def load_target(
     """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
     _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
-    backend = _step_backend(config, source)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
-    _memory_check(backend, None)(config, context, [source])
+
+    def on_engine(config: EngineConfig) -> StepBackend:
+        backend = _step_backend(config, source)
+        _memory_check(backend, None)(config, context, [source])
+        return backend
+
+    backend = engine_choice.first_that_fits(config, source, on_engine)
     return (loader or backend.loader(config))(source, _threads(config))
 
 

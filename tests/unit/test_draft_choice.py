@@ -17,7 +17,7 @@ from outrider.config.engine import EngineConfig
 from outrider.config.speculative import AutoConfig, DraftModelConfig, parse_speculative
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.draft_choice import choose
-from outrider.errors import ConfigError, InsufficientMemoryError
+from outrider.errors import ConfigError, InsufficientMemoryError, UnsupportedModelError
 from outrider.llm import LLM
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, loaded_bytes, quantized
@@ -97,6 +97,27 @@ def test_what_does_not_fit_is_not_taken_and_that_is_said(folder: Path) -> None:
     again = chosen(folder / "target.gguf", second)
     assert again.path is not None
     assert again.path.name == asked[1] != asked[0]
+
+
+def test_what_the_engine_cannot_run_is_passed_over(folder: Path) -> None:
+    for name in ("small", "other"):
+        tiny_gguf(folder / f"{name}.gguf", seed=3)
+
+    def only_other(*draft: Any) -> None:
+        if draft and draft[0].path.name != "other.gguf":
+            raise UnsupportedModelError("no such weights here")
+
+    assert chosen(folder / "target.gguf", only_other).path == folder / "other.gguf"
+
+
+def test_a_target_that_does_not_fit_alone_is_told_as_that(folder: Path) -> None:
+    source = open_model(folder / "target.gguf")
+
+    def never(*draft: object) -> None:
+        raise InsufficientMemoryError("the target needs more")
+
+    with pytest.raises(InsufficientMemoryError, match="the target needs more"):
+        draft_choice.settled([AutoConfig("auto")], source, source.tokenizer, never, quantizes=True)
 
 
 def test_the_cache_comes_after_the_targets_folder(folder: Path) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
-from outrider.engines.base import EngineCaps, ForwardItem, HiddenStateModel, LanguageModel, SeqHandle
+from outrider.engines.base import (
+    EngineCaps,
+    ForwardItem,
+    HiddenStateModel,
+    LanguageModel,
+    PooledModel,
+    SeqHandle,
+)
 from outrider.engines.hidden import HiddenStates, check_taps
 from outrider.engines.prefix import PrefixCache
 
@@ -26,6 +33,12 @@ class CachedStepEngine:
         self._model = model
         self._tapped = model if isinstance(model, HiddenStateModel) else None
         self.prefixes: PrefixCache | None = None
+
+    @property
+    def pooled(self) -> PooledModel | None:
+        """The model, where its caches lie in a pool that does not grow."""
+        model = self._model
+        return model if isinstance(model, PooledModel) and model.pool_positions is not None else None
 
     @property
     def caps(self) -> EngineCaps:

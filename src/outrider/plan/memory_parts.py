@@ -81,12 +81,10 @@ def needed(target: ModelSource, draft: ModelSource | None, context: int, slots: 
     return Need(tuple(parts), sum(weights) + max(_largest(source) for _, source in models))
 
 
-def fitting(
-    target: ModelSource, context: int, slots: int, limit: int
-) -> Callable[[ModelSource | None], None]:
+def fitting(target: ModelSource, context: int, slots: int, limit: int) -> Callable[..., None]:
     """What raises InsufficientMemoryError when the target and a draft model need more than `limit` bytes."""
 
-    def check(draft: ModelSource | None) -> None:
+    def check(draft: ModelSource | None = None) -> None:
         most = needed(target, draft, context, slots).most
         if most > limit:
             raise InsufficientMemoryError(f"{memory.size(most)} are needed, {memory.size(limit)} are there")

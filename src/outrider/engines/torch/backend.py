@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from outrider import memory
 from outrider.config.engine import EngineConfig
-from outrider.device_memory import PATH, usable, weights_bytes
+from outrider.device_memory import PATH, slot_bytes, usable, weights_bytes
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.device import find_device, find_dtype, name_of
@@ -21,6 +22,9 @@ from outrider.engines.torch.weights import load_weights, unsupported
 from outrider.errors import ConfigError, InsufficientMemoryError, UnsupportedModelError
 from outrider.memory import ModelMemory, size
 from outrider.models.source import ModelSource
+
+if TYPE_CHECKING:
+    from outrider.engines.torch.fallback import TransformersModel  # imports transformers
 
 STRICT_COST = 1.05  # strict is the default where passes take at most so many times as long
 PROBED = (1, 8)  # tokens of the passes that are timed for that
@@ -35,7 +39,7 @@ class TorchLoader:
         self._config = config
         self.device = find_device(config.device or "auto")
         self.dtype = find_dtype(config.dtype or "auto", self.device)
-        self._models: list[TorchModel] = []
+        self._models: list[TorchModel | TransformersModel] = []
         self._target_loaded = False
         self._slots: int | None = None
 
@@ -49,7 +53,9 @@ class TorchLoader:
             if source.transformers_class is not None:
                 from outrider.engines.torch.fallback import TransformersModel
 
-                return TransformersModel.load(source, self.device, self.dtype)
+                other = TransformersModel.load(source, self.device, self.dtype, self._room)
+                self._models.append(other)
+                return other
             weights = load_weights(source, self.device, self.dtype)
             model = self._draft(source, weights) if draft else self._target(source, weights)
         except torch.OutOfMemoryError:
@@ -98,9 +104,14 @@ class TorchLoader:
             slots=self._pool_slots if slots is None else lambda model: _few(model, slots),
         )
 
-    def _pool_slots(self, model: TorchModel) -> int | None:
+    def _room(self) -> int | None:
+        """Positions for the caches of each model: as many as its pool has, if it had one."""
+        slots = self._pool_slots()
+        return None if slots is None else slots - 1
+
+    def _pool_slots(self, model: TorchModel | None = None) -> int | None:
         """Slots of each model's pool: what the device's memory has left for all, as all are loaded by now; no
-        more than there can be sequences for."""
+        more than there can be sequences for. None on a device whose pools grow."""
         if self.device.type != "cuda":
             return None
         if self._slots is None:
@@ -140,12 +151,12 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
             )
         if (missing := unsupported(source.architecture)) is not None:
             raise UnsupportedModelError(f"{source.path}: {missing}")
-    sequences = 1 if device.type == "cuda" else config.max_num_seqs
+    held = (positions + PATH) if device.type == "cuda" else positions * config.max_num_seqs
     parts = [
         ModelMemory(
             source.display_name,
             _weights_bytes(source, dtype),
-            memory.kv_bytes(source.architecture, positions) * dtype.itemsize // memory.KV_BYTES * sequences,
+            slot_bytes(source.architecture, int(dtype.itemsize)) * held,
             memory.buffer_bytes(source.architecture),
         )
         for source in sources
@@ -160,7 +171,8 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
         raise InsufficientMemoryError(
             f"not enough memory on {name_of(device)}: {' + '.join(part.name for part in parts)} take "
             f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, left))}; try "
-            "a shorter context (-c / max_model_len), a smaller model, or a higher --gpu-memory-utilization"
+            "a shorter context (-c / max_model_len), a smaller model, a higher --gpu-memory-utilization, or "
+            "--engine native"
         )
 
 

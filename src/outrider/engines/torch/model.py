@@ -18,7 +18,7 @@ from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
 from outrider.engines.torch.passes import Part, are_trees, check, lay_out, split
-from outrider.engines.torch.pool import SHARE_UNIT, SlotPool, TorchCache
+from outrider.engines.torch.pool import SHARE_UNIT, USED_UP, SlotPool, TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
 from outrider.models.spec import ModelSpec
@@ -105,6 +105,11 @@ class TorchModel:
         return slot_bytes(self.spec, int(self.dtype.itemsize))
 
     @property
+    def pool_positions(self) -> int | None:
+        """See `PooledModel`. The first slot is that of padding."""
+        return self.pool.slots - 1 if self.pool.fixed else None
+
+    @property
     def pool(self) -> SlotPool:
         """The slots of all caches."""
         return self._ready()[1]
@@ -154,10 +159,7 @@ class TorchModel:
                 results = self._passes(items, caches, taps)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            raise InsufficientMemoryError(
-                "the device's memory is used up: fewer sequences at a time (--max-num-seqs), a shorter "
-                "context (-c / max_model_len), or a lower --gpu-memory-utilization (more is left for passes)"
-            ) from None
+            raise InsufficientMemoryError(USED_UP) from None
         for cache, item in zip(caches, items, strict=True):
             cache.length += len(item.tokens)
         return results
