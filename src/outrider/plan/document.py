@@ -58,6 +58,9 @@ class Place(Protocol):
     def describe(self) -> dict[str, Any]:
         """The place itself."""
 
+    def advice(self, pair: Pair) -> list[dict[str, str]]:
+        """What is to be said of the pair there, beside the three failures."""
+
     def model(self, source: ModelSource, role: str) -> dict[str, Any]:
         """`loaded_bytes` and `types` of a model, as it is held there."""
 
@@ -95,7 +98,9 @@ def document(pair: Pair, curves: CurveOf | None = None, place: Place | None = No
         "memory": needs,
         "vocabulary": None if match is None else _vocabulary(match),
         "speed": costs,
-        "advice": advice(needs, match, costs, "--spec suffix" if place is None else place.lookups),
+        "advice": advice(needs, match, costs)
+        if place is None
+        else [*advice(needs, match, costs, place.lookups), *place.advice(pair)],
         "fits": needs["fits"],
     }
 

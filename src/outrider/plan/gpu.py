@@ -45,6 +45,18 @@ class GpuPlace:
             "dtype": self.setup.dtype,
         }
 
+    def advice(self, pair: Pair) -> list[dict[str, str]]:
+        """What vLLM refuses of the pair."""
+        setup = self.setup
+        if pair.draft is None or setup.engine != "vllm" or setup.draft_size == setup.size:
+            return []
+        text = (
+            f"vLLM runs a draft model with the target's tensor-parallel size only, not with "
+            f"{setup.draft_size} beside {setup.size}"
+        )
+        flag = '"draft_tensor_parallel_size": ' + str(setup.size)
+        return [{"failure": "draft too unlike", "text": text, "flag": flag}]
+
     def model(self, source: ModelSource, role: str) -> dict[str, Any]:
         """Bytes of a model's weights on all cards together, and by type."""
         setup = self.setup

@@ -212,6 +212,8 @@ def test_engines_by_the_number_of_cards(capsys: pytest.CaptureFixture[str]) -> N
     assert (several["gpu"]["engine"], several["gpu"]["tensor_parallel_size"]) == ("vllm", 2), "the fewest"
     forced = planned(capsys, f"{pair},--gpu,RTX_4090_x_4,-tp,4,--draft-tensor-parallel-size,1")
     assert (forced["gpu"]["tensor_parallel_size"], forced["gpu"]["draft_tensor_parallel_size"]) == (4, 1)
+    assert [each["flag"] for each in forced["advice"]] == ['"draft_tensor_parallel_size": 4']
+    assert several["advice"] == []
 
 
 def test_advice_is_flags_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
