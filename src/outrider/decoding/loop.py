@@ -155,8 +155,7 @@ class StepLoop:
 
     def abort(self, request_id: str) -> None:
         """End a request now; its FinishEvent comes with the next step. An unknown id is ignored."""
-        if request_id in self._live:
-            seq = self._live[request_id]
+        if (seq := self._live.get(request_id)) is not None:
             with self._guard(seq):
                 self._finish(seq, "abort", text_tail=seq.emitter.drain())
 
@@ -400,12 +399,9 @@ class StepLoop:
         text_tail: str = "",
         error: Exception | None = None,
     ) -> None:
-        if self._drafter is None:
-            seq.metrics.speculation = "off: there is no drafter"
-        elif seq.request.draft_limit == 0:
-            seq.metrics.speculation = "off: plain decoding was asked for"
-        else:
-            seq.metrics.speculation = self._controller.explain(seq.state)
+        plain = self._drafter is None or seq.request.draft_limit == 0
+        off = "there is no drafter" if self._drafter is None else "plain decoding was asked for"
+        seq.metrics.speculation = f"off: {off}" if plain else self._controller.explain(seq.state)
         if seq.opened:
             seq.metrics.cached_tokens = seq.handle.cached
         self._on_end(seq.request, seq.metrics, seq.state)
