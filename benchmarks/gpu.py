@@ -39,12 +39,12 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from outrider.decoding.drawing import RowDraws  # noqa: E402
 from outrider.decoding.sampling.params import SamplingParams  # noqa: E402
+from outrider.device_memory import PATH  # noqa: E402
 from outrider.engines.base import ForwardItem  # noqa: E402
 from outrider.engines.torch.choice import choose_ops  # noqa: E402
 from outrider.engines.torch.model import TorchModel  # noqa: E402
 from outrider.engines.torch.module import Weights  # noqa: E402
 from outrider.engines.torch.ops import Ops, TorchOps  # noqa: E402
-from outrider.engines.torch.passes import PATH  # noqa: E402
 from outrider.engines.torch.weights import random_weights  # noqa: E402
 from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec  # noqa: E402
 

@@ -27,11 +27,11 @@ import torch
 import gpu  # isort: skip (beside this file; it makes the models)
 
 from outrider.decoding.sampling.params import SamplingParams
+from outrider.device_memory import PATH
 from outrider.engines.chains import ChainStart
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.device_draft import DeviceDraft
 from outrider.engines.torch.model import TorchModel
-from outrider.engines.torch.passes import PATH
 from outrider.engines.torch.weights import random_weights
 
 PARAMS = {

@@ -30,11 +30,11 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.sampler import RowSampler, Sampler
 from outrider.decoding.types import Draft, Verdict
 from outrider.decoding.verifiers.coupled import CoupledVerifier
+from outrider.device_memory import PATH
 from outrider.engines.base import SeqHandle
 from outrider.engines.step import CachedStepEngine
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.model import TorchModel
-from outrider.engines.torch.passes import PATH
 from outrider.engines.torch.weights import random_weights
 
 PARAMS = {

@@ -24,6 +24,9 @@ from tests.support.toy_model import ToyModel
 settings.register_profile("patient", settings.get_profile(settings.get_current_profile_name()), deadline=None)
 settings.load_profile("patient")
 
+# Tests that want a record of acceptance turn it on, in a cache of their own.
+os.environ["OUTRIDER_ACCEPTANCE_RECORD"] = "0"
+
 ToyLoader = Callable[[ModelSource, int | None], LanguageModel]
 
 

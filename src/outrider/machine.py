@@ -8,6 +8,8 @@ from pathlib import Path
 
 _NAMES = ("model name", "Model", "Hardware")
 _CPUINFO = Path("/proc/cpuinfo")
+_PROCESSORS = Path("/sys/devices/system/cpu")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def cpu_name(info: Path = _CPUINFO) -> str:
@@ -30,3 +32,19 @@ def cpu_name(info: Path = _CPUINFO) -> str:
 def available_processors() -> int:
     """Processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def last_level_cache_bytes(folder: Path = _PROCESSORS) -> int | None:
+    """Bytes of the third-level caches of all processors, each counted once; None where the system does not
+    say (Linux does)."""
+    caches: dict[str, int] = {}
+    for index in folder.glob("cpu[0-9]*/cache/index*"):
+        try:
+            level, size, shared = (
+                (index / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+            )
+            if level == "3":
+                caches[shared] = int(size[:-1]) * _UNITS[size[-1:]]
+        except (OSError, ValueError, KeyError):
+            continue
+    return sum(caches.values()) or None

@@ -159,6 +159,7 @@ def merge(parts: Sequence[RequestMetrics]) -> RequestMetrics:
         drafts=_sum([p.drafts for p in parts]),
         by_drafter=by_drafter,
         accepted_at=sum((p.accepted_at for p in parts), Counter[int]()),
+        rejected_at=sum((p.rejected_at for p in parts), Counter[int]()),
         prediction=_sum([p.prediction for p in parts]),
         earlier_outputs=_sum([p.earlier_outputs for p in parts]),
         speculation="; ".join({p.speculation: None for p in parts}),

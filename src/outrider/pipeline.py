@@ -17,7 +17,8 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from outrider import memory
+from outrider import engine_choice, memory
+from outrider.acceptance_record import Recorder, recorder_of
 from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import SpeculativeConfig
@@ -25,6 +26,7 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
+from outrider.draft_choice import settled
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.vocab_subset import frequent_blocks
 from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
@@ -42,6 +44,7 @@ from outrider.torch_engine import torch_costs, torch_loader, torch_memory
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
+Drafts: TypeAlias = dict[SpeculativeConfig, tuple[ModelSource, int]]  # with the common vocabulary's size
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +122,7 @@ class WholeBackend:
     build: Callable[[EngineConfig, ModelSource, int], WholeEngine]
 
 
-# To add an engine: a line here. "auto" is the first, or torch where a device is asked for.
+# To add an engine: a line here. "auto" is the first, or torch by `engine_choice`.
 ENGINES: dict[str, StepBackend | WholeBackend] = {
     "native": StepBackend(native_loader, native_costs, native_rows),
     "torch": StepBackend(torch_loader, torch_costs, native_rows, memory=torch_memory, quantizes=False),
@@ -186,6 +189,7 @@ class Pipeline(BasePipeline):
     rows:    what samples from rows of logits; None is NumPy.
     clock:   seconds, for metrics and the controller.
     remake:  makes `drafting` anew, on the same models; None where it was not made for this target.
+    recorder: keeps the acceptance of the pair's drafts; None without a draft model.
     """
 
     engine: StepEngine
@@ -193,6 +197,7 @@ class Pipeline(BasePipeline):
     rows: RowSampler | None = None
     clock: Callable[[], float] = time.perf_counter
     remake: Callable[[], Drafting] | None = None
+    recorder: Recorder | None = None
 
     def fresh(self) -> Pipeline:
         """The same with nothing learned from earlier requests, as in a new process. Raises ConfigError where
@@ -212,6 +217,7 @@ class Pipeline(BasePipeline):
             max_context=self.context,
             vocab_size=self.vocab_size,
             rows=self.rows,
+            on_end=(lambda *_: None) if self.recorder is None else self.recorder.ended,
         )
 
     @property
@@ -220,7 +226,7 @@ class Pipeline(BasePipeline):
 
     def fixed(self, count: int) -> list[Pipeline]:
         """For each drafter, the same with fixed drafts of it alone, see `Drafting.fixed`."""
-        return [replace(self, drafting=drafting) for drafting in self.drafting.fixed(count)]
+        return [replace(self, drafting=drafting, recorder=None) for drafting in self.drafting.fixed(count)]
 
 
 def open_pipeline(config: EngineConfig, *, progress: bool = True) -> BasePipeline:
@@ -277,22 +283,31 @@ def build_all(
     """
     _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
-    backend = _step_backend(config, source)
     sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
-    lookups = [make_lookup(choice) for choice in choices]
-    opening = functools.partial(open_draft, quantizes=backend.quantizes)
-    opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in choices)
-    drafts = {choice: draft for choice, draft in opened if draft is not None}
     context = _context(config, source)
-    _memory_check(backend, memory_check)(config, context, [source, *distinct(drafts)])
+    lookups = [make_lookup(choice) for choice in choices]
 
-    rows = backend.rows() if loader is None else None
-    costs = costs or (backend.costs() if loader is None else guessed_costs)
+    def on_engine(config: EngineConfig) -> tuple[StepBackend, Sequence[SpeculativeConfig], Drafts]:
+        backend = _step_backend(config, source)
+        check = functools.partial(_memory_check(backend, memory_check), config, context)
+        chosen = settled(choices, source, tokenizer, lambda *d: check([source, *d]), backend.quantizes)
+        opening = functools.partial(open_draft, quantizes=backend.quantizes)
+        opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in chosen)
+        drafts = {choice: draft for choice, draft in opened if draft is not None}
+        check([source, *distinct(drafts)])
+        return backend, chosen, drafts
+
+    backend, choices, drafts = engine_choice.first_that_fits(config, source, on_engine)
+    loaded_here = loader is None
+    rows = backend.rows() if loaded_here else None
+    costs = costs or (backend.costs() if loaded_here else guessed_costs)
     loader = loader or backend.loader(config)
     threads = _threads(config)
     target = loader(source, threads)
-    engine = CachedStepEngine(wrap(target))
+    engine = CachedStepEngine(observed := wrap(target))
+    # Times on record are those of the native engine's own passes.
+    recording = loaded_here and observed is target and backend is ENGINES["native"]
     loaded = {weights_key(s): loader(s, threads) for s in distinct(drafts)}
     wrapped = {key: wrap(model) for key, model in loaded.items()}
     pipelines = []
@@ -312,6 +327,7 @@ def build_all(
             Pipeline(
                 *(config, choice, source, described, tokenizer, context, engine, drafting, rows, clock),
                 remake=remake,
+                recorder=recorder_of(choice, source, described) if recording else None,
                 sampling=sampling,
             )
         )
@@ -335,9 +351,14 @@ def load_target(
     """The target alone, loaded. Raises ModelError, as `build_all` does, and ConfigError."""
     _step_backend(config)  # an unknown engine is told before anything is fetched
     source = open_target(config, progress)
-    backend = _step_backend(config, source)
     context = config.max_model_len or min(source.architecture.max_positions, PLANNED_POSITIONS)
-    _memory_check(backend, None)(config, context, [source])
+
+    def on_engine(config: EngineConfig) -> StepBackend:
+        backend = _step_backend(config, source)
+        _memory_check(backend, None)(config, context, [source])
+        return backend
+
+    backend = engine_choice.first_that_fits(config, source, on_engine)
     return (loader or backend.loader(config))(source, _threads(config))
 
 

@@ -20,6 +20,7 @@ from outrider import LLM, ConfigError, RequestOutputKind, SamplingParams, gramma
 from outrider.decoding import loop
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.logprobs import token_logprobs
+from outrider.decoding.types import TargetScores
 from outrider.outputs import RequestOutput
 from outrider.requests import bad_word_ids
 from tests.conftest import load_toy
@@ -303,7 +304,7 @@ def test_logprobs_of_the_wrong_row_are_caught(bench: Bench, monkeypatch: pytest.
     reports = loop.StepLoop._reports
 
     def first_row(self: Any, seq: Any, scores: Any, verdict: Any, tokens: Any) -> Any:
-        rows = dataclasses.replace(scores, logits=np.repeat(scores.logits[:1], len(scores.logits), axis=0))
+        rows = TargetScores(np.repeat(scores.logits[:1], len(scores.logits), axis=0))
         return reports(self, seq, rows, verdict, tokens)
 
     monkeypatch.setattr(loop.StepLoop, "_reports", first_row)

@@ -109,7 +109,7 @@ def test_a_damaged_record_is_measured_again(
     record.write_text(damage)
     monkeypatch.setattr(calibrate, "measure", lambda model, seconds=0.0, **_: {1: 0.5, 2: 0.75})
     assert calibrate.cost_model(model, None, tmp_path).at(32).seconds(1) == pytest.approx(0.5)
-    assert json.loads(record.read_text()) == {"seconds": {"1": 0.5, "2": 0.75}}
+    assert json.loads(record.read_text()) == {"seconds": {"1": 0.5, "2": 0.75}, "spread": 0.0}
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(model: NativeModel, tmp_path: Path) -> None:

@@ -12,21 +12,22 @@ from outrider.cli.main import main
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel
 from outrider.models.source import ModelSource
+from outrider.models.sources.known import Shape
 from outrider.plan import shapes
 from outrider.plan.slices import with_random_weights
 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> ModelSource:
-    monkeypatch.setitem(shapes.SHAPES, "tiny", (2, 256, 4, 2, 64, 512, True))
-    monkeypatch.setattr(shapes, "VOCAB_SIZE", 1024)
+    shape = Shape("llama", 2, 256, 4, 2, 64, 512, tied=True, vocab=1024, positions=131_072, theta=5e5)
+    monkeypatch.setitem(shapes.SHAPES, "tiny", shape)
     return shapes.shape_source("tiny:q4_0")
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
 def test_draft_tokens_are_accepted_as_often_as_asked(tiny: ModelSource, acceptance: float) -> None:
     model = NativeModel.load(with_random_weights(tiny), threads=1, weights_cache=False)
-    target = synthetic.SyntheticTarget(model, acceptance)
+    target = synthetic.SyntheticTarget(model, synthetic.Acceptance.of(acceptance))
     cache = model.new_cache(2100)
     accepted, positions = 0, 2000
     tokens, parents = np.array([1, 2], np.int32), np.array([-1, 0], np.int32)
@@ -40,7 +41,7 @@ def test_draft_tokens_are_accepted_as_often_as_asked(tiny: ModelSource, acceptan
 
 def test_a_draft_is_as_sure_as_it_is_right(tiny: ModelSource) -> None:
     model = NativeModel.load(with_random_weights(tiny), threads=1, weights_cache=False)
-    draft = synthetic.SyntheticDraft(model, 0.8)
+    draft = synthetic.SyntheticDraft(model, synthetic.Acceptance.of(0.8))
     item = ForwardItem(model.new_cache(8), *(np.array(v, np.int32) for v in ([1], [-1], [0])))
     for rows in (draft.forward([item]), draft.forward_subset([item], np.arange(4, dtype=np.int32))):
         finite = rows[0][0][np.isfinite(rows[0][0])].astype(np.float64)
@@ -63,10 +64,35 @@ def test_the_command(tiny: ModelSource, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith("SYNTHETIC")
 
 
+def test_acceptance_by_position(tiny: ModelSource) -> None:
+    """A token at each position of a chain is accepted as often as its own rate says."""
+    model = NativeModel.load(with_random_weights(tiny), threads=1, weights_cache=False)
+    rates = (0.9, 0.3, 0.6)
+    target = synthetic.SyntheticTarget(model, synthetic.Acceptance("a profile", rates, 0.6))
+    cache, steps, accepted = model.new_cache(600), 400, np.zeros(4)
+    tokens, parents = np.arange(1, 6, dtype=np.int32), np.arange(-1, 4, dtype=np.int32)
+    for _ in range(steps):
+        item = ForwardItem(cache, tokens, parents, np.arange(4, dtype=np.int32))
+        (rows,) = target.forward([item])
+        accepted += rows.argmax(1) == tokens[1:]
+        cache.truncate(cache.length - 4)
+    for count, rate in zip(accepted, (*rates, rates[-1]), strict=True):
+        assert abs(count / steps - rate) <= 5 * np.sqrt(rate * (1 - rate) / steps)
+
+
+def test_a_recorded_profile_by_its_name(tiny: ModelSource, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "bench --synthetic -m tiny:q4_0 -md tiny:q4_0 --acceptance qwen-coder-edit -n 40 --runs 1 -t 1"
+    assert main([*line.split(), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {run["acceptance"] for run in runs} == {"qwen-coder-edit"}
+    assert max(run["mean_acceptance_length"] for run in runs) > 3.0
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("-m tiny:q4_0 --acceptance 0.5,x", "--acceptance"),
+        ("-m tiny:q4_0 --acceptance qwen-coder-cod", "did you mean 'qwen-coder-code'"),
         ("-m tiny:q4_0 --runs 0", "--runs"),
         ("-m tiny:q4_0 -n 1", "-n"),
         ("-m tiny:q4_0 --workload chat", "--workload"),

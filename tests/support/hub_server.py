@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 COMMIT = "c0ffee" * 6 + "1234"
 LARGE = (".gguf", ".safetensors", ".bin")  # files with a SHA-256 in a hub's listing
@@ -24,26 +28,41 @@ class Hub:
     """The files of the server, and how it misbehaves; tests change this while it runs.
 
     repos:  files by repository.                     token: if set, requests must carry it.
+    tags:   of a repository in the listing of its owner; ["gguf"] unless it is here.
     refuse: (status, headers) for every request to a repository.
     sends:  per file, what successive GETs do: a number of bytes after which the connection is cut, or
             an HTTP status (negative). Afterwards GETs are answered in full.
     swap:   per file, the bytes that are really sent (of equal length), whatever is listed.
+    ranges: answer range requests with an end; else send the whole file.
+    sent:   bytes of bodies of GETs.
     plain:  list neither sizes nor hashes, as a simple mirror does.
     asked:  (method, path, Range or "") of each request.
     """
 
     url: str = ""
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    tags: dict[str, list[str]] = field(default_factory=dict)
     token: str = ""
     refuse: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     sends: dict[str, list[int]] = field(default_factory=dict)
     swap: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    sent: int = 0
     plain: bool = False
     asked: list[tuple[str, str, str]] = field(default_factory=list)
 
     def gets(self, name: str) -> list[str]:
         """The Range of each GET of a file, in order."""
         return [span for method, path, span in self.asked if method == "GET" and path.endswith(f"/{name}")]
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Make the library ask this hub, without a token, directly."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy") or name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
 
 
 @contextmanager
@@ -59,7 +78,11 @@ def serve_hub() -> Iterator[Hub]:
             self.answer()
 
         def do_GET(self) -> None:
-            self.answer()
+            url = urlsplit(self.path)
+            if url.path == "/api/models":
+                self.listing(parse_qs(url.query).get("author", [""])[0])
+            else:
+                self.answer()
 
         def answer(self) -> None:
             path = unquote(urlsplit(self.path).path)
@@ -81,6 +104,14 @@ def serve_hub() -> Iterator[Hub]:
                 return self.file(repo, match["name"])
             body = self.info(repo) if match["call"] == "revision" else self.tree(repo)
             return self.reply(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+        def listing(self, author: str) -> None:
+            found = [
+                {"id": repo, "tags": hub.tags.get(repo, ["gguf"]), "pipeline_tag": "text-generation"}
+                for repo in hub.repos
+                if repo.startswith(f"{author}/")
+            ]
+            return self.reply(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
 
         def info(self, repo: str) -> object:
             files = []
@@ -108,10 +139,12 @@ def serve_hub() -> Iterator[Hub]:
             headers = {"ETag": f'"{hasher(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
             data = hub.swap.get(name, data)
             status = 200
-            if span := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
-                start = int(span[1])
-                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-                data, status = data[start:], 206
+            span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            if span and (hub.ranges or not span[2]):
+                start, size = int(span[1]), len(data)
+                data = data[start : int(span[2]) + 1 if span[2] else size]
+                headers["Content-Range"] = f"bytes {start}-{start + len(data) - 1}/{size}"
+                status = 206
             order = hub.sends[name].pop(0) if self.command == "GET" and hub.sends.get(name) else len(data)
             if order < 0:
                 return self.reply(-order, b"", {})
@@ -127,6 +160,7 @@ def serve_hub() -> Iterator[Hub]:
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body[:send])
+                hub.sent += len(body[:send])
                 if send is not None and send < len(body):
                     self.close_connection = True
 

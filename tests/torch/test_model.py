@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outrider.engines.torch.pool import SlotPool  # noqa: E402
+from outrider.engines.torch.pool import SlotPool, TorchCache  # noqa: E402
 from outrider.errors import InsufficientMemoryError, UnsupportedModelError  # noqa: E402
 from outrider.models.checks import expected_tensors  # noqa: E402
 from outrider.models.families import FAMILIES  # noqa: E402
@@ -282,3 +282,50 @@ def test_a_pool_that_grows_keeps_what_it_holds() -> None:
     assert second >= first + 1000
     assert bool((pool.keys[:, first : first + 1000] == 7.0).all())
     assert pool.take(10) not in range(second, second + 5000)
+
+
+def test_gaps_of_a_fixed_pool_are_closed(tmp_path: Path) -> None:
+    """Where what is free is enough, but not in a row, sequences are moved; their logits keep their bits."""
+    model = load(source(tmp_path, "llama"), strict=True, slots=lambda model: 101)
+    tokens = [5, 6, 7, 8, 9, 10, 11, 12]
+    kept, gone, other, late = (model.new_cache(n) for n in (10, 30, 20, 30))
+    for cache in (kept, other, late):
+        model.forward([item(cache, tokens)])
+    gone.close()
+    assert model.pool.slots == 101
+    wanted = model.forward([item(late, [3])])[0]
+    late.truncate(len(tokens))
+    found = model.new_cache(30)  # fits into the gap
+    found.close()
+    assert [kept.start, found.start, other.start, late.start] == [1, 11, 41, 61]
+    large = model.new_cache(35)  # does not, but does when the others are side by side
+    assert [kept.start, other.start, late.start, large.start] == [1, 11, 31, 61]
+    assert same_bits(model.forward([item(late, [3])])[0], wanted)
+    with pytest.raises(InsufficientMemoryError, match="no 6 positions"):
+        model.new_cache(6)
+    for cache in (kept, other, late, large):
+        cache.close()
+    assert model.pool.take(100) == 1
+
+
+def test_slots_without_an_owner_are_not_moved() -> None:
+    model_pool = SlotPool((1, 1, 2), torch.float32, CPU, most=31)
+    first, fixed = model_pool.take(10), model_pool.take(10)
+    moved = TorchCache(model_pool, 5)
+    assert (first, fixed, moved.start) == (1, 11, 21)
+    model_pool.give(first)
+    with pytest.raises(InsufficientMemoryError):
+        model_pool.take(12)
+    assert model_pool.take(10) == 1
+    assert moved.start == 21
+
+
+def test_moves_over_their_own_place_keep_the_values() -> None:
+    pool = SlotPool((1, 1, 2), torch.float32, CPU, most=1002)
+    gap, cache = TorchCache(pool, 3), TorchCache(pool, 900)
+    values = torch.arange(900 * 2, dtype=torch.float32).reshape(1, 900, 1, 2)
+    pool.keys[:, cache.start : cache.start + 900], cache.length = values, 900
+    gap.close()
+    TorchCache(pool, 101)
+    assert cache.start == 1
+    assert torch.equal(pool.keys[:, 1:901], values)

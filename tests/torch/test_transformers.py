@@ -17,7 +17,13 @@ from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.engines.base import LanguageModel  # noqa: E402
 from outrider.engines.step import CachedStepEngine  # noqa: E402
 from outrider.engines.torch.fallback import TransformersModel, describe  # noqa: E402
-from outrider.errors import ConfigError, ModelFileError, OutriderError, UnsupportedModelError  # noqa: E402
+from outrider.errors import (  # noqa: E402
+    ConfigError,
+    InsufficientMemoryError,
+    ModelFileError,
+    OutriderError,
+    UnsupportedModelError,
+)
 from outrider.models.families import FAMILIES  # noqa: E402
 from tests.conformance.drafters import SCRIPTS, ScriptedDrafter  # noqa: E402
 from tests.conformance.harness import PROMPTS, answers, requests, run, visible  # noqa: E402
@@ -142,6 +148,33 @@ def test_trees_rollbacks_and_neighbours(other: tuple[str, Path]) -> None:
     if name not in TREES:
         with pytest.raises(ValueError, match="no drafts that branch"):
             model.forward([item(cache, [1, 2], [-1, -1])])
+
+
+def test_memory_that_is_used_up_ends_the_pass_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room of all caches is told, and a pass that runs out of memory leaves them as they were."""
+    folder = saved(tmp_path / "gpt2", *OTHERS["gpt2"])
+    model = TransformersModel.load(describe(folder), CPU, torch.float32, lambda: 500)
+    pooled = CachedStepEngine(model).pooled
+    assert pooled is not None
+    assert (pooled.pool_positions, pooled.slot_bytes) == (500, 2 * 2 * 64 * 4)
+    assert CachedStepEngine(TransformersModel.load(describe(folder), CPU, torch.float32)).pooled is None
+    first, second = model.new_cache(32), model.new_cache(32)
+    model.forward([item(first, [5, 6, 7]), item(second, [5, 6])])
+    wanted = model.forward([item(first, [8])])[0]
+    first.truncate(3)
+    inner = model._model
+
+    def short(input_ids: Any, **more: Any) -> Any:
+        if input_ids.shape[1] == 2:
+            raise torch.OutOfMemoryError
+        return inner(input_ids=input_ids, **more)
+
+    short.dtype = inner.dtype  # type: ignore[attr-defined]
+    monkeypatch.setattr(model, "_model", short)
+    with pytest.raises(InsufficientMemoryError, match="--max-num-seqs"):
+        model.forward([item(first, [8]), item(second, [8, 9])])
+    assert (first.length, second.length) == (3, 2)
+    assert relative_error(model.forward([item(first, [8])])[0], wanted) < 1e-6
 
 
 def test_caches_take_over_positions_of_others(other: tuple[str, Path]) -> None:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.config.engine import parse_engine  # noqa: E402
+from outrider.device_memory import PATH  # noqa: E402
 from outrider.engines.torch import backend, calibrate  # noqa: E402
 from outrider.engines.torch.device import find_device, find_dtype  # noqa: E402
 from outrider.engines.torch.model import TorchModel  # noqa: E402
@@ -135,3 +136,26 @@ def test_devices_and_types() -> None:
     assert find_dtype("auto", CPU) == torch.float32
     assert find_dtype("half", CPU) == torch.float16
     assert np.dtype("float32").itemsize == find_dtype("float32", CPU).itemsize
+
+
+class _Sized:
+    """As much of a model as its share of a device's memory depends on."""
+
+    max_positions = 4096
+
+    def __init__(self, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+
+
+def test_all_models_share_what_a_device_has_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that transformers runs, too: a pool must not take the memory of their caches."""
+    monkeypatch.setattr(backend, "name_of", lambda device: "a GPU")
+    for most, left, wanted in ((8, 400 * 1000 + 399, 1000), (1, 10**9, 4096 + PATH + 1)):
+        config = parse_engine(str(folder), device="cpu", engine="torch", max_num_seqs=most)
+        loader = backend.TorchLoader(config)
+        assert loader._room() is None
+        loader.device = torch.device("cuda", 0)
+        loader._models += [_Sized(300), _Sized(100)]  # type: ignore[list-item]
+        monkeypatch.setattr(loader, "_left", lambda left=left: left)
+        assert loader._pool_slots() == wanted
+        assert loader._room() == wanted - 1

@@ -48,10 +48,34 @@ def position_share(position: int, what: int) -> float:
     return float(mixed >> np.uint64(11)) / float(1 << 53)
 
 
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How likely draft tokens are accepted.
+
+    name:  as reports have it: a probability, or the name of a profile.
+    rates: by position in the draft, that a token is accepted if those before it are; the last one is of all
+           further positions too.
+    mean:  of the tokens that are tried.
+    """
+
+    name: float | str
+    rates: tuple[float, ...]
+    mean: float
+
+    @staticmethod
+    def of(probability: float) -> Acceptance:
+        """The same at all positions."""
+        return Acceptance(probability, (probability,), probability)
+
+    def at(self, position: int) -> float:
+        """Of a position, from 1 on."""
+        return self.rates[min(position, len(self.rates)) - 1]
+
+
 class _Wrapped:
     """A model whose passes are computed and whose logits are not its own."""
 
-    def __init__(self, inner: NativeModel, acceptance: float) -> None:
+    def __init__(self, inner: NativeModel, acceptance: Acceptance) -> None:
         self.inner, self.acceptance = inner, acceptance
         self.vocab_size, self.max_positions = inner.vocab_size, inner.max_positions
         self.vocab_block_size = inner.vocab_block_size
@@ -76,39 +100,43 @@ class _Wrapped:
         for parent in item.parents.tolist():
             depths.append(0 if parent < 0 else depths[parent] + 1)
         for row, node in enumerate(item.rows.tolist()):
-            self._write(rows[row], item, node, start + depths[node] + 1)
+            self._write(rows[row], item, node, start, depths[node] + 1)
         return rows
 
-    def _write(self, row: FloatArray, item: ForwardItem, node: int, position: int) -> None:
-        """Write the logits after `node`, for the token at `position`."""
+    def _write(self, row: FloatArray, item: ForwardItem, node: int, start: int, depth: int) -> None:
+        """Write the logits after `node`, for the token at `depth` in the draft. start: tokens before the
+        pass."""
         raise NotImplementedError
 
 
 class SyntheticTarget(_Wrapped):
-    """Its token at a position is the first draft token there with the probability `acceptance`, and else one
-    that no drafter proposes."""
+    """Its token at a position is the first draft token there with the probability of `acceptance`, and else
+    one that no drafter proposes."""
 
-    def _write(self, row: FloatArray, item: ForwardItem, node: int, position: int) -> None:
+    def _write(self, row: FloatArray, item: ForwardItem, node: int, start: int, depth: int) -> None:
+        position = start + depth
         token = int(position_share(position, 0) * self.vocab_size)
         drafted = item.tokens[np.flatnonzero(item.parents == node)]
         if len(drafted):
             while token in drafted:
                 token = (token + 1) % self.vocab_size
-            if position_share(position, 1) < self.acceptance:
+            if position_share(position, 1) < self.acceptance.at(depth):
                 token = int(drafted[0])
         row.fill(0.0)
         row[token] = SURE
 
 
 class SyntheticDraft(_Wrapped):
-    """It is as sure of its token as it is often right."""
+    """It is as sure of its token as it is often right, on average."""
 
-    def _write(self, row: FloatArray, item: ForwardItem, node: int, position: int) -> None:
+    def _write(self, row: FloatArray, item: ForwardItem, node: int, start: int, depth: int) -> None:
+        position = start + depth
         known = row != -np.inf
         size = int(np.count_nonzero(known))
         row[known] = 0.0
         token = int(np.flatnonzero(known)[int(position_share(position, 2) * size)])
-        odds = self.acceptance / max(1e-6, 1.0 - self.acceptance)
+        mean = self.acceptance.mean
+        odds = mean / max(1e-6, 1.0 - mean)
         row[token] = math.log(odds * max(1, size - 1))
 
 
@@ -120,7 +148,7 @@ class Run:
     """
 
     method: str
-    acceptance: float
+    acceptance: float | str
     tokens_per_s: float
     speedup: float
     measured_acceptance: float
@@ -129,9 +157,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """acceptances: probabilities that a draft token is accepted; prompt, tokens: of a text; runs: of each."""
+    """acceptances: how likely draft tokens are accepted; prompt, tokens: of a text; runs: of each."""
 
-    acceptances: Sequence[float]
+    acceptances: Sequence[Acceptance]
     prompt: int = 64
     tokens: int = 96
     runs: int = 2
@@ -193,7 +221,7 @@ def _load(
 def _acceptance(
     large: _Loaded,
     small: _Loaded,
-    acceptance: float,
+    acceptance: Acceptance,
     settings: Settings,
     on_step: Callable[[str], object],
 ) -> list[Run]:
@@ -205,14 +233,14 @@ def _acceptance(
     last: dict[str, RequestMetrics] = {}
     for run in range(settings.runs):
         for name, loop in loops.items():
-            on_step(f"acceptance {acceptance:g}, {name}")
+            on_step(f"acceptance {acceptance.name}, {name}")
             seconds, last[name] = _decode(loop, large.model.vocab_size, settings, run)
             times[name].append(seconds)
     plain = min(times["none"])
     return [
         Run(
             name,
-            acceptance,
+            acceptance.name,
             (settings.tokens - 1) / min(times[name]),
             plain / min(times[name]),
             last[name].num_accepted_tokens / max(1, last[name].num_draft_tokens),
@@ -222,7 +250,7 @@ def _acceptance(
     ]
 
 
-def _loop(choice: SpeculativeConfig, large: _Loaded, small: _Loaded, acceptance: float) -> StepLoop:
+def _loop(choice: SpeculativeConfig, large: _Loaded, small: _Loaded, acceptance: Acceptance) -> StepLoop:
     target = SyntheticTarget(large.model, acceptance)
     draft = SyntheticDraft(small.model, acceptance)
     drafting = make_drafting(
@@ -282,6 +310,6 @@ def text(document: dict[str, Any]) -> str:
     rows = [["acceptance", *methods]]
     for acceptance in dict.fromkeys(run["acceptance"] for run in runs):
         of = {run["method"]: run for run in runs if run["acceptance"] == acceptance}
-        rows.append([f"{acceptance:g}", f"{of['none']['tokens_per_s']:.1f} tokens/s",
+        rows.append([f"{acceptance}", f"{of['none']['tokens_per_s']:.1f} tokens/s",
                      *(f"x {of[m]['speedup']:.2f}" for m in methods[1:])])  # fmt: skip
     return "\n".join(lines + (["", aligned(rows)] if runs else []))

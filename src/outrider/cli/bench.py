@@ -76,7 +76,8 @@ def add_parser(subparsers: Subparsers) -> Parser:
         "--acceptance",
         metavar="LIST",
         default="0.6,0.7,0.8,0.9",
-        help="of --synthetic: probabilities that a draft token is accepted (default: %(default)s)",
+        help="of --synthetic: probabilities that a draft token is accepted, or names of profiles that were "
+        "recorded with real pairs, such as qwen-coder-code (default: %(default)s)",
     )
     add("--runs", type=integer, metavar="K", help="runs of each method (default: 3; of --cost-curve: 7)")
     add(

@@ -11,15 +11,16 @@ from tqdm import tqdm
 from outrider import memory
 from outrider.cli import options
 from outrider.cli.bench_output import check_writable, output
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, nearest
 from outrider.models.quantization import for_draft, quantized
+from outrider.plan.expected import rates_of
+from outrider.plan.profiles import Profile, profiles
 from outrider.plan.shapes import shape_source
 
 
 def synthetic(args: argparse.Namespace) -> int:
     """`--synthetic`: real passes over random weights of given shapes. Returns 0."""
     name, _ = options.target(args)
-    acceptances = _probabilities(args.acceptance)
     runs = 2 if args.runs is None else args.runs
     for flag, value, least in (("--runs", runs, 1), ("-n", args.n_predict, 2)):
         if value < least:
@@ -28,8 +29,16 @@ def synthetic(args: argparse.Namespace) -> int:
         if given is not None:
             raise ConfigError(f"{flag} has no meaning with --synthetic, which writes no text")
     check_writable(args)
+    wanted = _names(args.acceptance)
 
     from outrider.bench import synthetic as measured  # the compiled extension
+
+    acceptances = [
+        measured.Acceptance.of(each)
+        if isinstance(each, float)
+        else measured.Acceptance(each.name, *_of(each))
+        for each in wanted
+    ]
 
     target = shape_source(name)
     draft = None if args.model_draft is None else shape_source(args.model_draft)
@@ -48,11 +57,26 @@ def synthetic(args: argparse.Namespace) -> int:
     return 0
 
 
-def _probabilities(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(0.0 <= value <= 1.0 for value in found):
-        raise ConfigError(f"--acceptance must be numbers from 0 to 1 with commas between, not {text!r}")
+def _names(text: str) -> list[float | Profile]:
+    """Probabilities and profiles of `--acceptance`. Raises ConfigError."""
+    known = profiles()
+    found: list[float | Profile] = []
+    for part in (part.strip() for part in text.split(",")):
+        try:
+            value = known[part] if part in known else float(part)
+        except ValueError:
+            value = -1.0
+        if not isinstance(value, Profile) and not 0.0 <= value <= 1.0:
+            raise ConfigError(
+                f"--acceptance must be numbers from 0 to 1 or recorded profiles, with commas between, not "
+                f"{part!r}{nearest(part, known)}; the profiles are {', '.join(known)}"
+            )
+        found.append(value)
     return found
+
+
+def _of(profile: Profile) -> tuple[tuple[float, ...], float]:
+    """A profile's rates by position, and its mean rate."""
+    texts = profile.texts
+    tried = sum(sum(text.proposed) for text in texts)
+    return rates_of(texts), sum(sum(text.accepted) for text in texts) / tried

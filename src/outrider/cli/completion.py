@@ -12,13 +12,18 @@ from typing import NamedTuple
 from outrider.cli.parser import Parser, Subparsers
 from outrider.config.speculative import METHODS, VERIFICATIONS
 from outrider.models.sources.catalog import CATALOG
+from outrider.models.sources.known import KNOWN
 
 _DESCRIPTION = """\
 Print a script that completes commands, flags and their values. To use it, add to the shell's start-up file:
   bash   source <(outrider completion bash)
   zsh    source <(outrider completion zsh)      (after compinit)
   fish   outrider completion fish | source"""
-_WORDS = {"MODEL": tuple(CATALOG), "METHOD": tuple(METHODS), "RULE": VERIFICATIONS}  # values by metavar
+_WORDS = {
+    "MODEL": tuple({**CATALOG, **KNOWN}),
+    "METHOD": tuple(METHODS),
+    "RULE": VERIFICATIONS,
+}  # values by metavar
 TOP_FLAGS = ("-h", "--help", "--version")
 _FILES = re.compile("MODEL|FILE|DIR|PATH")  # metavars of what a file can be
 

@@ -70,16 +70,20 @@ def present_pair() -> tuple[Path, Path] | None:
 
 
 def present_model(name: str) -> Path | None:
-    """A model of the catalog, if it is in the cache or in OUTRIDER_DEV_MODELS; fetches nothing."""
+    """A model of the catalog, if it is in the cache, the hub's cache or OUTRIDER_DEV_MODELS; fetches
+    nothing."""
     from outrider.models.sources.catalog import CATALOG
     from outrider.models.sources.download import cache_root
+    from outrider.models.sources.known import KNOWN
+    from outrider.models.sources.known_fetch import present_known
     from outrider.models.sources.pypi import catalog_path
 
     model = CATALOG[name]
     places = [catalog_path(model, cache_root())]
     if folder := os.environ.get("OUTRIDER_DEV_MODELS"):
         places.append(Path(folder) / model.file_name)
-    return next((p for p in places if p.is_file() and p.stat().st_size == model.size), None)
+    found = next((p for p in places if p.is_file() and p.stat().st_size == model.size), None)
+    return present_known(KNOWN[name], cache_root()) if found is None and name in KNOWN else found
 
 
 def _fetch_pair() -> tuple[Path, Path]:

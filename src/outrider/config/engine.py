@@ -48,7 +48,7 @@ class EngineConfig:
                    recommends, "vllm" none, and anything else is a generation_config.json or its folder.
     override_generation_config: sampling defaults in the place of these, as a mapping or JSON text.
     engine:        what runs the models: "native" (the CPU), "torch" (PyTorch, on any device), or "auto":
-                   torch where a device other than the CPU is asked for, else native. A name that
+                   torch where there is a GPU (`engine_choice`) or one is asked for, else native. A name that
                    `pipeline.ENGINES` does not have is refused when the pipeline is built.
     device:        "auto", "cpu", "cuda", "cuda:1" or "mps"; other ones than the CPU need the torch engine.
     dtype:         of the torch engine's weights: "auto", "bfloat16", "float16" or "float32".

@@ -57,7 +57,7 @@ class NgramConfig:
 class DraftModelConfig:
     """Propose with a draft model: a smaller model of the same vocabulary.
 
-    model: a reference or path, as for the target.
+    model: a reference or path, as for the target; "auto" is one that is on this machine (draft_choice.py).
     num_speculative_tokens: most draft tokens of a step.
     max_model_len: most tokens in the draft model's context; None for its own limit.
     revision: branch, tag or commit when `model` is a repository on the hub.
@@ -103,7 +103,7 @@ class SuffixConfig:
 class AutoConfig:
     """Suffix lookup, and a draft model if one is given, each used only where it saves time.
 
-    model: the draft model's reference or path, or None.
+    model: the draft model's reference or path, "auto" as for DraftModelConfig, or None.
     num_speculative_tokens: most draft tokens of a step.
     The other fields are as those of DraftModelConfig and SuffixConfig.
     """
@@ -326,4 +326,6 @@ def _checked(config: SpeculativeConfig) -> SpeculativeConfig:
         positive("max_model_len", config.max_model_len)
     if config.revision is not None:
         path_or_name("revision", config.revision)
+        if config.model == "auto":
+            raise ConfigError("speculative_config: a revision needs a model by name; 'auto' chooses one")
     return config

@@ -87,6 +87,7 @@ class StepLoop:
     max_context:   most tokens of prompt and output; never more than the engine's own limit.
     vocab_size:    ids from here on are padding without a token, and are never sampled.
     rows:          filters and samples rows of logits, see `RowSampler`; None is the NumPy implementation.
+    on_end:        called when a request has ended, with what its controller kept; must not raise.
 
     Raises ConfigError when the engine lacks what the drafter or the verifier needs.
     """
@@ -104,6 +105,7 @@ class StepLoop:
         max_context: int | None = None,
         vocab_size: int | None = None,
         rows: RowSampler | None = None,
+        on_end: Callable[[Request, RequestMetrics, RequestState], object] = lambda *_: None,
     ) -> None:
         self._taps: tuple[int, ...] = getattr(drafter, "taps", ())  # see HiddenStateDrafter
         for part in (drafter, verifier) if drafter is not None else (verifier,):
@@ -116,7 +118,7 @@ class StepLoop:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         self._engine, self._drafter, self._verifier, self._controller = engine, drafter, verifier, controller
         self._drawn_rows = engine.caps.draws_rows and verifier.drawn_rows
-        self._clock = clock
+        self._clock, self._on_end = clock, on_end
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
         self._max_context = min(engine.max_positions, max_context or engine.max_positions)
@@ -155,8 +157,7 @@ class StepLoop:
 
     def abort(self, request_id: str) -> None:
         """End a request now; its FinishEvent comes with the next step. An unknown id is ignored."""
-        if request_id in self._live:
-            seq = self._live[request_id]
+        if (seq := self._live.get(request_id)) is not None:
             with self._guard(seq):
                 self._finish(seq, "abort", text_tail=seq.emitter.drain())
 
@@ -336,6 +337,7 @@ class StepLoop:
             verify_seconds=cost.verify,
             other_seconds=now - began,
             accepted_depths=tuple(range(1, len(verdict.path) + 1)),
+            rejected_depth=emitted if verdict.next_kind == "recovered" and emitted > len(verdict.path) else 0,
             sampling_seconds=sampled - began,
             forced=seq.forced,
             width=cost.width,
@@ -403,14 +405,12 @@ class StepLoop:
         text_tail: str = "",
         error: Exception | None = None,
     ) -> None:
-        if self._drafter is None:
-            seq.metrics.speculation = "off: there is no drafter"
-        elif seq.request.draft_limit == 0:
-            seq.metrics.speculation = "off: plain decoding was asked for"
-        else:
-            seq.metrics.speculation = self._controller.explain(seq.state)
+        plain = self._drafter is None or seq.request.draft_limit == 0
+        off = "there is no drafter" if self._drafter is None else "plain decoding was asked for"
+        seq.metrics.speculation = f"off: {off}" if plain else self._controller.explain(seq.state)
         if seq.opened:
             seq.metrics.cached_tokens = seq.handle.cached
+        self._on_end(seq.request, seq.metrics, seq.state)
         self._release(seq)
         event = FinishEvent(seq.request_id, reason, stop_reason, text_tail, seq.metrics, error)
         self._outbox.append(event)

@@ -80,6 +80,7 @@ class RequestMetrics:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     by_drafter: dict[str, DraftCounts] = field(default_factory=dict)
     accepted_at: Counter[int] = field(default_factory=Counter)  # by depth, 1 = child of the anchor
+    rejected_at: Counter[int] = field(default_factory=Counter)  # the same, of where drafts were left
     prediction: DraftCounts = field(default_factory=DraftCounts)
     earlier_outputs: DraftCounts = field(default_factory=DraftCounts)
     speculation: str = ""
@@ -107,6 +108,8 @@ class RequestMetrics:
             self.earlier_outputs.add(*step.earlier, 0.0)
         for depth in step.accepted_depths:  # (Counter.update takes longer for a few)
             self.accepted_at[depth] += 1
+        if step.rejected_depth:
+            self.rejected_at[step.rejected_depth] += 1
 
     def to_dict(self) -> dict[str, Any]:
         """The `metrics` object of `outrider run --json`. A rate with nothing to divide by is None."""

@@ -180,7 +180,8 @@ class StepRecord:
     the whole pass: all sequences' drafts, anchors and prompt tokens. `certain` has the target's probability
     of its likeliest token, for as many rows as the controller wanted. `predicted` counts the drafted tokens
     that the request's prediction proposed, and those of them that were emitted; `earlier` the same of what
-    only other requests' outputs had.
+    only other requests' outputs had. `rejected_depth` is where the target left the draft (1: a child of the
+    anchor), if it did and its own token there was emitted, else 0.
     """
 
     source: str
@@ -197,3 +198,4 @@ class StepRecord:
     certain: tuple[float, ...] = ()
     predicted: tuple[int, int] = (0, 0)
     earlier: tuple[int, int] = (0, 0)
+    rejected_depth: int = 0

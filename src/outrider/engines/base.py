@@ -157,6 +157,22 @@ class SharingModel(Protocol):
 
 
 @runtime_checkable
+class PooledModel(Protocol):
+    """An optional ability of a LanguageModel: its caches may lie in a pool of a device's memory.
+
+    pool_positions: of all caches together, when all models are loaded; None for a pool that grows in main
+                    memory.
+    slot_bytes:     of the keys and values of one position.
+    """
+
+    @property
+    def pool_positions(self) -> int | None: ...
+
+    @property
+    def slot_bytes(self) -> int: ...
+
+
+@runtime_checkable
 class VocabSubsetModel(LanguageModel, Protocol):
     """A model that can compute part of its output matrix (LM head), the largest matrix of a small model."""
 

@@ -14,6 +14,7 @@ from outrider.engines.base import (
     ForwardItem,
     HiddenStateModel,
     LanguageModel,
+    PooledModel,
     SeqHandle,
 )
 from outrider.engines.hidden import HiddenStates, check_taps
@@ -35,6 +36,12 @@ class CachedStepEngine:
         self._tapped = model if isinstance(model, HiddenStateModel) else None
         self._drawing = model if model.caps.draws_rows and isinstance(model, DrawingModel) else None
         self.prefixes: PrefixCache | None = None
+
+    @property
+    def pooled(self) -> PooledModel | None:
+        """The model, where its caches lie in a pool that does not grow."""
+        model = self._model
+        return model if isinstance(model, PooledModel) and model.pool_positions is not None else None
 
     @property
     def caps(self) -> EngineCaps:

@@ -6,6 +6,7 @@ Tensor names are GGUF's (`token_embd.weight`, `blk.3.attn_q.weight`, …), whate
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,6 +178,11 @@ class ModelSource:
                 self.path, spec.max_positions, spec.long_positions,
             )  # fmt: skip
         return replace(self, architecture=spec.for_context(positions or 0))
+
+    @property
+    def parameters(self) -> int:
+        """How many weights there are, whatever they are stored in."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
     def weights_bytes(self) -> int:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -20,31 +17,17 @@ from outrider.models.quantization import loaded_type
 from outrider.models.source import ModelSource
 from outrider.models.sources.download import cache_root
 from outrider.plan.slices import slice_of
+from outrider.plan.speed import Curve
 
-How = Literal["measured", "predicted"]
-ROUNDS_SECONDS = 0.35  # to measure the part of a model that stands for it
+__all__ = ["Curve", "curve_of"]
+
+ROUNDS_SECONDS = 0.2  # to measure the part of a model that stands for it
+BETWEEN = (
+    3,
+    6,
+    12,
+)  # widths that are not measured: T is almost straight from the one before to the one after
 PREDICTED = "predicted-curves"  # folder in the cache
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """T(n) of a model.
-
-    seconds: of a pass, by its number of tokens.
-    how:     measured: when the model was loaded here once. predicted: from a part of it, with random weights.
-    when:    of the measurement, seconds since the epoch; None for one of now.
-    """
-
-    seconds: Mapping[int, float]
-    how: How
-    when: float | None
-
-    def at(self, n: int) -> float:
-        """Seconds of a pass over n tokens; between and beyond the known widths along straight lines."""
-        widths = sorted(self.seconds)
-        if n <= widths[-1]:
-            return float(np.interp(n, widths, [self.seconds[w] for w in widths]))
-        return self.seconds[widths[-1]] * n / widths[-1]
 
 
 def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = False) -> Curve:
@@ -56,27 +39,28 @@ def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = 
     blocks = _frequent(source.architecture.vocab_size, 1.0) if drafts else None
     with contextlib.suppress(FileNotFoundError):  # a shape has no file
         if (found := calibrate.recorded(source, isa, count, blocks)) is not None:
-            return Curve(found[0], "measured", found[1])
+            return Curve(found.seconds, "measured", found.when, spread=found.spread)
     place = calibrate.place_of(
         [*_shapes(source), *calibrate.facts_of_kernels(isa, count), drafts],
         cache_root() / PREDICTED,
     )
     seconds = calibrate.read(place, pass_widths(*_core.token_tiles(isa)))
     if seconds is None:
-        seconds, steady = _predicted(source, count, drafts)
-        if steady:
-            calibrate.keep(place, seconds)
+        seconds, spread = _predicted(source, count, drafts)
+        if 1.0 + spread <= calibrate.UNSTEADY:
+            calibrate.keep(place, seconds, spread)
     return Curve(seconds, "predicted", None)
 
 
-def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[int, float], bool]:
-    """T(n) by a part of the model, and whether no other load came or went meanwhile."""
+def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[int, float], float]:
+    """T(n) by a part of the model, and its spread."""
     part, share = slice_of(source)
     model = NativeModel.load(part, threads=threads, weights_cache=False)
     blocks = _frequent(source.architecture.vocab_size, share) if drafts else None
-    found = calibrate.measure_curve(model, blocks, ROUNDS_SECONDS)
-    steady = calibrate.is_steady(model, blocks, found)
-    return {n: seconds / share for n, seconds in found.items()}, steady
+    between = set(BETWEEN) - {model.token_tile, model.token_tile + 1}  # where T makes a step
+    found = calibrate.measure_curve(model, blocks, ROUNDS_SECONDS, between)
+    spread = calibrate.spread_of(model, blocks, found)
+    return {n: seconds / share for n, seconds in found.items()}, spread
 
 
 def _frequent(vocab_size: int, share: float) -> IntArray | None:

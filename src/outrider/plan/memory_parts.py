@@ -7,12 +7,13 @@ logits are counted for the rows that the sequences will have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from outrider import memory
 from outrider.config.speculative import DEFAULT_TREE_NODES
+from outrider.errors import InsufficientMemoryError
 from outrider.models.quantization import loaded_bytes, loaded_type, packed_bytes, resident_bytes, type_bytes
 from outrider.models.source import ModelSource
 from outrider.models.spec import LayerSpec
@@ -51,6 +52,11 @@ class Need:
     def total(self) -> int:
         return sum(part.bytes for part in self.parts)
 
+    @property
+    def most(self) -> int:
+        """What must be there: the sum, or what loading takes at its peak if that is more."""
+        return max(self.total, self.loading_peak)
+
 
 def needed(target: ModelSource, draft: ModelSource | None, context: int, slots: int) -> Need:
     """What the native engine needs for `slots` sequences of `context` tokens each."""
@@ -73,6 +79,17 @@ def needed(target: ModelSource, draft: ModelSource | None, context: int, slots: 
     )
     weights = [part.bytes for part in parts if part.name.endswith("weights")]
     return Need(tuple(parts), sum(weights) + max(_largest(source) for _, source in models))
+
+
+def fitting(target: ModelSource, context: int, slots: int, limit: int) -> Callable[..., None]:
+    """What raises InsufficientMemoryError when the target and a draft model need more than `limit` bytes."""
+
+    def check(draft: ModelSource | None = None) -> None:
+        most = needed(target, draft, context, slots).most
+        if most > limit:
+            raise InsufficientMemoryError(f"{memory.size(most)} are needed, {memory.size(limit)} are there")
+
+    return check
 
 
 def types(source: ModelSource) -> dict[str, int]:
@@ -161,7 +178,7 @@ def largest_context(
     low, high = 1, context // LEAST_CONTEXT
     while low <= high:
         middle = (low + high) // 2
-        if needed(target, draft, middle * LEAST_CONTEXT, slots).total <= limit:
+        if needed(target, draft, middle * LEAST_CONTEXT, slots).most <= limit:
             fits, low = middle * LEAST_CONTEXT, middle + 1
         else:
             high = middle - 1
@@ -173,16 +190,16 @@ def changes(
 ) -> list[Change]:
     """Single changes that make the pair fit into `limit` bytes, those that cost least first."""
     found: list[Change] = []
-    now = needed(target, draft, context, slots).total
-    fewer = next((n for n in range(slots - 1, 0, -1) if needed(target, draft, context, n).total <= limit), 0)
+    now = needed(target, draft, context, slots).most
+    fewer = next((n for n in range(slots - 1, 0, -1) if needed(target, draft, context, n).most <= limit), 0)
     if fewer:
-        total = needed(target, draft, context, fewer).total
+        total = needed(target, draft, context, fewer).most
         found.append(Change(f"{fewer} sequences at a time", f"--parallel {fewer}", total))
     if (shorter := largest_context(target, draft, context, slots, limit)) is not None and shorter < context:
-        total = needed(target, draft, shorter, slots).total
+        total = needed(target, draft, shorter, slots).most
         found.append(Change(f"a context of {shorter} tokens", f"-c {shorter}", total))
     if draft is not None:
-        alone = needed(target, None, context, slots).total
+        alone = needed(target, None, context, slots).most
         if alone <= limit:
             found.append(Change("no draft model, lookups only", "--spec suffix", alone))
     found += _smaller_weights(target, now, limit)

@@ -1,7 +1,7 @@
 """Models that are not here, by their shapes: what guides pair, for `plan` and `bench --synthetic`.
 
 `llama-3.1-8b:q4_k_m` is a `ModelSource` without a file. Its tensors take no memory: they can be counted, and
-`slices.with_random_weights` fills them. Shapes are those of the models' own config.json, types those that
+`slices.with_random_weights` fills them. Shapes are those of the table of known models, types those that
 llama.cpp's quantization gives each matrix.
 """
 
@@ -15,21 +15,15 @@ import numpy as np
 
 from outrider.errors import ConfigError, nearest
 from outrider.models.checks import expected_tensors
-from outrider.models.families import FAMILIES, Dimensions, make_spec
+from outrider.models.families import FAMILIES, Dimensions, make_spec, periodic_windows
 from outrider.models.quantization import type_bytes
 from outrider.models.source import ModelSource, Tensor, TokenizerData
-from outrider.models.spec import RopeSpec
+from outrider.models.sources.known import KNOWN, Shape
+from outrider.models.spec import ModelSpec, RopeSpec
 
-# Layers, hidden size, heads, heads of keys and values, head size, feed-forward size, and whether the output
-# matrix is the embedding.
-SHAPES = {
-    "llama-3.1-8b": (32, 4096, 32, 8, 128, 14336, False),
-    "llama-3.1-70b": (80, 8192, 64, 8, 128, 28672, False),
-    "llama-3.3-70b": (80, 8192, 64, 8, 128, 28672, False),
-    "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, True),
-    "llama-3.2-3b": (28, 3072, 24, 8, 128, 8192, True),
-}
-VOCAB_SIZE, POSITIONS, THETA = 128_256, 131_072, 500_000.0  # of all of these
+SHAPES = {name: model.shape for name, model in KNOWN.items()}
+# llama.cpp's types of matrices whose rows are not made of whole superblocks of 256.
+SMALL_BLOCKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 
 
 def _more_bits(layer: int, layers: int) -> bool:
@@ -68,35 +62,52 @@ def shape_source(name: str) -> ModelSource:
             raise ConfigError(
                 f"synthetic {what} {text!r} is unknown; there are {there}{nearest(text, known)}"
             )
-    layers, hidden, heads, kv_heads, head_dim, ffn, tied = SHAPES[model]
-    frequencies = THETA ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    rope = RopeSpec(head_dim, frequencies.astype(np.float32), interleaved=True)
-    spec = make_spec(
-        FAMILIES["llama"],
-        Dimensions(
-            layers, hidden, heads, kv_heads, head_dim, ffn, VOCAB_SIZE, POSITIONS, rms_eps=1e-5, rope=rope
-        ),
-    )
+    shape = SHAPES[model]
+    spec = _spec(shape)
     tensors = {}
-    for tensor, shape, required in expected_tensors(spec):
-        if not required and (tied or tensor != "output.weight"):
+    for tensor, size, required in expected_tensors(spec):
+        if not required and (shape.tied or tensor != "output.weight"):
             continue
-        tensors[tensor] = _empty(tensor, shape, TYPES[kind], layers, tied)
+        tensors[tensor] = _empty(tensor, size, TYPES[kind], shape.layers, shape.tied)
+    group = KNOWN[model].group if model in KNOWN else model
     return ModelSource(
         path=Path(f"synthetic:{model}:{kind}"),
         format="gguf",
         display_name=f"synthetic {model} {kind}",
         architecture=spec,
         tensors=tensors,
-        tokenizer=_tokenizer(),
+        tokenizer=_tokenizer(group, shape.vocab),
         chat_template=None,
     )
 
 
+def _spec(shape: Shape) -> ModelSpec:
+    family = FAMILIES[shape.family]
+    windows: tuple[int | None, ...] = ()
+    local = None
+    if shape.window:
+        windows = periodic_windows(shape.layers, shape.window, shape.window_period)
+        local = _rope(shape, shape.local_theta, family.gguf_interleaved)
+    dimensions = Dimensions(
+        *(shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn),
+        *(shape.vocab, shape.positions),
+        rms_eps=1e-5,
+        rope=_rope(shape, shape.theta, family.gguf_interleaved),
+        local_rope=local,
+        windows=windows,
+    )
+    return make_spec(family, dimensions)
+
+
+def _rope(shape: Shape, theta: float, interleaved: bool) -> RopeSpec:
+    frequencies = theta ** -(np.arange(0, shape.head_dim, 2, dtype=np.float64) / shape.head_dim)
+    return RopeSpec(shape.head_dim, frequencies.astype(np.float32), interleaved=interleaved)
+
+
 @functools.cache
-def _tokenizer() -> TokenizerData:
-    """All of these models have one vocabulary; its pieces are not here."""
-    return TokenizerData("bpe", tokens=tuple(f"<{i}>" for i in range(VOCAB_SIZE)))
+def _tokenizer(group: str, size: int) -> TokenizerData:
+    """Models of one group have one vocabulary, but for padding; its pieces are not here."""
+    return TokenizerData("bpe", tokens=tuple(f"<{group} {i}>" for i in range(size)))
 
 
 def _empty(
@@ -108,4 +119,6 @@ def _empty(
         part = "output"
     layer = int(block[1]) if block else 0
     kind = types(part, layer, layers) if len(shape) == 2 else "F32"
+    if len(shape) == 2 and shape[1] % 256:
+        kind = SMALL_BLOCKS.get(kind, kind)
     return Tensor(name, kind, shape, np.broadcast_to(np.uint8(0), (type_bytes(kind, shape),)))

@@ -7,9 +7,13 @@ model's time for a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+How: TypeAlias = Literal["measured", "predicted"]
 
 LENGTHS = range(1, 17)  # draft tokens of a step
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -19,6 +23,31 @@ ACCURACY = 1e-4  # of a break-even acceptance
 class PassCosts(Protocol):
     def at(self, n: int) -> float:
         """Seconds of a pass over n tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """T(n) of a model.
+
+    seconds: of a pass, by its number of tokens.
+    how:     measured: when the model was loaded here once. predicted: from something else.
+    when:    of the measurement, seconds since the epoch; None for one of now.
+    basis:   what it was predicted from, in words.
+    spread:  by how much a measurement right after it differed, as a share; None where nothing tells.
+    """
+
+    seconds: Mapping[int, float]
+    how: How
+    when: float | None
+    basis: str = "some of its layers"
+    spread: float | None = None
+
+    def at(self, n: int) -> float:
+        """Seconds of a pass over n tokens; between and beyond the known widths along straight lines."""
+        widths = sorted(self.seconds)
+        if n <= widths[-1]:
+            return float(np.interp(n, widths, [self.seconds[w] for w in widths]))
+        return self.seconds[widths[-1]] * n / widths[-1]
 
 
 @dataclass(frozen=True, slots=True)

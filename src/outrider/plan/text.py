@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.memory import size
+from outrider.plan.expected import RECORD
+
+UNDER_LOAD = 0.1  # two measurements that differ by more were hardly taken on a quiet machine
 
 
 def text(found: dict[str, Any]) -> str:
@@ -13,21 +16,35 @@ def text(found: dict[str, Any]) -> str:
     draft = found["draft"]
     names = found["target"]["name"] + ("" if draft is None else f" with {draft['name']}")
     head = f"{names}, context {found['context']}, {_count(found['slots'], 'sequence')} at a time"
+    if "gpu" in found:
+        head += f"\n{_cards(found['gpu'])}"
     sections = [head, _memory(found["memory"])]
     if found["vocabulary"] is not None:
         sections.append(_vocabulary(found["vocabulary"]))
     sections.append(_speed(found["speed"]))
+    if draft is None and found["known_drafts"]:
+        names = ", ".join(found["known_drafts"])
+        sections.append(f"Draft models that guides pair with it, the smallest first (-md NAME): {names}")
     if found["advice"]:
         sections.append(_advice(found["advice"]))
     return "\n\n".join(sections)
+
+
+def _cards(gpu: dict[str, Any]) -> str:
+    cards, size = gpu["count"], gpu["tensor_parallel_size"]
+    name = gpu["card"] if cards == 1 else f"{cards} x {gpu['card']}"
+    used = f", --tensor-parallel-size {size}" if size > 1 else ", on one of them" if cards > 1 else ""
+    return f"on {name} with {gpu['engine']} in {gpu['dtype']}{used}; predicted, nothing was run on it"
 
 
 def _memory(needs: dict[str, Any]) -> str:
     rows = [(part["name"], size(part["bytes"]), part["how"], part["formula"]) for part in needs["parts"]]
     rows += [
         ("total", size(needs["total"]), "", f"while loading {size(needs['loading_peak'])}"),
-        ("may be used", size(needs["limit"]), "measured", needs["limit_from"]),
+        ("may be used", size(needs["limit"]), needs["limit_how"], needs["limit_from"]),
     ]
+    if "cache_tokens" in needs:
+        rows.append(("room for", f"{needs['cache_tokens']}", "predicted", "tokens in all caches together"))
     verdict = "It fits." if needs["fits"] else "It does not fit."
     return f"Memory. {verdict}\n{_columns(rows, right=(1,))}"
 
@@ -57,7 +74,26 @@ def _speed(costs: dict[str, Any]) -> str:
         rows.append(["draft model", *map(_gain, draft["table"])])
     rows.append(["lookups", *map(_gain, costs["lookups"])])
     lines.append("Speed-up (and the best num_speculative_tokens), predicted from these times:")
-    return "\n".join([*lines, _columns(rows, right=tuple(range(1, len(header))))])
+    lines.append(_columns(rows, right=tuple(range(1, len(header)))))
+    if draft is not None and draft["expected"]:
+        lines.append(_expected(draft["expected"]))
+    return "\n".join(lines)
+
+
+def _expected(found: Sequence[dict[str, Any]]) -> str:
+    here = found[0]["source"] == RECORD
+    whose = "measured with this pair here" if here else "measured with this pair, in the package"
+    rows = [["", "acceptance", "speed-up", "95%", "best length", "of", "times", "interval"]]
+    for row in found:
+        low, high = row["interval"]
+        rates = ", ".join(f"{rate:.0%}" for rate in row["rates"][:4])
+        name = f"{row['method']}, {row['temperature']}" if here else row["source"]
+        length = {None: "its own choice", 0: "none pays"}.get(row["length"], str(row["length"]))
+        rows.append(
+            [name, rates, f"{row['speedup']:.2f}", f"{low:.2f} to {high:.2f}", length,
+             _count(row["texts"], "text"), row["times"], row["interval_from"]]
+        )  # fmt: skip
+    return f"Expected speed-up, by acceptance at positions 1, 2, 3, 4, {whose}:\n{_columns(rows, right=(2,))}"
 
 
 def _plain(curve: dict[str, Any]) -> str:
@@ -69,8 +105,12 @@ def _plain(curve: dict[str, Any]) -> str:
 
 def _known(curve: dict[str, Any]) -> str:
     if curve["how"] == "predicted":
-        return "predicted from some of its layers"
-    return f"measured {_age(curve['age_s'])} ago"
+        return f"predicted from {curve['basis']}"
+    spread = curve["spread"]
+    under = "" if spread is None else f", when two measurements differed by {spread:.0%}"
+    if spread is not None and spread > UNDER_LOAD:
+        under += ": other load may have slowed them"
+    return f"measured {_age(curve['age_s'])} ago{under}"
 
 
 def _age(seconds: float) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.cli import demo
 from outrider.cli.main import main
+from outrider.models.sources import known_fetch
 from outrider.models.sources.catalog import CATALOG
 from tests.conftest import load_toy
 from tests.support.models import Dims, tiny_gguf
@@ -100,8 +101,14 @@ def test_a_different_token_is_reported_with_status_1(
 
 def test_the_pair_is_found_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("OUTRIDER_DEV_MODELS", str(tmp_path))
     assert demo.present_pair() is None
+    with monkeypatch.context() as patched:
+        patched.setattr(known_fetch, "present_known", lambda model, cache: tmp_path / model.name)
+        assert demo.present_pair() == tuple(tmp_path / name for name in demo.PAIR), (
+            "as the hub's cache has it"
+        )
     _pair_files(tmp_path)
     found = demo.present_pair()
     assert found is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from outrider.errors import DownloadError, ModelNotFoundError, OutriderError
 from outrider.models.sources.hub import fetch_hub
 from outrider.models.sources.hub_files import choose
 from outrider.models.sources.references import resolve
-from tests.support.hub_server import COMMIT, Hub, serve_hub
+from tests.support.hub_server import COMMIT, Hub, serve_hub, use_hub
 
 GGUF = b"GGUF" + np.random.default_rng(0).bytes(300_000)
 OTHER = b"GGUF" + np.random.default_rng(1).bytes(1_000)
@@ -36,11 +35,7 @@ FOLDER = {
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with serve_hub() as server:
-        for name in list(os.environ):
-            if name.lower().endswith("_proxy") or name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
-                monkeypatch.delenv(name)
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
+        use_hub(monkeypatch, server.url)
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # so that little files are cut too
         server.repos["org/one"] = {"README.md": b"text", "m-Q8_0.gguf": GGUF}
         yield server

@@ -138,7 +138,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("nowhere/x.gguf", "there is no folder 'nowhere'"),
         ("Org/Repo/m.gguf", "hf:Org/Repo:m.gguf"),
         ("smolm2", "did you mean 'smollm2'?"),
-        ("unheard-of", "smollm2, qwen-coder-0.5b, qwen-coder-1.5b"),
+        ("unheard-of", "outrider pull --list"),
         ("a" * 300 + ".gguf", "no model file"),
     ],
 )

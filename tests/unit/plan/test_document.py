@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,20 @@ def test_a_draft_that_is_too_large(target_file: Path, draft_file: Path) -> None:
     assert "--spec suffix" in shown
 
 
+@pytest.mark.parametrize(
+    ("spread", "words", "not_said"),
+    [(None, "measured", "differed"), (0.02, "differed by 2%", "other load"), (0.25, "25%: other load", "!")],
+)
+def test_a_measured_curve_says_under_what_spread(
+    target_file: Path, spread: float | None, words: str, not_said: str
+) -> None:
+    pair = Pair(open_model(target_file), None, 256, 1, GB, "of this test")
+    found = document(pair, lambda *_, drafts=False: replace(TARGET, spread=spread))
+    assert found["speed"]["target"]["spread"] == spread
+    assert words in text(found)
+    assert not_said not in text(found)
+
+
 def test_a_draft_of_another_vocabulary(target_file: Path, tmp_path: Path) -> None:
     pieces = ["zz", *(f"p{i}" for i in range(319))]
     other = tiny_gguf(tmp_path / "other.gguf", keys={"tokenizer.ggml.tokens": pieces})
@@ -128,8 +143,13 @@ def test_shapes_are_planned_for(capsys: pytest.CaptureFixture[str], monkeypatch:
     ],
 )
 def test_bad_input_is_told_in_one_line(
-    target_file: Path, capsys: pytest.CaptureFixture[str], line: str, words: list[str]
+    target_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    words: list[str],
 ) -> None:
+    monkeypatch.setenv("OUTRIDER_OFFLINE", "1")
     assert main([part.format(target_file) for part in line.split()]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

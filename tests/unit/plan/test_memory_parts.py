@@ -12,6 +12,7 @@ from outrider import memory
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
 from outrider.plan import memory_parts
+from outrider.plan.shapes import shape_source
 from tests.support.models import Dims, tiny_gguf
 
 
@@ -76,17 +77,28 @@ def test_changes_are_enough(
 ) -> None:
     """Each change that is advised makes the pair fit, and the context is the longest that does."""
     context = 256 * blocks
-    now = memory_parts.needed(target, draft, context, slots).total
+    now = memory_parts.needed(target, draft, context, slots).most
     limit = int(share * now)
     found = memory_parts.largest_context(target, draft, context, slots, limit)
     if found is not None:
-        assert memory_parts.needed(target, draft, found, slots).total <= limit
+        assert memory_parts.needed(target, draft, found, slots).most <= limit
     longer = (found or 0) + memory_parts.LEAST_CONTEXT
-    assert longer > context or memory_parts.needed(target, draft, longer, slots).total > limit
+    assert longer > context or memory_parts.needed(target, draft, longer, slots).most > limit
     if now > limit:
         for change in memory_parts.changes(target, draft, context, slots, limit):
             assert change.bytes <= limit
             assert change.flag or "file" in change.what
+
+
+def test_what_does_not_help_at_the_peak_of_loading_is_not_advised() -> None:
+    """The largest matrix is in memory twice while it is packed, however short the context is."""
+    source = shape_source("gemma-3-27b:bf16")
+    need = memory_parts.needed(source, None, 2048, 2)
+    assert need.loading_peak > need.total
+    limit = (need.loading_peak + need.total) // 2
+    found = memory_parts.changes(source, None, 2048, 2, limit)
+    assert [change.what for change in found] == ["weights as Q8_0"]
+    assert all(change.bytes <= limit for change in found)
 
 
 def test_no_change_is_advised_where_none_is_enough(target: ModelSource, draft: ModelSource) -> None:

@@ -21,6 +21,8 @@ from outrider.plan.shapes import SHAPES, TYPES, shape_source
         ("llama-3.2-1b:q4_k_m", 1.236e9, 0.808e9),
         ("llama-3.2-3b:q4_k_m", 3.213e9, 2.019e9),
         ("llama-3.1-70b:q4_k_m", 70.55e9, 42.52e9),
+        ("qwen-coder-0.5b:q4_k_m", 0.630e9, 0.4855e9),
+        ("qwen-coder-1.5b:q4_k_m", 1.777e9, 1.1114e9),
     ],
 )
 def test_they_are_as_large_as_the_models(name: str, parameters: float, size: float) -> None:

@@ -14,9 +14,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,22 +65,32 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
         curve = None
     if curve is None:
         curve = measure_curve(model, blocks)
-        if is_steady(model, blocks, curve):  # else good enough for now, not to be kept
-            keep(path, curve)
+        spread = spread_of(model, blocks, curve)
+        if 1.0 + spread <= UNSTEADY:  # else good enough for now, not to be kept
+            keep(path, curve, spread)
     return CostModel(curve, CONTEXT)
 
 
 def measure_curve(
-    model: NativeModel, blocks: IntArray | None = None, seconds: float = SECONDS
+    model: NativeModel,
+    blocks: IntArray | None = None,
+    seconds: float = SECONDS,
+    without: Collection[int] = (),
 ) -> dict[int, float]:
-    """`measure` a model at its own widths; as a draft model, where `blocks` of the vocabulary are given."""
+    """`measure` a model at its own widths; as a draft model, where `blocks` of the vocabulary are given.
+
+    without: widths that are left out.
+    """
     rows = None if blocks is None else DRAFT_ROWS
-    return measure(_computing(model, blocks), seconds, widths=_widths(model), most_rows=rows)
+    widths = [n for n in _widths(model) if n not in without]
+    return measure(_computing(model, blocks), seconds, widths=widths, most_rows=rows)
 
 
-def is_steady(model: NativeModel, blocks: IntArray | None, curve: Mapping[int, float]) -> bool:
-    """Whether a pass takes as long now as `curve` says, so that no other load came or went meanwhile."""
-    return 1 / UNSTEADY <= _one_token(model, blocks) / curve[1] <= UNSTEADY
+def spread_of(model: NativeModel, blocks: IntArray | None, curve: Mapping[int, float]) -> float:
+    """By how much a pass of one token takes longer or shorter now than `curve` says, as a share: 0 where no
+    other load came or went meanwhile."""
+    ratio = _one_token(model, blocks) / curve[1]
+    return max(ratio, 1 / ratio) - 1.0
 
 
 def _one_token(model: NativeModel, blocks: IntArray | None, context: int = CONTEXT) -> float:
@@ -177,22 +187,38 @@ def place_of(facts: Sequence[object], folder: Path | None = None) -> Path:
     return (folder or cache_root() / FOLDER) / f"{name}.json"
 
 
+class Recorded(NamedTuple):
+    """A curve on record.
+
+    when:   of the measurement, in seconds since the epoch.
+    spread: by how much a measurement right after it differed, as a share; None where it is not on record.
+    """
+
+    seconds: dict[int, float]
+    when: float
+    spread: float | None
+
+
 def recorded(
     source: ModelSource, isa: str, threads: int, blocks: IntArray | None, folder: Path | None = None
-) -> tuple[dict[int, float], float] | None:
-    """The curve on record for a model that is not loaded, and when it was measured (seconds since the epoch);
-    None where there is none."""
+) -> Recorded | None:
+    """The curve on record for a model that is not loaded; None where there is none."""
     drafting = None if blocks is None else [len(blocks), DRAFT_ROWS]
     path = place_of([*source.fingerprint(), *facts_of_kernels(isa, threads), drafting], folder)
     curve = read(path, pass_widths(*_core.token_tiles(isa)))
-    return None if curve is None else (curve, path.stat().st_mtime)
+    if curve is None:
+        return None
+    spread = read_json(path).get("spread")
+    known = isinstance(spread, float) and 0.0 <= spread <= UNSTEADY
+    return Recorded(curve, path.stat().st_mtime, spread if known else None)  # type: ignore[arg-type]
 
 
-def keep(path: Path, curve: Mapping[int, float]) -> None:
-    """Write a curve, where that is possible."""
+def keep(path: Path, curve: Mapping[int, float], spread: float) -> None:
+    """Write a curve and its `spread_of`, where that is possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"seconds": {str(n): seconds for n, seconds in curve.items()}})
+        seconds = {str(n): seconds for n, seconds in curve.items()}
+        write_json(path, {"seconds": seconds, "spread": float(spread)})
     except OSError as error:
         logger.debug("what passes cost could not be kept in %s: %s", path, error)
 

@@ -5,25 +5,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from outrider import memory
 from outrider.config.engine import EngineConfig
+from outrider.device_memory import PATH, slot_bytes, usable, weights_bytes
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.device import find_device, find_dtype, name_of
 from outrider.engines.torch.model import TorchModel
 from outrider.engines.torch.module import Weights
-from outrider.engines.torch.passes import PATH
-from outrider.engines.torch.weights import device_bytes, load_weights, unsupported
+from outrider.engines.torch.weights import load_weights, unsupported
 from outrider.errors import ConfigError, InsufficientMemoryError, UnsupportedModelError
 from outrider.memory import ModelMemory, size
 from outrider.models.source import ModelSource
 
-UTILIZATION = 0.9  # the part of a device's memory that is used when no other is asked for
-RESERVE = 1 << 30  # bytes of it for passes: activations, logits, graphs
+if TYPE_CHECKING:
+    from outrider.engines.torch.fallback import TransformersModel  # imports transformers
+
 STRICT_COST = 1.05  # strict is the default where passes take at most so many times as long
 PROBED = (1, 8)  # tokens of the passes that are timed for that
 
@@ -37,7 +39,7 @@ class TorchLoader:
         self._config = config
         self.device = find_device(config.device or "auto")
         self.dtype = find_dtype(config.dtype or "auto", self.device)
-        self._models: list[TorchModel] = []
+        self._models: list[TorchModel | TransformersModel] = []
         self._target_loaded = False
         self._slots: int | None = None
 
@@ -51,7 +53,9 @@ class TorchLoader:
             if source.transformers_class is not None:
                 from outrider.engines.torch.fallback import TransformersModel
 
-                return TransformersModel.load(source, self.device, self.dtype)
+                other = TransformersModel.load(source, self.device, self.dtype, self._room)
+                self._models.append(other)
+                return other
             weights = load_weights(source, self.device, self.dtype)
             model = self._draft(source, weights) if draft else self._target(source, weights)
         except torch.OutOfMemoryError:
@@ -100,9 +104,14 @@ class TorchLoader:
             slots=self._pool_slots if slots is None else lambda model: _few(model, slots),
         )
 
-    def _pool_slots(self, model: TorchModel) -> int | None:
+    def _room(self) -> int | None:
+        """Positions for the caches of each model: as many as its pool has, if it had one."""
+        slots = self._pool_slots()
+        return None if slots is None else slots - 1
+
+    def _pool_slots(self, model: TorchModel | None = None) -> int | None:
         """Slots of each model's pool: what the device's memory has left for all, as all are loaded by now; no
-        more than there can be sequences for."""
+        more than there can be sequences for. None on a device whose pools grow."""
         if self.device.type != "cuda":
             return None
         if self._slots is None:
@@ -119,8 +128,7 @@ class TorchLoader:
         """Bytes of the device's memory that caches may take."""
         free, total = torch.cuda.mem_get_info(self.device)
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        rest = int(total * (1 - (self._config.gpu_memory_utilization or UTILIZATION)))
-        return int(free + unused - rest - RESERVE)
+        return usable(free + unused, total, self._config.gpu_memory_utilization)
 
 
 def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSource]) -> None:
@@ -143,12 +151,12 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
             )
         if (missing := unsupported(source.architecture)) is not None:
             raise UnsupportedModelError(f"{source.path}: {missing}")
-    sequences = 1 if device.type == "cuda" else config.max_num_seqs
+    held = (positions + PATH) if device.type == "cuda" else positions * config.max_num_seqs
     parts = [
         ModelMemory(
             source.display_name,
             _weights_bytes(source, dtype),
-            memory.kv_bytes(source.architecture, positions) * dtype.itemsize // memory.KV_BYTES * sequences,
+            slot_bytes(source.architecture, int(dtype.itemsize)) * held,
             memory.buffer_bytes(source.architecture),
         )
         for source in sources
@@ -157,20 +165,21 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
         memory.check(parts, positions)
         return
     free, total = torch.cuda.mem_get_info(device)
-    usable = int(free - total * (1 - (config.gpu_memory_utilization or UTILIZATION)) - RESERVE)
+    left = usable(free, total, config.gpu_memory_utilization)
     needed = sum(part.weights + part.cache for part in parts)
-    if needed > usable:
+    if needed > left:
         raise InsufficientMemoryError(
             f"not enough memory on {name_of(device)}: {' + '.join(part.name for part in parts)} take "
-            f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, usable))}; try "
-            "a shorter context (-c / max_model_len), a smaller model, or a higher --gpu-memory-utilization"
+            f"{size(needed)} with one sequence of {positions} tokens, usable are {size(max(0, left))}; try "
+            "a shorter context (-c / max_model_len), a smaller model, a higher --gpu-memory-utilization, or "
+            "--engine native"
         )
 
 
 def _weights_bytes(source: ModelSource, dtype: torch.dtype) -> int:
     """Bytes of the weights on the device; where transformers runs the model, of the files."""
     if source.transformers_class is None:
-        return device_bytes(source, dtype)
+        return weights_bytes(source, int(dtype.itemsize))
     return sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
 
 

@@ -52,5 +52,10 @@ def name_of(device: torch.device) -> str:
     return str(device.type)
 
 
+def first_gpu() -> str | None:
+    """The first CUDA device in words; None without one."""
+    return name_of(torch.device("cuda", 0)) if torch.cuda.is_available() else None
+
+
 def _has_mps() -> bool:
     return bool(torch.backends.mps.is_available())

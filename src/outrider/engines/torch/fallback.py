@@ -7,7 +7,7 @@ masks of four dimensions; whether a model does both is tried when it is loaded, 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import torch
 import transformers
 
 from outrider.decoding.types import FloatArray
+from outrider.device_memory import slot_bytes
 from outrider.engines.base import Cache, CacheBlocks, EngineCaps, ForwardItem
 from outrider.engines.torch.passes import check, is_chain
-from outrider.engines.torch.pool import SHARE_UNIT
-from outrider.errors import UnsupportedModelError
+from outrider.engines.torch.pool import SHARE_UNIT, USED_UP
+from outrider.errors import InsufficientMemoryError, UnsupportedModelError
 from outrider.models.families import LIMITS
 from outrider.models.formats.generation_config import huggingface_sampling
 from outrider.models.formats.hf_json import read_section
@@ -183,6 +184,7 @@ class TransformersModel:
         self.spec, self.source, self.device = source.architecture, source, device
         self._model = model
         takes = inspect.signature(model.forward).parameters
+        self._room: Callable[[], int | None] = lambda: None
         self._cache_name = "cache" if "cache" in takes else "past_key_values"  # it was renamed
         self._takes_positions = "position_ids" in takes
         self._takes_rows = "logits_to_keep" in takes
@@ -190,9 +192,16 @@ class TransformersModel:
         self._try()
 
     @classmethod
-    def load(cls, source: ModelSource, device: torch.device, dtype: torch.dtype) -> TransformersModel:
-        """The weights of `source`, from safetensors only, as transformers loads them. Raises
-        UnsupportedModelError for what it cannot load and for caches that cannot be cut."""
+    def load(
+        cls,
+        source: ModelSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        room: Callable[[], int | None] = lambda: None,
+    ) -> TransformersModel:
+        """The weights of `source`, from safetensors only, as transformers loads them. `room`: positions that
+        its caches may have together, when all models are loaded. Raises UnsupportedModelError for what it
+        cannot load and for caches that cannot be cut."""
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 source.path,
@@ -205,7 +214,9 @@ class TransformersModel:
             raise UnsupportedModelError(
                 f"{source.path}: transformers cannot load it: {_line(error)}"
             ) from None
-        return cls(source, model.to(device).eval(), device)
+        made = cls(source, model.to(device).eval(), device)
+        made._room = room
+        return made
 
     @property
     def caps(self) -> EngineCaps:
@@ -218,6 +229,16 @@ class TransformersModel:
     @property
     def max_positions(self) -> int:
         return self.spec.max_positions
+
+    @property
+    def pool_positions(self) -> int | None:
+        """See `PooledModel`: here a bound, as each cache grows by itself."""
+        return self._room()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the keys and values of one position."""
+        return slot_bytes(self.spec, int(self._model.dtype.itemsize))
 
     def new_cache(self, capacity: int) -> TransformersCache:
         return TransformersCache(capacity, self.device)
@@ -232,10 +253,12 @@ class TransformersModel:
         try:
             for cache, item in zip(caches, items, strict=True):
                 found.append(self._one(cache, item))
-        except BaseException:
+        except BaseException as error:
             for cache in caches:
                 cache.cut(cache.length)
-            raise
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise InsufficientMemoryError(USED_UP) from None
         for cache, item in zip(caches, items, strict=True):
             cache.length += len(item.tokens)
         return found

@@ -13,13 +13,14 @@ import torch
 
 from outrider.decoding.drawing import RowDraws
 from outrider.decoding.types import DrawnRows, FloatArray
+from outrider.device_memory import PATH, slot_bytes
 from outrider.engines.base import Cache, EngineCaps, ForwardItem
 from outrider.engines.chains import Chains
 from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
-from outrider.engines.torch.passes import PATH, Part, Pass, are_trees, check, lay_out, split
-from outrider.engines.torch.pool import SHARE_UNIT, SlotPool, TorchCache
+from outrider.engines.torch.passes import Part, Pass, are_trees, check, lay_out, split
+from outrider.engines.torch.pool import SHARE_UNIT, USED_UP, SlotPool, TorchCache
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
 from outrider.errors import InsufficientMemoryError
 from outrider.models.spec import ModelSpec
@@ -111,8 +112,12 @@ class TorchModel:
     @property
     def slot_bytes(self) -> int:
         """Bytes of the keys and values of one position."""
-        spec = self.spec
-        return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * int(self.dtype.itemsize)
+        return slot_bytes(self.spec, int(self.dtype.itemsize))
+
+    @property
+    def pool_positions(self) -> int | None:
+        """See `PooledModel`. The first slot is that of padding."""
+        return self.pool.slots - 1 if self.pool.fixed else None
 
     @property
     def pool(self) -> SlotPool:
@@ -213,10 +218,7 @@ class TorchModel:
                 results = compute(caches)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            raise InsufficientMemoryError(
-                "the device's memory is used up: fewer sequences at a time (--max-num-seqs), a shorter "
-                "context (-c / max_model_len), or a lower --gpu-memory-utilization (more is left for passes)"
-            ) from None
+            raise InsufficientMemoryError(USED_UP) from None
         for cache, item in zip(caches, items, strict=True):
             cache.length += len(item.tokens)
         return results

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.types import IntArray
+from outrider.device_memory import PATH  # columns of a pass's paths, unless a tree has more nodes
 from outrider.engines.base import ForwardItem
 
-PATH = 144  # columns of a pass's paths, unless a tree has more nodes: as many as any draft has, and an anchor
 _COUNT = np.arange(1024, dtype=np.int32)
 _CHAINS = [list(range(-1, n - 1)) for n in range(33)]
 FIELDS = 5  # numbers of a token before its path: token, slot, position, start, committed

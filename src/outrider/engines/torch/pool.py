@@ -18,7 +18,12 @@ from outrider.errors import InsufficientMemoryError
 from outrider.memory import size
 
 FIRST_SLOTS = 1024  # of a pool that may grow
+MOVED = 256  # positions that are moved at once, through a copy
 SHARE_UNIT = 16  # positions of the smallest block that caches share
+USED_UP = (
+    "the device's memory is used up: fewer sequences at a time (--max-num-seqs), a shorter context "
+    "(-c / max_model_len), or a lower --gpu-memory-utilization (more is left for passes)"
+)
 
 
 class SlotPool:
@@ -33,7 +38,8 @@ class SlotPool:
         self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, most: int | None = None
     ) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._fixed = most is not None
+        self.fixed = most is not None
+        self._owners: dict[int, TorchCache] = {}  # by their first slot
         self.keys = self._empty(most or FIRST_SLOTS)
         self.values = self._empty(most or FIRST_SLOTS)
         self._free: list[tuple[int, int]] = [(1, self.slots - 1)]  # (first, count), in order
@@ -56,16 +62,20 @@ class SlotPool:
     def nbytes(self) -> int:
         return self.slots * self.slot_bytes
 
-    def take(self, count: int) -> int:
-        """The first of `count` slots in a row, which are the caller's until `give`. Raises
-        InsufficientMemoryError when a pool that does not grow has no such row."""
+    def take(self, count: int, owner: TorchCache | None = None) -> int:
+        """The first of `count` slots in a row, which are the caller's until `give`. Those of an owner may be
+        moved later, with its `start`, to make room for others. Raises InsufficientMemoryError when a pool
+        that does not grow has no such row."""
         count = max(1, count)
-        for i, (first, free) in enumerate(self._free):
-            if free >= count:
-                self._free[i : i + 1] = [(first + count, free - count)] if free > count else []
-                self._taken[first] = count
-                return first
-        if self._fixed:
+        found = self._row(count)
+        if found is None and self.fixed and sum(free for _, free in self._free) >= count:
+            self._close_gaps()
+            found = self._row(count)
+        if found is not None:
+            if owner is not None:
+                self._owners[found] = owner
+            return found
+        if self.fixed:
             left = max((free for _, free in self._free), default=0)
             raise InsufficientMemoryError(
                 f"no {count} positions in a row are free on the device, at most {left} of {self.slots} "
@@ -73,10 +83,41 @@ class SlotPool:
                 "(-c / max_model_len), or a higher --gpu-memory-utilization"
             )
         self._grow(count)
-        return self.take(count)
+        return self.take(count, owner)
+
+    def _row(self, count: int) -> int | None:
+        """The first of `count` free slots in a row, taken; None where there is no such row."""
+        for i, (first, free) in enumerate(self._free):
+            if free >= count:
+                self._free[i : i + 1] = [(first + count, free - count)] if free > count else []
+                self._taken[first] = count
+                return first
+        return None
+
+    def _close_gaps(self) -> None:
+        """Move the slots of owners to the front, so that what is free is in a row behind them."""
+        taken, owners = self._taken, self._owners
+        self._taken, self._owners, self._free = {}, {}, []
+        end = 1
+        for first in sorted(taken):
+            owner, count = owners.get(first), taken[first]
+            place = first if owner is None else end
+            if place > end:
+                self._free.append((end, place - end))
+            if owner is not None:
+                for done in range(0, owner.length if place < first else 0, MOVED):
+                    rows = slice(first + done, min(first + done + MOVED, first + owner.length))
+                    for held in (self.keys, self.values):  # the two places may overlap
+                        held[:, place + done : place + rows.stop - first] = held[:, rows].clone()
+                self._owners[place], owner.start = owner, place
+            self._taken[place] = count
+            end = place + count
+        if end < self.slots:
+            self._free.append((end, self.slots - end))
 
     def give(self, first: int) -> None:
         """Slots from `first` on, as they were taken, are free again."""
+        self._owners.pop(first, None)
         insort(self._free, (first, self._taken.pop(first)))
         merged: list[tuple[int, int]] = []
         for start, count in self._free:
@@ -129,8 +170,8 @@ class TorchCache:
 
     def __init__(self, pool: SlotPool, capacity: int) -> None:
         self.pool, self.capacity = pool, capacity
-        self.start = pool.take(capacity)
         self.length = 0
+        self.start = pool.take(capacity, self)
         self._open = True
 
     def check_open(self) -> None:

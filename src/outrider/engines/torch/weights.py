@@ -106,12 +106,6 @@ def load_weights(
     return Weights(embedding, must("output_norm.weight"), embedding if output is None else output, layers)
 
 
-def device_bytes(source: ModelSource, dtype: torch.dtype) -> int:
-    """Bytes of the weights on the device."""
-    values = sum(int(np.prod(tensor.shape)) for tensor in source.tensors.values())
-    return values * int(dtype.itemsize)
-
-
 def random_weights(
     spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, tied: bool, seed: int
 ) -> Weights:

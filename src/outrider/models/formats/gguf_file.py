@@ -58,6 +58,10 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _U32, _U64 = 4, 10
 
 
+class CutHeaderError(ModelFileError):
+    """The file ends within its header."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """An entry of the tensor directory. `shape` is (rows, columns); the file stores columns first."""
@@ -195,7 +199,7 @@ class _Cursor:
         """The error for a header that ends after the file, or after HEADER_LIMIT."""
         if self.end < len(self.data):
             return ModelFileError(f"{self.path}: the header is larger than {HEADER_LIMIT >> 20} MiB")
-        return ModelFileError(
+        return CutHeaderError(
             f"{self.path}: truncated: the header goes on after byte {self.end}{_incomplete(self.path)}"
         )
 

@@ -12,6 +12,7 @@ from typing import Literal
 from outrider.errors import ModelNotFoundError, nearest
 from outrider.models.sources.catalog import CATALOG
 from outrider.models.sources.download import cache_root, record_path
+from outrider.models.sources.known import KNOWN
 from outrider.models.sources.pypi import catalog_path
 
 Kind = Literal["GGUF", "safetensors"]
@@ -43,11 +44,16 @@ def cached_models(cache_dir: str | os.PathLike[str] | None = None) -> list[Cache
 
 
 def find(name: str, cache_dir: str | os.PathLike[str] | None = None) -> CachedModel:
-    """The cached model of this name; `hf:` may be left out. Raises ModelNotFoundError."""
+    """The cached model of this name, also a short one; `hf:` may be left out. Raises ModelNotFoundError."""
     models = {model.name: model for model in cached_models(cache_dir)}
     for known in (name, name.lower(), f"hf:{name}"):
         if known in models:
             return models[known]
+    if (known_model := KNOWN.get(name.lower())) is not None:
+        start, file = f"hf:{known_model.repo}", (known_model.file or "").lower()
+        for model in models.values():
+            if model.name == start or (model.name.startswith(f"{start}:") and file in model.name.lower()):
+                return model
     raise ModelNotFoundError(f"no model {name!r} in the cache{nearest(name, models)}; see `outrider list`")
 
 

@@ -63,6 +63,7 @@ def fetch_hub(
     progress: bool = True,
     offline: bool = False,
     verify: bool = False,
+    sha256: str | None = None,
 ) -> Path:
     """The GGUF file or safetensors folder of a hub repository, in the library's cache.
 
@@ -70,6 +71,7 @@ def fetch_hub(
             has safetensors, else its only GGUF, else the only Q4_K_M.
     cache:  the library's cache folder; None for its default.
     verify: hash large files that are in the cache already; a damaged one is downloaded again.
+    sha256: of the one GGUF file, where it is known: another file is refused.
 
     When the hub cannot be reached, a copy from an earlier run is used, with a warning.
     Raises ModelNotFoundError and DownloadError, each one line that says what to do.
@@ -86,10 +88,26 @@ def fetch_hub(
         verify=verify,
     )
     with writing(what, root, setting="HF_HOME"):
-        return remote.cached(file) if offline else _online(remote, file)
+        if offline:
+            path = remote.cached(file)
+            _check_known(remote, path, path.resolve().name, sha256)
+            return path
+        return _online(remote, file, sha256)
 
 
-def _online(remote: _Remote, file: str | None) -> Path:
+def _check_known(remote: _Remote, path: Path, listed: str | None, sha256: str | None) -> None:
+    """Raise DownloadError unless the file has the known SHA-256, if there is one. listed: the file's own, as
+    the hub lists it or the cache names it; where that is none, it is hashed."""
+    if sha256 is None:
+        return
+    found = listed if listed is not None and SHA256.fullmatch(listed) else remote.hash(path, path.name)
+    if found != sha256:
+        raise DownloadError(
+            f"{remote.what}: the hub's file has SHA-256 {found[:12]}…, expected {sha256[:12]}…"
+        )
+
+
+def _online(remote: _Remote, file: str | None, sha256: str | None) -> Path:
     try:
         commit, files = remote.listing()
     except _UnreachableError:
@@ -99,11 +117,41 @@ def _online(remote: _Remote, file: str | None) -> Path:
             path = None
         if path is None:
             raise
+        _check_known(remote, path, path.resolve().name, sha256)
         logger.warning("%s: the hub cannot be reached; using the copy in %s", remote.what, path)
         return path
     choice = choose([f.name for f in files], file, remote.what)
+    listed = next((f.sha256 for f in files if f.name == choice.names[0]), None)
+    if listed is not None:  # another file is not even fetched
+        _check_known(remote, Path(choice.names[0]), listed, sha256)
     folder = remote.fetch(commit, [f for f in files if f.name in choice.names])
-    return folder if choice.folder else folder / choice.names[0]
+    if choice.folder:
+        return folder
+    _check_known(remote, folder / choice.names[0], listed, sha256)
+    return folder / choice.names[0]
+
+
+def repository_files(
+    repo: str, revision: str, endpoint: str | None, what: str
+) -> tuple[str, list[RemoteFile]]:
+    """(commit, files) as the hub lists them, without names that would be unsafe as paths. `what` begins the
+    messages of errors: ModelNotFoundError and DownloadError."""
+    with library_errors(what):
+        info = HfApi(endpoint=endpoint, library_name="outrider").model_info(
+            repo, revision=revision, files_metadata=True, timeout=TIMEOUT
+        )
+    if not COMMIT.fullmatch(info.sha or ""):
+        raise DownloadError(f"{what}: the answer is not a model hub's; check HF_ENDPOINT")
+    files = []
+    for entry in info.siblings or []:
+        name = str(entry.rfilename)
+        unsafe = not name.isprintable() or "\\" in name
+        if unsafe or any(part in ("", ".", "..") for part in name.split("/")):
+            continue
+        size = entry.size if isinstance(entry.size, int) and entry.size >= 0 else None
+        sha256 = str(entry.lfs["sha256"]) if entry.lfs else ""
+        files.append(RemoteFile(name, size, sha256 if SHA256.fullmatch(sha256) else None))
+    return str(info.sha), files
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +171,13 @@ class _Remote:
     verify: bool
 
     def listing(self) -> tuple[str, list[RemoteFile]]:
-        """(commit, files) as the hub lists them, without names that would be unsafe as paths."""
-        with _library_errors(self.what):
-            info = HfApi(endpoint=self.endpoint, library_name="outrider").model_info(
-                self.repo, revision=self.revision, files_metadata=True, timeout=TIMEOUT
-            )
-        if not COMMIT.fullmatch(info.sha or ""):
-            raise DownloadError(f"{self.what}: the answer is not a model hub's; check HF_ENDPOINT")
-        files = []
-        for entry in info.siblings or []:
-            name = str(entry.rfilename)
-            unsafe = not name.isprintable() or "\\" in name
-            if unsafe or any(part in ("", ".", "..") for part in name.split("/")):
-                continue
-            size = entry.size if isinstance(entry.size, int) and entry.size >= 0 else None
-            sha256 = str(entry.lfs["sha256"]) if entry.lfs else ""
-            files.append(RemoteFile(name, size, sha256 if SHA256.fullmatch(sha256) else None))
-        return str(info.sha), files
+        """See `repository_files`."""
+        return repository_files(self.repo, self.revision, self.endpoint, self.what)
 
     def fetch(self, commit: str, files: list[RemoteFile]) -> Path:
         """Download the files into the cache and return the snapshot folder that links to them."""
         handled = [self._fetch_large(commit, file) for file in files]
-        with _library_errors(self.what), _bars(self.progress and not all(handled)):
+        with library_errors(self.what), _bars(self.progress and not all(handled)):
             folder = Path(
                 snapshot_download(
                     self.repo,
@@ -182,7 +215,7 @@ class _Remote:
                 partial.unlink()
                 present = 0
             check_disk(blob.parent, file.size - present, self.what, setting="HF_HOME")
-            with partial.open("ab") as out, _library_errors(self.what), _bars(self.progress):
+            with partial.open("ab") as out, library_errors(self.what), _bars(self.progress):
                 http_get(
                     hf_hub_url(self.repo, file.name, revision=commit, endpoint=self.endpoint),
                     out,
@@ -193,7 +226,7 @@ class _Remote:
                 )
                 out.flush()
                 os.fsync(out.fileno())
-            if self._hash(partial, file.name) != file.sha256:
+            if self.hash(partial, file.name) != file.sha256:
                 partial.unlink()
                 raise DownloadError(
                     f"{self.what}: {file.name} does not have the SHA-256 that the hub lists; it was deleted:"
@@ -207,16 +240,15 @@ class _Remote:
         for path in (pointer, blob):
             if not path.is_file():
                 continue
-            if path.stat().st_size == file.size and (
-                not verify or self._hash(path, file.name) == file.sha256
-            ):
+            if path.stat().st_size == file.size and (not verify or self.hash(path, file.name) == file.sha256):
                 return True
             logger.warning("%s is damaged: fetching it again", path)
             path.resolve().unlink()
             path.unlink(missing_ok=True)
         return False
 
-    def _hash(self, path: Path, name: str) -> str:
+    def hash(self, path: Path, name: str) -> str:
+        """SHA-256 of a file, with a bar."""
         return sha256_file(path, progress=self.progress, title=name)
 
     def cached(self, file: str | None) -> Path:
@@ -242,7 +274,7 @@ class _Remote:
             )
         for name in choice.names if self.verify else ():
             blob = (folder / name).resolve()
-            if SHA256.fullmatch(blob.name) and self._hash(blob, name) != blob.name:
+            if SHA256.fullmatch(blob.name) and self.hash(blob, name) != blob.name:
                 raise DownloadError(
                     f"{self.what}: the cached {name} is damaged; pull it with --verify when online"
                 )
@@ -276,7 +308,7 @@ class _UnreachableError(DownloadError):
 
 
 @contextmanager
-def _library_errors(what: str) -> Iterator[None]:
+def library_errors(what: str) -> Iterator[None]:
     """Convert exceptions of the library to errors with a message of one line.
 
     Any exception is possible, as the library parses the hub's answers without checking them. Only errors of
@@ -302,11 +334,13 @@ def _diagnosis(error: Exception) -> tuple[type[OutriderError], str]:
     """The error class and message: the first entry of the table whose condition holds."""
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     sign_in = "set HF_TOKEN, or run `hf auth login`"
+    message = getattr(error, "server_message", None)
+    said = f" (the hub says: {one_line(str(message))})" if message else ""
     table: list[tuple[bool, type[OutriderError], str]] = [
         (
             isinstance(error, GatedRepoError),
             DownloadError,
-            f"is gated; accept its terms on the hub's page and {sign_in}, then pull again",
+            f"is gated; accept its terms on the hub's page and {sign_in}, then pull again{said}",
         ),
         (
             isinstance(error, RevisionNotFoundError),

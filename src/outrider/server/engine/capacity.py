@@ -8,14 +8,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from outrider import memory
+from outrider import device_memory, memory
 from outrider.config.engine import EngineConfig
 from outrider.decoding.request import Request
 from outrider.drafters.output_pool import MAX_BYTES, OutputPool
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.engines.base import PooledModel
 from outrider.engines.prefix import PrefixCache, SharesPrefixes
+from outrider.engines.step import CachedStepEngine
 from outrider.errors import InsufficientMemoryError
 from outrider.models.source import ModelSource
+from outrider.models.spec import ModelSpec
 from outrider.pipeline import PLANNED_POSITIONS, Pipeline
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
@@ -62,13 +65,55 @@ def before_loading(limit: int | None) -> MemoryCheck:
     return check
 
 
+def pooled_bytes(pooled: PooledModel, archs: Sequence[ModelSpec]) -> int:
+    """Bytes of a position in the pools of all models, which hold one type of numbers."""
+    itemsize = pooled.slot_bytes // device_memory.slot_bytes(archs[0], 1)
+    return sum(device_memory.slot_bytes(arch, itemsize) for arch in archs)
+
+
+def divide_device(
+    pipeline: Pipeline,
+    pooled: PooledModel,
+    archs: Sequence[ModelSpec],
+    limit: int | None,
+    prefix_bytes: int | None,
+) -> tuple[memory.Shares, int]:
+    """The same for models whose sequences lie in pools of a device: the shares of prefix caches and recent
+    outputs are those of main memory (`limit` bytes, None for most of what is free)."""
+    config, positions = pipeline.config, pooled.pool_positions or 0
+    context = min(pipeline.context, positions)
+    short = config.max_model_len is not None or context < min(pipeline.context, PLANNED_POSITIONS)
+    if context < pipeline.context and short:
+        names = " and ".join(name for name in pipeline.models.values() if name)
+        raise InsufficientMemoryError(
+            f"not enough memory on the device: beside {names} there is room for {positions} tokens, not for "
+            f"a sequence of {pipeline.context}; try a shorter context (-c / max_model_len), a smaller model, "
+            "or a higher --gpu-memory-utilization"
+        )
+    free = memory.usable_bytes() if limit is None else limit
+    if prefix_bytes is None:
+        prefix_bytes = min(memory.PREFIX_MOST, free // memory.PREFIX_SHARE)
+    shares_outputs = getattr(config.speculative, "suffix_decoding_max_cached_requests", 0) > 0
+    lookups = min(MAX_BYTES, (free - prefix_bytes) // memory.LOOKUP_SHARE) if shares_outputs else 0
+    if prefix_bytes > free:
+        raise InsufficientMemoryError(
+            f"not enough memory: a prefix cache of {memory.size(prefix_bytes)} is in main memory, of which "
+            f"{memory.size(max(0, free))} can be used; try a smaller --prefix-cache"
+        )
+    sizes = [memory.prefix_bytes(arch, memory.BLOCK) for arch in archs]
+    prefixes = tuple(prefix_bytes * size // sum(sizes) for size in sizes)
+    held = positions * pooled_bytes(pooled, archs)
+    return memory.Shares(0, 0, held, prefixes, lookups), context
+
+
 class Capacity:
     """Divides the memory of a loaded pipeline, and turns its prefix caches on.
 
-    limit:        bytes for weights, caches and buffers together; None for most of the available memory.
+    limit:        bytes for weights, caches and buffers together; None for most of the available memory. With
+                  models on a device, for prefix caches and recent outputs, which stay in main memory.
     prefix_bytes: bytes of these for prefix caches; 0 turns them off, None lets `memory.share_out` decide.
 
-    budget:   cache memory of the running requests.
+    budget:   cache memory of the running requests, on the device where the models are.
     context:  most positions of a sequence, see `divide`.
     prefixes: the prefix caches in use, the target's first.
     lookups:  pools of recent outputs that drafters look up in.
@@ -78,11 +123,16 @@ class Capacity:
     def __init__(self, pipeline: Pipeline, limit: int | None, prefix_bytes: int | None) -> None:
         sources = [source for source in (pipeline.source, pipeline.draft) if source is not None]
         self._archs = [source.architecture for source in sources]
-        if limit is None:
-            limit = memory.usable_bytes(sum(memory.estimate(source, 0).weights for source in sources))
         if not isinstance(pipeline.engine, SharesPrefixes):
             prefix_bytes = 0
-        shares, self.context = divide(pipeline.config, pipeline.context, sources, limit, prefix_bytes)
+        pooled = pipeline.engine.pooled if isinstance(pipeline.engine, CachedStepEngine) else None
+        self._position_bytes = None if pooled is None else pooled_bytes(pooled, self._archs)
+        if pooled is not None:
+            shares, self.context = divide_device(pipeline, pooled, self._archs, limit, prefix_bytes)
+        else:
+            if limit is None:
+                limit = memory.usable_bytes(sum(memory.estimate(source, 0).weights for source in sources))
+            shares, self.context = divide(pipeline.config, pipeline.context, sources, limit, prefix_bytes)
         if self.context < pipeline.context:
             logger.warning("memory is short: a context of %d tokens, not %d", self.context, pipeline.context)
         self.budget = memory.Budget(shares.sequences)
@@ -104,6 +154,8 @@ class Capacity:
         prediction. At most the budget."""
         room, most = self.context - len(request.prompt), request.params.max_tokens
         positions = len(request.prompt) + (room if most is None else min(room, most))
+        if self._position_bytes is not None:
+            return positions * self._position_bytes
         return memory.sequence_bytes(self._archs, positions, len(request.prediction))
 
     def stats(self) -> dict[str, int]:
