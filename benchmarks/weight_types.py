@@ -1,9 +1,10 @@
 """Measures passes over models of one weight type each: T(1) against the bytes that it reads, and T(8)/T(1).
 
-    python benchmarks/weight_types.py [--types Q4_K,IQ4_XS,…] [--rounds 15] [--threads 2] [--mb 200]
+    python benchmarks/weight_types.py [--types Q4_K,IQ4_XS,…] [--rounds 15] [--threads 2] [--mb 200] [--best]
 
 The models are random: every matrix is of the type, and a few wide layers make about --mb MB as Q4_K, more
-than the caches hold. The passes are interleaved, so that other load slows all types alike. The column
+than the caches hold. The passes are interleaved, so that other load slows all types alike; --best takes the
+fastest of the rounds, which load beside it touches least. The column
 "T(1) by bytes" is T(1) over Q4_K's T(1), divided by the bytes read over those of Q4_K: 1 where only the bytes
 count, more where unpacking takes longer than reading. The bytes are those of the packed weights, which for
 IQ2, IQ3_XXS, IQ3_S and TQ1_0 are more than the file's (docs/kernels.md).
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--mb", type=int, default=200)
+    parser.add_argument("--best", action="store_true", help="the fastest round, not the median")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     types = [BASE, *(name for name in args.types if name != BASE)]
@@ -64,7 +66,8 @@ def main() -> None:
                 for name in types:
                     times[name][n].append(passes[name].milliseconds(n))
         after = probe()
-    ms = {name: {n: statistics.median(t) for n, t in by_n.items()} for name, by_n in times.items()}
+    middle = min if args.best else statistics.median
+    ms = {name: {n: middle(t) for n, t in by_n.items()} for name, by_n in times.items()}
     lines = [["type", "MB", "T(1), ms", "T(1) by bytes", *(f"T({n})/T(1)" for n in WIDTHS[1:])]]
     for name in types:
         size = models[name].weights_bytes

@@ -244,20 +244,24 @@ inline __m256i load_half_minimums(const uint8_t* s, int half, int i) {
     return _mm256_cvtepu8_epi16(_mm_and_si128(bytes, _mm_set1_epi8(15)));
 }
 
-// total[token] += one group of a superblock, whose halves have scales of their own
+// total[token] += group i of a superblock, whose halves have scales of their own. With an extra shift, what
+// centred_start stands for (half_start) is added after that: (2^e c + odd + p) >> e is c + ((odd + p) >> e).
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_halves(const uint8_t* lines, __m256i scales,
-                                                      const Activations& a, size_t at, __m256i* total) {
+                                                      const Activations& a, size_t at, int i,
+                                                      __m256i* total) {
+    constexpr int extra = kExtraShift<W>;
     __m256i sum[2][NT];
     for (int t = 0; t < NT; t++)
-        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(half_start<W>(a, at + t, h));
+        for (int h = 0; h < 2; h++)
+            sum[h][t] = broadcast(extra ? i % 2 * ((1 << extra) - 1) : half_start<W>(a, at + t, h, i % 2));
     multiply<W, NT>(lines, a.q + kGroup * at, sum);
     for (int t = 0; t < NT; t++) {
-        const int32_t* shifts = a.shifts + 2 * (at + t);
-        total[t] =
-            _mm256_add_epi32(total[t], _mm256_madd_epi16(narrow_pair(sum[0][t], shifts[0] + kExtraShift<W>,
-                                                                     sum[1][t], shifts[1] - kExtraShift<W>),
-                                                         scales));
+        const int32_t *shifts = a.shifts + 2 * (at + t), *starts = a.centred_start + 2 * (at + t);
+        for (int h = 0; h < 2 && extra; h++)
+            sum[h][t] = _mm256_add_epi32(_mm256_srai_epi32(sum[h][t], extra), broadcast(starts[h]));
+        total[t] = _mm256_add_epi32(
+            total[t], _mm256_madd_epi16(narrow_pair(sum[0][t], shifts[0], sum[1][t], shifts[1]), scales));
     }
 }
 
@@ -295,7 +299,7 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
     const uint8_t* lines = q + 32 * half;
     for (int i = 0; i < kSuperblockGroups; i += half_groups ? 1 : 2) {
         if constexpr (half_groups) {
-            add_halves<W, NT>(lines, load_half_scales<W>(s, half, i), a, at, total);
+            add_halves<W, NT>(lines, load_half_scales<W>(s, half, i), a, at, i, total);
             at += next_group;
             lines += kGroupBytes<W>;
         } else {

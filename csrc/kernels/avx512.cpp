@@ -21,7 +21,7 @@ inline __m512i or_masked(__m512i low, __m512i h, __m512i mask) {
 }
 
 // A 32-bit operand in memory that an instruction broadcasts to all rows by itself (embedded broadcast).
-// Compilers use a separate instruction for the broadcast, half as many instructions again, so the four that
+// Compilers use a separate instruction for the broadcast, half as many instructions again, so the five that
 // are needed are written in assembly (docs/notes/kernels-log.md has what it gains).
 struct Dword {
     int8_t bytes[4];
@@ -35,6 +35,10 @@ inline __attribute__((always_inline)) void add_bytes(__m512i& sum, __m512i w, co
 // sum += w's 16-bit integers times those of x
 inline __attribute__((always_inline)) void add_words(__m512i& sum, __m512i w, const Dword& x) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(x));
+}
+inline __attribute__((always_inline)) __m512i plus(__m512i a, const Dword& x) {
+    asm("vpaddd %1%{1to16%}, %0, %0" : "+v"(a) : "m"(x));
+    return a;
 }
 // logical shifts
 inline __attribute__((always_inline)) __m512i right(__m512i a, const Dword& by) {
@@ -281,23 +285,25 @@ inline __m512i load_half_minimums(const uint8_t* s, int i) {
     return _mm512_srli_epi16(_mm512_cvtepu8_epi16(half_bytes(s + 64 + 32 * i)), 4);
 }
 
-// total[token] += one group of a superblock, whose halves have scales of their own
+// total[token] += group i of a superblock, whose halves have scales of their own. With an extra shift, what
+// centred_start stands for (half_start) is added after that: (2^e c + odd + p) >> e is c + ((odd + p) >> e).
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i scales, const Activations& a,
-                                                      size_t at, __m512i* total) {
+                                                      size_t at, int i, __m512i* total) {
+    constexpr int extra = kExtraShift<W>;
     __m512i sum[2][NT];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++)
-        for (int h = 0; h < 2; h++) sum[h][t] = broadcast(half_start<W>(a, at + t, h));
+        for (int h = 0; h < 2; h++)
+            sum[h][t] = broadcast(extra ? i % 2 * ((1 << extra) - 1) : half_start<W>(a, at + t, h, i % 2));
     multiply<W, NT>(q, a.q + kGroup * at, sum);
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) {
-        const int32_t* shifts = a.shifts + 2 * (at + t);
-        const auto shifted = [](__m512i v) {
-            return kExtraShift<W> ? _mm512_srli_epi32(v, kExtraShift<W>) : v;
-        };
-        total[t] = _mm512_dpwssd_epi32(
-            total[t], narrow_pair(shifted(sum[0][t]), shifts, shifted(sum[1][t]), shifts + 1), scales);
+        const int32_t *shifts = a.shifts + 2 * (at + t), *starts = a.centred_start + 2 * (at + t);
+        for (int h = 0; h < 2 && extra; h++)
+            sum[h][t] = plus(_mm512_srai_epi32(sum[h][t], extra), dword(starts + h));
+        total[t] =
+            _mm512_dpwssd_epi32(total[t], narrow_pair(sum[0][t], shifts, sum[1][t], shifts + 1), scales);
     }
 }
 
@@ -316,7 +322,7 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
     for (int t = 0; t < NT; t++) total[t] = _mm512_setzero_si512();
     for (int i = 0; i < kSuperblockGroups; i += half_groups ? 1 : 2) {
         if constexpr (half_groups) {
-            add_halves<W, NT>(q, load_half_scales<W>(s, i), a, at, total);
+            add_halves<W, NT>(q, load_half_scales<W>(s, i), a, at, i, total);
             at += next_group;
             q += kGroupBytes<W>;
         } else {

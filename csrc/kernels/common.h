@@ -243,18 +243,18 @@ void rms_norm(const float* x, const float* weight, float eps, int n, int first, 
     for (; i < last; i++) y[i] = x[i] * scale * weight[i];
 }
 
-// What the sum of half a group's products begins with: its rounding, and no offset.
+// What the sum of half a group's products begins with: its rounding, and no offset. `odd` is the group's
+// number modulo 2. a.centred_start is for Q6_K's offset and shift; the offset of types that are shifted
+// further is so many times as large.
 template <WeightType W>
-inline int32_t half_start(const Activations& a, size_t at, int half) {
-    constexpr int centre = info(WeightType::Q6_K).offset, extra = kExtraShift<W>;
-    static_assert(!kHasMinimum<W> || (kOffset<W> == 0 && extra == 0));
-    if constexpr (kHasMinimum<W>) return a.rounding[at];
-    const int32_t start = a.centred_start[2 * at + size_t(half)];
-    if constexpr (kOffset<W> == centre && extra == 0) return start;
-    // centred_start is for Q6_K's offset and shift: from it the half's sum, for others.
-    const int32_t rounding = a.rounding[at], odd = (1 << (a.shifts[2 * at] - 1)) - rounding;
-    const int32_t sum = (rounding - start) / centre;
-    return (rounding << extra) + odd * ((1 << extra) - 1) - kOffset<W> * sum;
+inline int32_t half_start(const Activations& a, size_t at, int half, int odd) {
+    constexpr int extra = kExtraShift<W>;
+    if constexpr (kHasMinimum<W>) {
+        static_assert(kOffset<W> == 0 && extra == 0);
+        return a.rounding[at];
+    }
+    static_assert(kHasMinimum<W> || kOffset<W> == info(WeightType::Q6_K).offset << extra);
+    return a.centred_start[2 * at + size_t(half)] * (1 << extra) + odd * ((1 << extra) - 1);
 }
 
 inline V16 silu(V16 x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }

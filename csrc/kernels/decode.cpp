@@ -11,14 +11,14 @@
 
 namespace outrider {
 
-namespace {
-
 void decode_k_scales(const uint8_t* s, Decoded& out) {
     for (int j = 0; j < 8; j++) {
         out.scale[j] = j < 4 ? s[j] & 63 : uint8_t((s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
         out.minimum[j] = j < 4 ? s[j + 4] & 63 : uint8_t((s[j + 4] >> 4) | (s[j] >> 6) << 4);
     }
 }
+
+namespace {
 
 // 32 integers of 4 bits: column i in the low half of byte i, column i + 16 in its high half.
 void decode_nibbles(const uint8_t* p, uint8_t* q) {

@@ -17,6 +17,8 @@ struct Decoded {
 };
 
 void decode(WeightType type, const uint8_t* block, Decoded& out);
+// The scales and minimums of Q4_K and Q5_K: twelve bytes with integers of 6 bits.
+void decode_k_scales(const uint8_t* bytes, Decoded& out);
 
 // The scale of a block, as a float.
 inline float block_scale(WeightType type, const Decoded& block) {

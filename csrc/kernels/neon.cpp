@@ -191,8 +191,10 @@ inline __attribute__((always_inline)) void add_superblock_group(const uint8_t* q
         const int32_t shift = a.shifts[2 * cell] + kExtraShift<W>;
         int32x4_t& out = total[4 * t + quarter];
         if constexpr (kHalfGroups<W>) {
-            out = vmlal_s16(out, narrow(dot4(vdupq_n_s32(half_start<W>(a, cell, 0)), w, x), shift), scale);
-            out = vmlal_s16(out, narrow(dot4(vdupq_n_s32(half_start<W>(a, cell, 1)), w + 4, x + 16), shift),
+            out = vmlal_s16(out, narrow(dot4(vdupq_n_s32(half_start<W>(a, cell, 0, i % 2)), w, x), shift),
+                            scale);
+            out = vmlal_s16(out,
+                            narrow(dot4(vdupq_n_s32(half_start<W>(a, cell, 1, i % 2)), w + 4, x + 16), shift),
                             second);
         } else {
             constexpr int offset = kSigned<W> ? 0 : kOffset<W>;

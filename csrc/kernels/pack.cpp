@@ -1,4 +1,5 @@
 // From the file's blocks to the panels of matrix.h. Runs once at load; portable code.
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/decode.h"
@@ -44,12 +45,9 @@ void put_group(WeightType type, const uint8_t* q, int row, uint8_t* lines) {
 
 void put16(uint8_t* p, int row, uint16_t v) { std::memcpy(p + 2 * row, &v, 2); }
 
-void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
+void put_scales(Matrix& m, int panel, int row, int block, const Decoded& d) {
     const WeightTypeInfo& k = info(m.type);
-    const int groups = k.block_columns / kGroup;
-    uint8_t* lines = m.q + panel * m.q_stride + size_t(block) * groups * k.group_bytes();
     uint8_t* scales = m.scales + panel * m.scale_stride + size_t(block) * k.scale_bytes;
-    for (int g = 0; g < groups; g++) put_group(m.type, d.q + 32 * g, row, lines + g * k.group_bytes());
     if (k.has_zero_point) {  // scale[16], zero[16]
         std::memcpy(scales + 4 * row, &d.wide_scale, 4);
         scales[64 + row] = d.zero;
@@ -92,6 +90,36 @@ void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
         default:
             break;
     }
+}
+
+void put_block(Matrix& m, int panel, int row, int block, const Decoded& d) {
+    const WeightTypeInfo& k = info(m.type);
+    const int groups = k.block_columns / kGroup;
+    uint8_t* lines = m.q + panel * m.q_stride + size_t(block) * groups * k.group_bytes();
+    for (int g = 0; g < groups; g++) put_group(m.type, d.q + 32 * g, row, lines + g * k.group_bytes());
+    put_scales(m, panel, row, block, d);
+}
+
+// The same for Q4_K, in which most models have most of their weights, from the file's block: its bytes have
+// the nibbles of two groups, which a few operations on four bytes at a time put into their lines.
+void put_q4_k(Matrix& m, int panel, int row, int block, const uint8_t* p) {
+    const size_t group = info(WeightType::Q4_K).group_bytes();
+    uint8_t* lines = m.q + panel * m.q_stride + size_t(block) * kSuperblockGroups * group + 4 * size_t(row);
+    constexpr uint32_t low = 0x0f0f0f0fu, high = 0xf0f0f0f0u;
+    for (int pair = 0; pair < kSuperblockGroups / 2; pair++, lines += 2 * group) {
+        uint32_t q[8];
+        std::memcpy(q, p + 16 + 32 * pair, 32);
+        for (int i = 0; i < 4; i++) {
+            const uint32_t first = (q[i] & low) | (q[i + 4] & low) << 4;
+            const uint32_t second = (q[i] >> 4 & low) | (q[i + 4] & high);
+            std::memcpy(lines + 64 * i, &first, 4);
+            std::memcpy(lines + group + 64 * i, &second, 4);
+        }
+    }
+    Decoded scales;
+    decode_k_scales(p + 4, scales);
+    scales.d = read16(p), scales.m = read16(p + 2);
+    put_scales(m, panel, row, block, scales);
 }
 
 template <class T>
@@ -161,11 +189,16 @@ void pack_panels(Matrix& m, const uint8_t* file, int first, int last) {
             std::memset(m.q + panel * m.q_stride, 0, m.q_stride);
             std::memset(m.scales + panel * m.scale_stride, 0, m.scale_stride);
         }
-        for (int r = 0; r < kPanel && panel * kPanel + r < m.rows; r++) {
+        const int rows = std::min(kPanel, m.rows - panel * kPanel), blocks = m.columns / k.block_columns;
+        for (int r = 0; r < rows; r++) {
             const uint8_t* row = file + size_t(panel * kPanel + r) * stride;
-            for (int b = 0; b < m.columns / k.block_columns; b++) {
-                decode(m.type, row + size_t(b) * k.block_bytes, block);
-                put_block(m, panel, r, b, block);
+            for (int b = 0; b < blocks; b++, row += k.block_bytes) {
+                if (m.type == WeightType::Q4_K) {
+                    put_q4_k(m, panel, r, b, row);
+                } else {
+                    decode(m.type, row, block);
+                    put_block(m, panel, r, b, block);
+                }
             }
         }
     }

@@ -95,7 +95,7 @@ inline V16 add_superblock(const uint8_t* lines, const uint8_t* scales, int b, co
             dot<W>(lines, a.q + kGroup * at, slices * h, slices * h + slices, sum);
             int32_t start;
             if constexpr (kHalfGroups<W>)
-                start = half_start<W>(a, at, h);
+                start = half_start<W>(a, at, h, g % 2);
             else
                 start = rounded_start<W>(a, at, g % 2);
             for (int r = 0; r < kPanel; r++) {

@@ -88,8 +88,8 @@ static constexpr WeightTypeInfo kWeightTypes[] = {
     {WeightType::F8_32,  "F8_32",  32,  36,  8,  32,      64,    0, 0,  true, false, false},
     {WeightType::F8_128, "F8_128", 128, 132, 8, 128,      64,    0, 0,  true, false, false},
     {WeightType::IQ2_XXS, "IQ2_XXS", 256, 66, 3, 32, 32 + 128,   6, 2, false,  true, false, kIQ2Values, 3},
-    {WeightType::IQ2_XS, "IQ2_XS", 256, 74,  3,  16, 32 + 256,   6, 1, false,  true, false, kIQ2Values, 3},
-    {WeightType::IQ2_S,  "IQ2_S", 256,  82,  3,  16, 32 + 256,   6, 1, false,  true, false, kIQ2Values, 3},
+    {WeightType::IQ2_XS, "IQ2_XS", 256, 74,  3,  16, 32 + 256,   8, 1, false,  true, false, kIQ2Values, 3},
+    {WeightType::IQ2_S,  "IQ2_S", 256,  82,  3,  16, 32 + 256,   8, 1, false,  true, false, kIQ2Values, 3},
 };
 // clang-format on
 

@@ -88,7 +88,7 @@ class _Rewriter:
         self._copied = self._arrays = 0
         self._rewrite(self.root)
         for part in _grows(self._done):  # pointers may lead outside the usual places of definitions
-            self._rewrite(_at(self.root, part.get("$ref")))
+            self._rewrite(at(self.root, part.get("$ref")))
 
     def _rewrite(self, schema: Any, *, closed: bool = True, beside: _Told | None = None) -> None:
         """Rewrite a schema in place.
@@ -157,11 +157,11 @@ class _Rewriter:
             self._collect(part, told, chain)
         pointer = schema.get("$ref")
         if isinstance(pointer, str) and pointer not in chain:
-            self._collect(_at(self._given, pointer), told, (*chain, pointer))
+            self._collect(at(self._given, pointer), told, (*chain, pointer))
 
     def _copy_reference(self, schema: Schema) -> None:
         """Replace `$ref` by a copy of an object's schema, which is not closed, under `allOf`."""
-        target = _at(self._given, schema["$ref"])
+        target = at(self._given, schema["$ref"])
         if not isinstance(target, dict):
             return
         told = _Told()
@@ -238,14 +238,14 @@ class _Rewriter:
         for _ in range(8):
             if not isinstance(schema, dict) or set(schema) - {"$ref", *_REMARKS} or "$ref" not in schema:
                 break
-            schema = _at(self._given, schema["$ref"])
+            schema = at(self._given, schema["$ref"])
         return schema
 
     def _decide_one_of(self, schema: Schema) -> None:
         parts = _list(schema, "oneOf")
         if not parts or "anyOf" in schema:
             return
-        found = [_at(self.root, p["$ref"]) if isinstance(p, dict) and "$ref" in p else p for p in parts]
+        found = [at(self.root, p["$ref"]) if isinstance(p, dict) and "$ref" in p else p for p in parts]
         tagged = "discriminator" in schema  # OpenAPI: the value of one property says which schema is meant
         if tagged or (len(parts) < 50 and all(_disjoint(a, b) for a, b in itertools.combinations(found, 2))):
             _replace(schema, {"oneOf": ("anyOf", parts)})
@@ -389,7 +389,7 @@ def _grows(found: dict[int, Schema]) -> Iterator[Schema]:
         yield from fresh
 
 
-def _at(document: Any, pointer: object) -> Any:
+def at(document: Any, pointer: object) -> Any:
     """What a pointer within a document (`#`, `#/$defs/…`) leads to; None for any other and if there is
     nothing."""
     if not isinstance(pointer, str) or not pointer.startswith("#") or pointer[1:2] not in ("", "/"):

@@ -47,10 +47,14 @@ def torch_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
 
 def other_model(config: EngineConfig, path: Path, error: UnsupportedModelError) -> ModelSource:
     """A folder of no family that is known here, as transformers knows it. Raises `error`, why it was refused,
-    where the native engine is asked for or there is no transformers; else what transformers says."""
-    here = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
-    if config.engine not in ("auto", "torch") or not (path / "config.json").is_file() or not here:
+    with what may run it, where the native engine is asked for or there is no transformers; else what
+    transformers says."""
+    if not (path / "config.json").is_file():
         raise error
+    here = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+    if config.engine not in ("auto", "torch") or not here:
+        needs = "" if here else ", which needs outrider[torch]"
+        raise type(error)(f"{error}; what transformers knows runs with --engine torch{needs}") from None
     from outrider.engines.torch.fallback import describe
 
     source = describe(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -13,11 +14,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.models.text.native_calls import GemmaScanner, PythonScanner, XmlScanner
 from outrider.models.text.reasoning import PARSERS, ThoughtReader, reader_after
-from outrider.models.text.tool_families import FAMILIES, TOOL_PARSERS, Family
-from outrider.server.http.errors import ApiError
+from outrider.models.text.tool_families import TOOL_PARSERS, Family
 from outrider.server.http.protocol import ChatRequest
 from outrider.server.http.tool_forms import family_of
-from outrider.server.http.tool_grammar import call_grammar, free_grammar
+from outrider.server.http.tool_grammar import call_grammar
 from outrider.server.http.tool_parser import HELD_CHARS, ToolParser
 from outrider.server.http.tools import ToolUse, tool_use
 
@@ -228,6 +228,53 @@ def test_scanners_take_any_text(text: str, kind: type[Any]) -> None:
         assert isinstance(json.loads(whole.arguments), dict)
 
 
+PYTHON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text(alphabet="a'\"\\\n\t\x07é)],(", max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("k'", max_size=2), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a", "b_c", "d1"]), PYTHON_VALUES),
+    st.lists(st.integers(1, 9), min_size=1),
+)
+def test_arguments_in_python_become_json_however_they_are_cut(
+    arguments: dict[str, Any], sizes: list[int]
+) -> None:
+    text = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
+    scanner, at, taken = PythonScanner("f"), 0, ""
+    for size in itertools.cycle(sizes):
+        at += scanner.push(text[at : at + size])
+        taken += scanner.take()
+        if scanner.done or scanner.failed:
+            break
+    assert (scanner.done, scanner.failed, at) == (True, False, len(text))
+    assert json.loads(taken) == json.loads(str(scanner.arguments)) == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a='x' 'y')", {"a": "xy"}),
+        ("a='''xy''')", {"a": "xy"}),
+        ("a='\\x41\\u00e9b',)", {"a": "Aéb"}),
+        ("a=r'\\n')", {"a": "\\n"}),
+        ("a='x'.upper())", None),
+        ("a='x' + b)", None),
+        ("a='x', a='y')", None),
+        ("a='x',, b='y')", None),
+        ("a='\n')", None),
+    ],
+)
+def test_a_text_in_python_may_be_more_than_it_seems(text: str, expected: Any) -> None:
+    scanner = PythonScanner("f")
+    scanner.push(text)
+    assert (scanner.done, scanner.failed) == (expected is not None, expected is None)
+    if expected is not None:
+        assert json.loads(str(scanner.arguments)) == expected
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_the_family_is_chosen_by_the_template(family: Family) -> None:
     source = TEMPLATES[family].replace("'parameters'", '"parameters"')
@@ -262,13 +309,3 @@ def test_a_forced_call_is_one_that_the_parser_reads(family: Family) -> None:
     assert matcher.is_accepting()
     for pieces in ([text], list(text)):
         assert parsed(family, pieces) == ("", [("now", '{"days": 3}')])
-
-
-@pytest.mark.parametrize("family", TEMPLATES)
-def test_what_cannot_be_enforced_in_free_text_is_refused(family: Family) -> None:
-    if family in FAMILIES:
-        assert free_grammar(use(), family, {}, ())
-        return
-    with pytest.raises(ApiError, match="--tool-call-parser hermes") as caught:
-        free_grammar(use(), family, {}, ())
-    assert caught.value.status == 400

@@ -13,8 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 from outrider.errors import ConfigError
 from outrider.models.text.tool_families import FAMILIES, Family
 from outrider.server.http.errors import ApiError
+from outrider.server.http.free_tool_grammar import free_grammar
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.tool_grammar import blamed, call_grammar, form_rule, formed_grammar, free_grammar
+from outrider.server.http.tool_grammar import blamed, call_grammar, form_rule, formed_grammar
 from outrider.server.http.tool_parser import ToolParser
 from outrider.server.http.tools import ToolUse, tool_use
 

@@ -18,8 +18,9 @@ from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.grammar import Grammars
 from outrider.models.text.tool_families import FAMILIES, Family
 from outrider.models.text.tool_words import describe_in_words
+from outrider.server.http.free_tool_grammar import free_grammar
 from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.tool_grammar import call_grammar, free_grammar
+from outrider.server.http.tool_grammar import call_grammar
 from outrider.server.http.tools import tool_use
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
 from tests.support.models import Dims, tiny_gguf, tiny_tokenizer

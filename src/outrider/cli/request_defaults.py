@@ -9,9 +9,9 @@ from typing import Any
 
 from outrider.cli.parser import integer, number
 from outrider.errors import ConfigError
-from outrider.models.text.reasoning import PARSERS
+from outrider.models.text.reasoning import LEFT, PARSERS
 
-REASONING_PARSERS = ("auto", "none", *sorted(PARSERS))
+REASONING_PARSERS = ("auto", *LEFT, *sorted(PARSERS))
 # Parameters of SamplingParams: their flags, type, and help.
 SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], float], str, str]] = {
     "temperature": (("--temp", "--temperature"), number, "T", "0 takes the likeliest token"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.models.text.harmony import HarmonyReader
 from outrider.models.text.marks import first_mark, overlap
 from outrider.models.text.reasoning import (
     FORMATS,
+    LEFT,
     PARSERS,
     ReasoningFormat,
     ReasoningReader,
@@ -126,6 +127,7 @@ def test_in_many_pieces(case: tuple[str, bool, str, Parts], data: st.DataObject)
         st.sampled_from(["a", " ", "\n", "<", *(m for made in FORMATS for m in made.marks)]), max_size=12
     ),
 )
+@example("harmony", False, ["<|constrain|>"])
 def test_any_row_of_marks_is_read_alike_whole_and_in_characters(
     name: str, inside: bool, row: list[str]
 ) -> None:
@@ -204,7 +206,7 @@ def test_the_format_is_chosen_by_the_template(template: str | None, expected: st
     for parser in (None, "auto"):
         found = format_of(template, parser)
         assert (None if found is None else found.name) == expected
-    assert format_of(template, "none") is None
+    assert {format_of(template, name) for name in LEFT} == {None}
     for name, made in PARSERS.items():
         assert format_of(template, name) is made
 

@@ -17,6 +17,7 @@ END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL)
 CALL_OPEN = f"{CHANNEL}commentary to=functions."  # of calls as `HarmonyReader` hands them on
 _ENDS = (END, RETURN, CALL, START, CHANNEL)  # a message ends where one of these comes
+_HEAD_BEGINS = (START, CHANNEL, CONSTRAIN, "to=")
 MAX_HEAD = 300  # characters of a message's head
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
@@ -132,8 +133,8 @@ class HarmonyReader:
 def _may_be_head(text: str) -> bool:
     """Whether a text may be, or become, the beginning of a message's head."""
     begun = text.lstrip()
-    return _is_head(text) or any(mark.startswith(begun) for mark in (START, CHANNEL, MESSAGE, "to="))
+    return _is_head(text) or any(mark.startswith(begun) for mark in (*_HEAD_BEGINS, MESSAGE))
 
 
 def _is_head(text: str) -> bool:
-    return not text.strip() or text.lstrip().startswith((START, CHANNEL, CONSTRAIN, "to="))
+    return not text.strip() or text.lstrip().startswith(_HEAD_BEGINS)

@@ -15,6 +15,7 @@ from outrider.models.text.marks import overlap
 
 MAX_KEY = 200  # characters of a parameter's name
 MAX_CALL = 1 << 20  # characters of a call that is read as a whole
+_PYTHON_ESCAPES = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "r": "\r", "t": "\t"}
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -195,46 +196,105 @@ class GemmaScanner(_Native):
 
 
 class PythonScanner(_Native):
-    """Arguments of a call as Python writes it, `a=1, b="x")`, up to the closing parenthesis. They are known
-    when the call is complete."""
+    """Arguments of a call as Python writes it, `a=1, b="x")`, up to the closing parenthesis.
+
+    An argument is known when it is complete; of a text that has no unusual escapes, each character is.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.began = None
-        self._text: list[str] = []
+        self._text: list[str] = []  # of the current argument
+        self._size = 0  # characters of the call
         self._depth = 1
         self._quote = ""  # of the text that the last character is in
         self._escape = False
+        self._keys: set[str] = set()
+        self._shown: str | None = None  # of the current argument's value, a text: what has been taken
+        self._showing = False
+        self._out.append("{")
 
     def _advance(self, char: str) -> None:
-        self._text.append(char)
-        if self._quote:
-            if self._escape:
-                self._escape = False
-            elif char == "\\":
-                self._escape = True
-            elif char == self._quote:
-                self._quote = ""
-        elif char in "\"'":
-            self._quote = char
-        else:
-            self._depth += (char in "([{") - (char in ")]}")
-        if len(self._text) > MAX_CALL:
+        self._size += 1
+        if self._size > MAX_CALL:
             self.failed = True
-        elif not self._depth:
-            found = _python_arguments("".join(self._text))
-            self.done, self.failed = found is not None, found is None
-            self._out.append(found or "")
+        elif self._quote:
+            self._text.append(char)
+            self._character(char)
+        elif self._depth == 1 and char in ",)":
+            self._end_argument(char)
+        else:
+            if char in "\"'":
+                self._quote = char
+                self._begin_text()
+            self._depth += (char in "([{") - (char in ")]}")
+            self._text.append(char)
+
+    def _begin_text(self) -> None:
+        """A quote: where it begins the argument's value, the text is shown as it comes."""
+        key, equals, before = "".join(self._text).partition("=")
+        if self._shown is None and equals and not before.strip() and self._take_key(key.strip()):
+            self._showing, self._shown = True, ""
+            self._out.append('"')
+
+    def _character(self, char: str) -> None:
+        """A character of a text, its end included."""
+        escaped, self._escape = self._escape, char == "\\" and not self._escape
+        if char == self._quote and not escaped:
+            self._quote, self._showing = "", False
+        elif self._showing and not self._escape:
+            plain = _PYTHON_ESCAPES.get(char) if escaped else char if char >= " " else None
+            if plain is None:  # it is shown when the argument is complete
+                self._showing = False
+            else:
+                self._shown = f"{self._shown}{plain}"
+                self._out.append(_escaped(plain))
+
+    def _take_key(self, key: str) -> bool:
+        if not key.isidentifier() or key in self._keys:
+            return False
+        self._keys.add(key)
+        self._out.append(f"{', ' if len(self._keys) > 1 else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        return True
+
+    def _end_argument(self, char: str) -> None:
+        """A comma or the closing parenthesis."""
+        text, shown = "".join(self._text), self._shown
+        self._text, self._shown = [], None
+        if text.strip():
+            self.failed = not self._argument(text, shown)
+        else:
+            self.failed = char == ","
+        if char == ")" and not self.failed:
+            self._out.append("}")
+            self.done = True
+
+    def _argument(self, text: str, shown: str | None) -> bool:
+        """Write a complete argument, or what is left of it. False: it is none."""
+        found = _python_argument(text)
+        if found is None or (shown is None and not self._take_key(found[0])):
+            return False
+        value = found[1]
+        if shown is None:
+            self._out.append(json.dumps(value, ensure_ascii=False))
+            return True
+        if not isinstance(value, str) or not value.startswith(shown):
+            return False
+        self._out.append(_escaped(value[len(shown) :]) + '"')
+        return True
 
 
-def _python_arguments(text: str) -> str | None:
-    """`a=1, b="x")` as a JSON object; None for what is no call with named literals."""
+def _python_argument(text: str) -> tuple[str, Any] | None:
+    """`a=1` as name and value; None for what is no literal with a name."""
     try:
-        call = ast.parse(f"f({text}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or len(call.keywords) != 1:
             return None
-        found = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-        return json.dumps(found, ensure_ascii=False, allow_nan=False)
+        found = call.keywords[0]
+        if not isinstance(call.func, ast.Name) or found.arg is None:
+            return None
+        value = ast.literal_eval(found.value)
+        json.dumps(value, allow_nan=False)
+        return found.arg, value
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

@@ -67,6 +67,7 @@ _OF_THINK = (
     *("deepseek_r1", "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "holo2", "kimi_k2", "minimax_m2"),
     *("nemotron_v3", "olmo3", "qwen3", "smollm3", "step3", "step3p5", "deepseek", "think"),
 )
+LEFT = ("none", "identity", "minimax_m2_append_think")  # thoughts stay in the text
 PARSERS: dict[str, ReasoningFormat] = {
     **dict.fromkeys(_OF_THINK, _THINK),
     **{made.name: made for made in FORMATS},
@@ -91,10 +92,10 @@ def format_of(
     """The format of a model's thoughts; None if it has none.
 
     template: source of its chat template.
-    parser:   a name of PARSERS, or "none"; None and "auto" choose by the template, and after that by a
+    parser:   a name of PARSERS or LEFT; None and "auto" choose by the template, and after that by a
               vocabulary that has <think> and </think> as tokens.
     """
-    if parser == "none":
+    if parser in LEFT:
         return None
     if parser not in (None, "auto"):
         return PARSERS[str(parser)]

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 Family: TypeAlias = Literal[
     "hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "gemma4", "pythonic", "openai"
 ]
-FAMILIES: tuple[Family, ...] = ("hermes", "llama3_json", "mistral")  # whose calls in free text are enforced
+FAMILIES: tuple[Family, ...] = ("hermes", "llama3_json", "mistral")  # all of whose calls are JSON with a name
 # By the names of vLLM's --tool-call-parser.
 TOOL_PARSERS: dict[str, Family] = {
     **{family: family for family in FAMILIES},

@@ -13,7 +13,7 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
 from outrider.models.text.reasoning import ReasoningFormat, stage_of
-from outrider.server.http import sampling_fields, thought_grammar, tool_grammar, tools
+from outrider.server.http import free_tool_grammar, sampling_fields, thought_grammar, tool_grammar, tools
 from outrider.server.http.conversation import Conversation, render
 from outrider.server.http.disconnect import while_connected
 from outrider.server.http.generation import Sample, respond
@@ -104,7 +104,7 @@ def _grammar(service: Service, body: ChatRequest, use: ToolUse) -> str | None:
         return None if rule is None else tool_grammar.formed_grammar(use, family, marks, rule)
     if not use.enforced:
         return None
-    return tool_grammar.free_grammar(use, family, marks, service.templates.special_ids)
+    return free_tool_grammar.free_grammar(use, family, marks, service.templates.special_ids)
 
 
 def _defer(

@@ -19,13 +19,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from outrider.models.text.harmony import CALL, CALL_OPEN
+from outrider.models.text.harmony import CALL, CALL_OPEN, MESSAGE
 from outrider.models.text.harmony import MARKS as HARMONY_MARKS
 from outrider.models.text.tokenizer import Tokenizer
-from outrider.models.text.tool_families import TOOL_PARSERS, Family
+from outrider.models.text.tool_families import FAMILIES, TOOL_PARSERS, Family
 from outrider.models.text.tool_words import CLOSE, OPEN
 
-MISTRAL_OPEN = "[TOOL_CALLS]"
+MISTRAL_OPEN, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 BRACKET_OPEN, BRACKET_CLOSE, FUNCTOOLS = "<|tool_call|>", "<|/tool_call|>", "functools"
 GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -91,27 +91,60 @@ BLANKS = r"[ \t\r\n]*"
 NAME_KEY = rf'{BLANKS}\{{{BLANKS}\{{?{BLANKS}"name"{BLANKS}:{BLANKS}"'
 ARGUMENTS_KEY = rf'"{BLANKS},{BLANKS}"(arguments|parameters)"{BLANKS}:{BLANKS}'
 _ENFORCED_TAGS = r"<(tool_call|tools|function_call)>"
-AFTER_CALL = r"[ \t\r\n}]*(```|</(tool_call|tools|function_call)>)?[ \t\r\n;]*"  # before an unmarked call
-CONTINUED = r"[ \t\r\n}]*,?"  # before the next call after the same mark
-ENFORCED_MARKS: dict[Family, str] = {  # of FAMILIES, as the next one
+# What may be between two calls of one mark, and before one at the start of the answer. Where a family's calls
+# may also be in a form of their own, what closes one form is dropped before another, too.
+_AFTER_CALL = r"[ \t\r\n}]*(```|</(tool_call|tools|function_call)>)?[ \t\r\n;]*"
+_BETWEEN = r"([ \t\r\n},;\]]|```|<[/|]*[a-z_]+\|?>)*"
+CONTINUED: dict[Family, str] = dict.fromkeys(ANYWHERE, _BETWEEN)
+CONTINUED |= dict.fromkeys(FAMILIES, r"[ \t\r\n}]*,?")
+AFTER_CALL: dict[Family, str] = dict.fromkeys(ANYWHERE, _BETWEEN)
+AFTER_CALL |= dict.fromkeys(FAMILIES, _AFTER_CALL)
+_BLOCK = rf"(```(json)?{BLANKS})?"
+ENFORCED_MARKS: dict[Family, str] = {
     "hermes": _ENFORCED_TAGS,
     "llama3_json": "",
-    "mistral": rf"\[TOOL_CALLS\]{BLANKS}\[",
+    "mistral": rf"\[TOOL_CALLS\]{BLANKS}\[",  # nothing but a call comes after the mark
+    "granite": rf"((<\|tool_call\|>|functools){BLANKS}\[?|{_ENFORCED_TAGS})",
+    "qwen3_coder": _ENFORCED_TAGS,
+    "gemma4": _ENFORCED_TAGS,
+    "pythonic": "",
 }
 ENFORCED_STARTS: dict[Family, str] = {
-    "hermes": rf"(```(json)?{BLANKS})?",
+    "hermes": _BLOCK,
     "llama3_json": r"(<\|python_tag\|>)?",
     "mistral": "",
+    "granite": _BLOCK,
+    "qwen3_coder": _BLOCK,
+    "gemma4": "",
+    "pythonic": r"(<\|python_start\|>)?",
+}
+# Of forms that are not JSON: what comes before the name, and the character after it.
+OWN_STARTS: dict[Family, tuple[str, str]] = {
+    "qwen3_coder": ("<function=", ">"),
+    "gemma4": (rf"<\|tool_call>{BLANKS}call:", "{"),
+    "pythonic": (rf"(<\|python_start\|>)?{BLANKS}\[{BLANKS}", "("),
+}
+_OWN_HEADS: dict[Family, str] = {  # the same as the parser sees it, up to the arguments
+    "mistral": rf"\[TOOL_CALLS\] ?(NAME)(\[ARGS\])?{BLANKS}",
+    "qwen3_coder": rf"(<tool_call>)?{BLANKS}<function=(NAME)>",
+    "gemma4": rf"<\|tool_call>{BLANKS}call:(NAME)",
+    "pythonic": rf"((<\|python_start\|>)?{BLANKS}\[{BLANKS})?(NAME)\(",
+    "openai": rf"{re.escape(CALL_OPEN)}(NAME){re.escape(MESSAGE)}{BLANKS}",
 }
 
 
 def is_enforced(family: Family, head: str, names: Iterable[str]) -> bool:
     """Whether a grammar saw this call begin. `head` is its text from the opening to the arguments."""
-    starts = [ENFORCED_STARTS[family], CONTINUED]
+    name = "|".join(map(re.escape, names))
+    own = _OWN_HEADS.get(family)
+    if own is not None and re.fullmatch(BLANKS + own.replace("NAME", name), head) is not None:
+        return True
+    if family == "openai":
+        return False
+    starts = [ENFORCED_STARTS[family], r"[ \t\r\n}]*,?"]
     if ENFORCED_MARKS[family]:
         starts.append(ENFORCED_MARKS[family])
     opening = "|".join(f"({start})" for start in starts)
-    name = "|".join(map(re.escape, names))
     return re.fullmatch(rf"{BLANKS}({opening}){NAME_KEY}({name}){ARGUMENTS_KEY}", head) is not None
 
 
@@ -142,7 +175,7 @@ _BY_TEMPLATE: tuple[tuple[str, Family], ...] = (
 _SPECIAL: dict[Family, tuple[str, ...]] = {  # marks that may be special tokens
     "hermes": (OPEN, CLOSE),
     "llama3_json": (),
-    "mistral": (MISTRAL_OPEN,),
+    "mistral": (MISTRAL_OPEN, MISTRAL_ARGUMENTS),
     "granite": (BRACKET_OPEN, BRACKET_CLOSE, OPEN, CLOSE),
     "qwen3_coder": (OPEN, CLOSE),
     "gemma4": (GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE),

@@ -8,40 +8,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.decoding.sampling.structured import StructuredOutputsParams
 from outrider.errors import ConfigError
 from outrider.json_schema import prepared
 from outrider.models.text.harmony import CHANNEL, CONSTRAIN, MESSAGE
-from outrider.models.text.tool_families import FAMILIES, Family
+from outrider.models.text.tool_families import Family
 from outrider.models.text.tool_words import CLOSE, OPEN
+from outrider.server.http.argument_rules import COMPACT
 from outrider.server.http.errors import ApiError, bad
 from outrider.server.http.protocol import Tool
 from outrider.server.http.request_fields import shown
-from outrider.server.http.thought_grammar import mark_of, ranges
-from outrider.server.http.tool_forms import (
-    AFTER_CALL,
-    ARGUMENTS_KEY,
-    BLANKS,
-    BRACKET_OPEN,
-    CONTINUED,
-    ENFORCED_MARKS,
-    ENFORCED_STARTS,
-    MISTRAL_OPEN,
-    NAME_KEY,
-    calls_are_marked,
-)
+from outrider.server.http.thought_grammar import mark_of
+from outrider.server.http.tool_forms import BRACKET_OPEN, MISTRAL_OPEN, calls_are_marked
 from outrider.server.http.tools import ToolUse
 
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _LINE_NUMBERS = re.compile(r"^at [0-9]+\([0-9]+\): |\s+[0-9]+ \|.*", re.DOTALL)  # of a grammar, in errors
-_ANY_ARGUMENTS = {"type": "object"}
+ANY_ARGUMENTS = {"type": "object"}
 _OTHER_TYPES = ("array", "string", "number", "integer", "boolean", "null")
-_TEXT = r"(.|\n)*"
-_COLON = ARGUMENTS_KEY.removesuffix(BLANKS)  # a lazy regex would match none of the blanks
 
 
 def call_grammar(use: ToolUse, family: Family, marks: Mapping[str, int] | None = None) -> str:
@@ -58,49 +45,6 @@ def formed_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], form:
     Arguments of tools that are not strict are any object. Raises ApiError as `call_grammar` does."""
     strict = [tool for tool in use.tools if tool.function.strict]
     return "\n".join(["start: calls | form", f"form: {form}", *_calls(use, family, marks, strict)])
-
-
-def free_grammar(use: ToolUse, family: Family, marks: Mapping[str, int], special: Iterable[int]) -> str:
-    """Any text with calls in it, whose arguments match the schemas of those tools that are strict.
-
-    special: ids of the special tokens but for those that end a text; any of them may be in it.
-    Raises ApiError as `call_grammar` does.
-    """
-    if family not in FAMILIES:
-        raise bad(
-            "strict tools and allowed_tools are not enforced in the form in which this model writes calls "
-            f'({family}): leave them out, use tool_choice "required", or serve it with '
-            "--tool-call-parser hermes",
-            "tools",
-        )
-    strict = [tool for tool in use.tools if tool.function.strict]
-    rules = ["call: " + " | ".join(f"call{n}" for n in range(len(use.tools)))]
-    starts = []
-    rules.append("blanks: " + _regex(r"[ \t\r\n]+"))
-    for n, tool in enumerate(use.tools):
-        rules.append(f"call{n}: {json.dumps(tool.function.name)} key{n} {_end(n)}")
-        rules.append(f"key{n}: {_regex(ARGUMENTS_KEY)}")
-        begin = f"{AFTER_CALL}{ENFORCED_STARTS[family]}{NAME_KEY}{_escaped(tool.function.name)}{_COLON}"
-        rules.append(f"start{n}[lazy]: {_regex(begin)}")
-        rules.append(f"first{n}: start{n} blanks? {_end(n)}")
-        starts.append(f"first{n}")
-    rules.append(f"next[lazy]: {_regex(CONTINUED + NAME_KEY)}")
-    if ENFORCED_MARKS[family]:
-        rules.append(f"mark[lazy]: {_regex(_TEXT + ENFORCED_MARKS[family] + NAME_KEY)}")
-        rules.append("marked: mark call (next call)*")
-        starts.append("marked")
-        for opening in (OPEN, MISTRAL_OPEN):
-            if (token := marks.get(opening)) is not None:
-                between = BLANKS + r"\[" if opening == MISTRAL_OPEN else ""
-                rules += [f"name_key: {_regex(between + NAME_KEY)}"]
-                rules += [f"special: TEXT <[{token}]> name_key call (next call)*"]
-                starts.append("special")
-    if others := sorted({*special} - {marks[mark] for mark in (OPEN, MISTRAL_OPEN) if mark in marks}):
-        rules.append(f"other: TEXT <[{ranges(others)}]>")
-        starts.append("other")
-    return "\n".join(
-        [f"start: ({' | '.join(starts)})* TEXT", f"TEXT: {_regex(_TEXT)}", *rules, *_schemas(use, strict)]
-    )
 
 
 def form_rule(form: Mapping[str, Any]) -> str | None:
@@ -122,15 +66,16 @@ def blamed(use: ToolUse, form: Mapping[str, Any] | None, error: ConfigError) -> 
     if not use.tools:
         return error
     for tool in use.tools:
-        if (use.forced or tool.function.strict) and (fault := schema_fault(_arguments_schema(tool))):
-            return _refused(tool, fault)
+        if (use.forced or tool.function.strict) and (fault := schema_fault(arguments_schema(tool))):
+            return refused(tool, fault)
     told = _LINE_NUMBERS.split(str(error).partition(": ")[2])
     return bad(
         f"the tools cannot be used together: {next(filter(None, told), 'their grammar fails')}", "tools"
     )
 
 
-def _refused(tool: Tool, fault: str) -> ApiError:
+def refused(tool: Tool, fault: str) -> ApiError:
+    """The error for a tool's schema that cannot be enforced."""
     return bad(f"the parameters of the tool {tool.function.name!r} cannot be used: {fault}", "tools")
 
 
@@ -144,7 +89,7 @@ def _calls(use: ToolUse, family: Family, marks: Mapping[str, int], strict: Seque
     for n, tool in enumerate(use.tools):
         head = f'{{"name": "{tool.function.name}", "{key}": '
         rules.append(f"call{n}: {json.dumps(head)} arguments{n} {json.dumps('}')}")
-    rules += _schemas(use, strict)
+    rules += schemas(use, strict)
     opening, closing = mark_of(OPEN, marks), mark_of(CLOSE, marks)
     if family in ("hermes", "qwen3_coder", "gemma4"):  # of the latter two, whose parsers read it too
         one, several = "marked", '("\\n" marked)*'
@@ -166,24 +111,28 @@ def _channel_calls(use: ToolUse, marks: Mapping[str, int], strict: Sequence[Tool
         head = json.dumps(f"commentary to=functions.{tool.function.name} ")
         kind = f'{mark_of(CONSTRAIN, marks)} "json"'
         rules.append(f"call{n}: {channel} {head} {kind} {message} arguments{n}")
-    return [*rules, *_schemas(use, strict)]
+    return [*rules, *schemas(use, strict)]
 
 
-def _schemas(use: ToolUse, strict: Sequence[Tool]) -> list[str]:
+def schemas(use: ToolUse, strict: Sequence[Tool]) -> list[str]:
     """The rules `arguments0` and so on: any object for a tool that is not among the strict ones."""
     rules = []
     for n, tool in enumerate(use.tools):
-        schema: Any = _ANY_ARGUMENTS
-        if tool in strict:
-            try:
-                schema = prepared(_arguments_schema(tool))
-            except ConfigError as error:
-                raise _refused(tool, str(error)) from None
-        rules.append(f"arguments{n}: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
+        schema = enforced_schema(tool) if tool in strict else ANY_ARGUMENTS
+        rules.append(f"arguments{n}: %json {json.dumps({**schema, 'x-guidance': COMPACT})}")
     return rules
 
 
-def _arguments_schema(tool: Tool) -> dict[str, Any]:
+def enforced_schema(tool: Tool) -> dict[str, Any]:
+    """A tool's schema as llguidance takes it. Raises ApiError."""
+    try:
+        found: dict[str, Any] = prepared(arguments_schema(tool))
+        return found
+    except ConfigError as error:
+        raise refused(tool, str(error)) from None
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
     """A tool's schema, of an object. Raises ApiError where it says that the arguments are something else."""
     given = tool.function.parameters or _NO_ARGUMENTS
     kinds = given.get("type", "object")
@@ -191,18 +140,5 @@ def _arguments_schema(tool: Tool) -> dict[str, Any]:
     if "object" in several:
         return {**given, "type": "object"}
     if all(kind in _OTHER_TYPES for kind in several):
-        raise _refused(tool, f"a call's arguments are an object, not of the type {shown(kinds)}")
+        raise refused(tool, f"a call's arguments are an object, not of the type {shown(kinds)}")
     return given
-
-
-def _end(number: int) -> str:
-    return f"arguments{number} {_regex(BLANKS + '[}]')}"
-
-
-def _regex(pattern: str) -> str:
-    return "/" + pattern.replace("/", r"\/") + "/"
-
-
-def _escaped(name: str) -> str:
-    """A tool's name, which has only letters, digits, `_`, `-` and `.`, in a regex."""
-    return name.replace(".", r"\.")
