@@ -20,7 +20,8 @@ from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import VERIFIERS, Verifier, check_pair
 from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter, Draws
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.drawing import Draws
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
