@@ -17,7 +17,10 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
+from outrider.decoding.types import FloatArray
+from outrider.engines.heads import HeadItem
 from tests.support.models import VOCAB_SIZE, interleaved
+from tests.support.toy_model import ToyModel
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -327,11 +330,23 @@ class ReferenceHead:
         logits: list[Doubles] = []
         given: list[Doubles] = []
         for i, token in enumerate(tokens):
-            x = self._reduced(states[i].astype(np.float64)) if i < len(states) else given[-1]
-            row, state = self._token(token, x, keys)
+            fed_back = i >= len(states)
+            row, state = self.row(token, given[-1] if fed_back else states[i], keys, fed_back=fed_back)
             logits.append(row)
             given.append(state)
         return np.stack(logits), np.stack(given)
+
+    def row(
+        self,
+        token: int,
+        state: npt.NDArray[Any],
+        keys: list[list[tuple[Doubles, Doubles]]],
+        *,
+        fed_back: bool,
+    ) -> tuple[Doubles, Doubles]:
+        """The same of one token, after those whose keys and values are in `keys`, which get its own."""
+        x = state.astype(np.float64)
+        return self._token(token, x if fed_back else self._reduced(x), keys)
 
     def _reduced(self, states: Doubles) -> Doubles:
         d, w = self.dims, self.weights
@@ -392,3 +407,94 @@ class ReferenceHead:
     def _norm(self, x: Doubles, name: str) -> Doubles:
         root = np.sqrt(np.mean(x * x) + self.dims.eps)
         return np.asarray(x / root * self.weights[f"{name}.weight"])
+
+
+def knowing_head(
+    model: ToyModel, taps: tuple[int, ...], rows: int, *, sway: float = 0.5, seed: int = 0
+) -> TinyHead:
+    """A head that knows what usually follows a token in a toy model's texts, and is led astray by the hidden
+    states now and then, the more the larger `sway`. Attention finds a token's own row, since embeddings are
+    nearly orthogonal; so its embedding reaches the output, which was solved for the model's bigrams."""
+    hidden = 16 * (-(-model.vocab_size // 16) + 1)
+    dims = HeadDims(
+        hidden=hidden, target_hidden=model.hidden_size, heads=1, kv_heads=1, ffn=16, vocab=model.vocab_size,
+        rows=rows, states=len(taps), taps=taps,
+    )  # fmt: skip
+    made = tiny_head(dims, seed)
+    one, nothing, ones = (np.eye(hidden), np.zeros((hidden, hidden)), np.ones(hidden))
+    embeddings = np.random.default_rng(seed).standard_normal((dims.vocab, hidden))
+    embeddings /= np.sqrt(np.mean(embeddings**2, axis=1, keepdims=True) + dims.eps)
+    bigrams = np.stack([model.bigram(token) for token in range(dims.vocab)])
+    output = np.linalg.lstsq(embeddings, bigrams, rcond=None)[0].T[made.ids]
+    at = "layers.0.self_attn."
+    weights = {
+        "embed_tokens.weight": embeddings,
+        "lm_head.weight": output,
+        "norm.weight": ones,
+        "layers.0.input_layernorm.weight": ones,
+        "fc.weight": sway * made.weights["fc.weight"],
+        **{f"{at}{part}_proj.weight": np.hstack([one, nothing]) for part in "qkv"},
+        f"{at}o_proj.weight": one,
+        "layers.0.mlp.down_proj.weight": 0.5 * sway * made.weights["layers.0.mlp.down_proj.weight"],
+    }
+    as_floats = {name: np.asarray(values, np.float32) for name, values in weights.items()}
+    return TinyHead(dims, {**made.weights, **as_floats}, made.ids)
+
+
+class NumpyCache:
+    """Implements Cache for `NumpyHead`: keys and values of each layer."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.keys: list[list[tuple[Doubles, Doubles]]] = [[] for _ in range(layers)]
+        self.capacity = capacity
+        self.closed = False
+
+    @property
+    def length(self) -> int:
+        assert not self.closed
+        return len(self.keys[0])
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        for layer in self.keys:
+            del layer[length:]
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        raise AssertionError("a head's rows are truncated only")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class NumpyHead:
+    """Implements HeadModel by the reference. passes: (rows, whether fed back) of each pass."""
+
+    def __init__(self, head: TinyHead) -> None:
+        self.made = head
+        self.reference = ReferenceHead(head)
+        dims = head.dims
+        self.vocab_size, self.token_count = dims.rows or dims.vocab, dims.vocab
+        self.hidden_size, self.state_width = dims.hidden, dims.width
+        self.passes: list[tuple[int, bool]] = []
+
+    def new_cache(self, capacity: int) -> NumpyCache:
+        return NumpyCache(self.reference.dims.layers, capacity)
+
+    def forward_head(
+        self, items: Sequence[HeadItem], *, fed_back: bool
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        logits, given = [], []
+        for item in items:
+            cache = item.cache
+            assert isinstance(cache, NumpyCache)
+            assert item.states.shape == (len(item.tokens), self.hidden_size if fed_back else self.state_width)
+            assert cache.length + len(item.tokens) <= cache.capacity
+            found = [
+                self.reference.row(int(token), state, cache.keys, fed_back=fed_back)
+                for token, state in zip(item.tokens, item.states, strict=True)
+            ]
+            rows = [found[i] for i in item.rows]
+            logits.append(np.array([row for row, _ in rows], np.float32).reshape(len(rows), self.vocab_size))
+            given.append(np.array([row for _, row in rows], np.float32).reshape(len(rows), self.hidden_size))
+        self.passes.append((sum(len(item.tokens) for item in items), fed_back))
+        return logits, given
