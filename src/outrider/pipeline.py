@@ -25,9 +25,23 @@ from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
+from outrider.draft_loading import (
+    HeadEngine,
+    guessed_head_cost,
+    load_drafts,
+    load_native_head,
+    native_head_cost,
+)
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.drafters.vocab_subset import frequent_blocks
-from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
+from outrider.drafting import (
+    Costs,
+    DraftHead,
+    Drafting,
+    DraftModel,
+    guessed_costs,
+    make_drafting,
+    make_lookup,
+)
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.runner import Runner, WholeEngine
 from outrider.engines.step import CachedStepEngine
@@ -35,7 +49,7 @@ from outrider.errors import ConfigError, nearest
 from outrider.machine import available_processors
 from outrider.models.source import ModelSource
 from outrider.models.text.tokenizer import Tokenizer
-from outrider.opening import distinct, open_draft, open_target, tokenizer_source, weights_key
+from outrider.opening import distinct, open_draft, open_target, tokenizer_source
 from outrider.policy.cost_model import CostModel
 from outrider.sampling_defaults import SamplingDefaults, sampling_defaults
 from outrider.torch_engine import torch_costs, torch_loader, torch_memory
@@ -99,6 +113,7 @@ class StepBackend:
 
     memory:    its own check in the place of those that count main memory: raises for what it cannot run.
     quantizes: whether it quantizes draft models at load.
+    heads:     how it runs heads on the target; None where it runs none.
     """
 
     loader: Callable[[EngineConfig], ModelLoader]
@@ -106,6 +121,7 @@ class StepBackend:
     rows: Callable[[], RowSampler | None]
     memory: MemoryCheck | None = None
     quantizes: bool = True
+    heads: HeadEngine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +137,9 @@ class WholeBackend:
 
 # To add an engine: a line here. "auto" is the first, or torch where a device is asked for.
 ENGINES: dict[str, StepBackend | WholeBackend] = {
-    "native": StepBackend(native_loader, native_costs, native_rows),
+    "native": StepBackend(
+        native_loader, native_costs, native_rows, heads=HeadEngine(load_native_head, native_head_cost)
+    ),
     "torch": StepBackend(torch_loader, torch_costs, native_rows, memory=torch_memory, quantizes=False),
 }
 
@@ -281,31 +299,26 @@ def build_all(
     sampling = sampling_defaults(config, source)
     tokenizer = Tokenizer.from_data(tokenizer_source(config, source, progress).tokenizer)
     lookups = [make_lookup(choice) for choice in choices]
-    opening = functools.partial(open_draft, quantizes=backend.quantizes)
+    opening = functools.partial(open_draft, quantizes=backend.quantizes, heads=backend.heads is not None)
     opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in choices)
     drafts = {choice: draft for choice, draft in opened if draft is not None}
     context = _context(config, source)
-    _memory_check(backend, memory_check)(config, context, [source, *distinct(drafts)])
+    _memory_check(backend, memory_check)(config, context, [source, *(d.source for d in distinct(drafts))])
 
     rows = backend.rows() if loader is None else None
+    heads = backend.heads
+    if heads is not None and (costs is not None or loader is not None):
+        heads = replace(heads, cost=guessed_head_cost)
     costs = costs or (backend.costs() if loader is None else guessed_costs)
     loader = loader or backend.loader(config)
     threads = _threads(config)
     target = loader(source, threads)
     engine = CachedStepEngine(wrap(target))
-    loaded = {weights_key(s): loader(s, threads) for s in distinct(drafts)}
-    wrapped = {key: wrap(model) for key, model in loaded.items()}
+    loaded = load_drafts(drafts, threads, context, loader=loader, wrap=wrap, costs=costs, heads=heads)
     pipelines = []
     for choice, lookup in zip(choices, lookups, strict=True):
-        described, draft = None, None
-        if choice in drafts:
-            described, common = drafts[choice]
-            key = weights_key(described)
-            draft = DraftModel(
-                wrapped[key],
-                common,
-                functools.partial(costs, loaded[key], frequent_blocks(loaded[key])),
-            )
+        found = loaded.get(choice)
+        described, draft = (None, None) if found is None else (found.source, found.drafts)
         remake = functools.partial(_drafting, choice, functools.partial(costs, target, None), draft, clock)
         drafting = remake(lookup)
         pipelines.append(
@@ -321,7 +334,7 @@ def build_all(
 def _drafting(
     choice: SpeculativeConfig,
     cost: Callable[[], CostModel],
-    draft: DraftModel | None,
+    draft: DraftModel | DraftHead | None,
     clock: Callable[[], float],
     lookup: SuffixDrafter | None = None,
 ) -> Drafting:

@@ -139,6 +139,15 @@ def test_a_head_for_another_target_is_refused_with_what_differs(
     assert "\n" not in str(error.value)
 
 
+def test_a_part_of_the_vocabulary_needs_its_ids(tmp_path: Path) -> None:
+    made = tiny_head(replace(GGUF, rows=0, vocab=96, embedding=False))
+    head = read(gguf(tmp_path / "head", made))
+    with pytest.raises(
+        UnsupportedModelError, match="its output of 96 rows without d2t, the target's 320 ids"
+    ):
+        head.for_target(target(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
@@ -157,6 +166,12 @@ def test_other_kinds_of_heads_are_named(tmp_path: Path, config: dict[str, Any], 
     folder = original_folder(tmp_path, tiny_head(), config=config)
     with pytest.raises(UnsupportedModelError, match=f"a head of the kind {kind}, which is not supported"):
         open_head(folder)
+
+
+@pytest.mark.parametrize("dialect", WRITERS)
+def test_a_head_that_is_taken_for_a_model_is_told(tmp_path: Path, dialect: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"a head \(EAGLE-3\), which drafts for a model: give it"):
+        open_model(WRITERS[dialect](tmp_path / "head", tiny_head(GGUF)))
 
 
 def test_pickled_heads_are_not_read(tmp_path: Path) -> None:
@@ -184,6 +199,7 @@ OFFSETS = np.zeros(96, np.int64)
         ({"d2t": np.zeros(96, np.float32)}, "not a list of integers"),
         ({"t2d": np.zeros(320, np.int64)}, "t2d is not a list of truth values"),
         ({"fc.weight": None}, "fc.weight is missing"),
+        ({"fc.weight": np.zeros((), np.float32)}, "fc.weight is a single number"),
         ({"fc.weight": np.zeros((64, 193), np.float32)}, "fc.weight is 64 x 193"),
         ({"fc.weight": np.zeros((64, 192, 1), np.float32)}, "fc.weight is"),
         ({"fc.weight": np.zeros((64, 192), np.int64)}, "fc.weight has type I64"),

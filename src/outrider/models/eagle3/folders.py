@@ -103,7 +103,7 @@ def _read(
     family, dimensions = _dimensions(layer)
     rows = config.integer("draft_vocab_size", 1, LIMITS["vocab_size"], dimensions.vocab_size)
     fc = tensors.get("fc.weight")
-    columns = fc.shape[-1] if fc is not None else 0
+    columns = fc.shape[-1] if fc is not None and fc.shape else 0
     size = config.integer(
         "target_hidden_size", 1, LIMITS["hidden_size"], max(1, columns // max(1, head.states))
     )

@@ -45,8 +45,8 @@ def open_head(path: Path) -> Eagle3Head | None:
 
 
 def head_kind(path: Path) -> str | None:
-    """What kind of head is at `path`, "EAGLE-3" for those that are read; None for anything else."""
-    path = Path(path)
+    """What kind of head is at `path`, "EAGLE-3" for those that are read; None for anything else. Raises
+    ModelError for a file that is damaged."""
     if (file := _gguf(path)) is not None:
         return _kind_of(peek_architecture(file) or "")
     config = _config(path)
