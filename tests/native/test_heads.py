@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,12 @@ from outrider.models.quantization import loaded_type, quantized
 from outrider.models.source import ModelSource
 from tests.native.support import core, usable_isas
 from tests.support.heads import (
+    RECORDED,
     HeadDims,
     ReferenceHead,
     TinyHead,
     gguf_head,
+    head_inputs,
     original_folder,
     speculators_folder,
     tiny_head,
@@ -37,6 +40,7 @@ from tests.support.three_bits import values
 
 N, TRUE = 40, 24  # tokens, and those of them that come with the target's hidden states
 TARGET = Dims(layers=6)
+REFERENCE = Path(__file__).parent.parent / "data/reference"
 
 CASES: dict[str, tuple[str, HeadDims]] = {
     "original": ("original", HeadDims()),
@@ -76,10 +80,7 @@ def opened(folder: Path, dialect: str, head: TinyHead) -> Eagle3Head:
 
 
 def inputs(dims: HeadDims) -> tuple[list[int], npt.NDArray[np.float32]]:
-    """Tokens, and hidden states with a few large columns, as those of real models have."""
-    rng = np.random.default_rng(11)
-    states = rng.standard_normal((N, dims.width)) * np.where(rng.random(dims.width) < 0.02, 40.0, 1.0)
-    return rng.integers(0, dims.vocab, N).tolist(), states.astype(np.float32)
+    return head_inputs(dims, N)
 
 
 def run(
@@ -124,6 +125,25 @@ def test_float_weights_agree_with_float64(tmp_path: Path, case: str) -> None:
     assert error(found[1], wanted[1]) < 1e-4
     ids = np.arange(dims.vocab) if head.target_ids is None else head.target_ids
     np.testing.assert_array_equal(ids, made.ids)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_package_speculators_gives_the_same(tmp_path: Path, name: str) -> None:
+    """With the configuration as it writes it: logits of all positions, then of one and two drafted tokens."""
+    dims = RECORDED[name]
+    config = json.loads((REFERENCE / "heads.json").read_text())[name]
+    found = open_head(speculators_folder(tmp_path / "head", tiny_head(dims), config=config))
+    assert found is not None
+    head = NativeHead.load(found.for_target(target(tmp_path)).source, kv_dtype="f32")
+    with np.load(REFERENCE / "heads.npz") as recorded:
+        wanted = [recorded[f"{name}.{step}"] for step in range(3)]
+    count = len(wanted[0])
+    tokens, states = head_inputs(dims, count)
+    rows, _ = run(head, tokens, states, [count])
+    assert error(rows, wanted[0]) < 1e-5
+    for known in range(1, count - 2):
+        rows, _ = run(head, tokens[: known + 2], states, [known])
+        assert error(rows[-2:], np.stack([wanted[1][known - 1], wanted[2][known - 1]])) < 1e-5
 
 
 @pytest.mark.parametrize("case", ["original", "speculators, three layers of qwen3", "gguf, all switches"])

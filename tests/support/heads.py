@@ -110,6 +110,23 @@ def tiny_head(dims: HeadDims | None = None, seed: int = 0) -> TinyHead:
     return TinyHead(d, weights, ids.astype(np.int64))
 
 
+def head_inputs(dims: HeadDims, count: int) -> tuple[list[int], Floats]:
+    """`count` tokens, and hidden states with a few large columns, as those of real models have."""
+    rng = np.random.default_rng(11)
+    states = rng.standard_normal((count, dims.width)) * np.where(rng.random(dims.width) < 0.02, 40.0, 1.0)
+    return rng.integers(0, dims.vocab, count).tolist(), states.astype(np.float32)
+
+
+# The heads that tests/scripts/record_head_reference.py recorded.
+RECORDED: Mapping[str, HeadDims] = {
+    "plain": HeadDims(taps=(2, 3, 4)),
+    "norm before residual": HeadDims(taps=(2, 3, 4), norm_before_residual=True, joint_norm=True),
+    "three layers of qwen3": HeadDims(
+        taps=(2, 3, 4), layers=3, qk_norms=True, norm_before_residual=True, state_norms=True, norm_output=True
+    ),
+}
+
+
 # --- Files ----------------------------------------------------------------------------------------
 
 

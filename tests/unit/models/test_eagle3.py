@@ -234,6 +234,7 @@ def test_damaged_tensors_are_named(tmp_path: Path, tensors: dict[str, Any], what
         ({"transformer_layer_config": None}, "transformer_layer_config is missing"),
         ({"transformer_layer_config": {"model_type": "mamba"}}, "layers of the model_type 'mamba'"),
         ({"transformer_layer_config": {"attention_bias": True}}, "sets attention_bias"),
+        ({"transformer_layer_config": {"layer_types": ["sliding_attention"]}}, "more than full attention"),
         ({"transformer_layer_config": {"hidden_size": 64}}, "is missing"),
     ],
 )

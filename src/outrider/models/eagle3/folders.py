@@ -137,6 +137,9 @@ def _dimensions(layer: Section) -> tuple[str, Dimensions]:
     for option in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if layer.flag(option, False):
             raise UnsupportedModelError(f"{layer.path}: sets {option}, which is not supported")
+    kinds = layer.values.get("layer_types")
+    if isinstance(kinds, list) and any(kind != "full_attention" for kind in kinds):
+        raise UnsupportedModelError(f"{layer.path}: layer_types has more than full attention")
     if layer.text("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"{layer.path}: hidden_act is not silu")
     family, kind = _KINDS[model_type]
