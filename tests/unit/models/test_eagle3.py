@@ -74,6 +74,11 @@ def test_layers_that_no_file_names_are_those_of_the_paper(tmp_path: Path) -> Non
         assert head.for_target(target(tmp_path, layers=28)).layers == (2, 14, 25)
 
 
+def test_the_first_converters_named_the_layers_otherwise(tmp_path: Path) -> None:
+    keys = {"eagle3.target_layers": None, "eagle3.extract_layers": [1, 4, 5]}
+    assert read(gguf(tmp_path, tiny_head(GGUF), keys=keys)).layers == (1, 4, 5)
+
+
 def test_switches_of_the_speculators_format(tmp_path: Path) -> None:
     dims = HeadDims(norm_before_residual=True, state_norms=True, norm_output=True, layers=2, qk_norms=True)
     head = read(speculators_folder(tmp_path, tiny_head(dims)))

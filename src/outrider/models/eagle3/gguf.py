@@ -44,7 +44,7 @@ def read_gguf_head(path: Path) -> Eagle3Head:
     stored = all_tensors(files, ("I64", "I32"))
     tensors = without_maps(stored)
     factors = {name: tensors.pop(name) for name in ROPE_TENSORS if name in tensors}
-    layers = check_layers(path, metadata.array(f"{NAME}.target_layers", np.int64))
+    layers = check_layers(path, _layers(metadata))
     tokenizer = _tokenizer(metadata)
     tokens = _token_count(metadata, tensors.get("token_embd.weight"), tokenizer)
     rows = _output_rows(path, stored, tokens)
@@ -71,6 +71,14 @@ def read_gguf_head(path: Path) -> Eagle3Head:
         parts=tuple(parts),
     )
     return Eagle3Head(source, layers, ids, _made_for(metadata), tokenizer)
+
+
+def _layers(metadata: Metadata) -> npt.NDArray[np.int64] | None:
+    """The target's layers, under the key's present name or that of the first converters."""
+    for key in ("target_layers", "extract_layers"):
+        if (found := metadata.array(f"{NAME}.{key}", np.int64)) is not None:
+            return found
+    return None
 
 
 def _tokenizer(metadata: Metadata) -> TokenizerData | None:
