@@ -187,7 +187,6 @@ DRAFTERS = [
         "mixed",
         "independent mixed",
         "eagle3",
-        "mixed eagle3",
         "tree",
     ),
     *SCRIPTS,

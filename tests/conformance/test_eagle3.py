@@ -25,9 +25,10 @@ from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
 from outrider.policy.planner import Planner
-from tests.conformance.engines import HEAD_TAPS, Models, head_drafter
-from tests.conformance.harness import PARAMS, requests, run, visible
+from tests.conformance.engines import HEAD_TAPS, Models, head_drafter, on_engines
+from tests.conformance.harness import PARAMS, make_drafter, requests, run, visible
 from tests.conformance.test_distribution import LENGTH, PROMPT, TARGET, TEXTS, VOCAB, probabilities
+from tests.conformance.test_exactness import batch_for, models, plain
 from tests.support.heads import NumpyHead, knowing_head
 from tests.support.toy_model import ToyModel
 
@@ -73,9 +74,8 @@ def excess(rule: str, drafter: Eagle3Drafter) -> tuple[float, float]:
     return float(statistic), accepted / drafted
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_texts_come_with_the_targets_probabilities(rule: str) -> None:
-    far, rate = excess(rule, small_head())
+def test_texts_come_with_the_targets_probabilities() -> None:
+    far, rate = excess("rejection", small_head())
     assert abs(far) < 4.0
     assert 0.1 < rate < 0.9
 
@@ -131,9 +131,9 @@ def knowing() -> Models:
 
 
 def test_a_head_that_knows_its_target_is_right() -> None:
-    models = knowing()
-    expected = run(models.engine(), None, requests(PARAMS["temperature"]))
-    found = run(models.engine(), head_drafter(models), requests(PARAMS["temperature"]))
+    made = knowing()
+    expected = run(made.engine(), None, requests(PARAMS["temperature"]))
+    found = run(made.engine(), head_drafter(made), requests(PARAMS["temperature"]))
     assert visible(found) == visible(expected)
     drafts = [output.end.metrics.drafts for output in found.values() if output.end is not None]
     accepted = sum(d.num_accepted_tokens for d in drafts)
@@ -141,17 +141,26 @@ def test_a_head_that_knows_its_target_is_right() -> None:
     assert accepted > 0.2 * sum(d.num_draft_tokens for d in drafts)
 
 
+@pytest.mark.parametrize(
+    ("engine", "params"), on_engines(["greedy", "penalties", "constrained", "stop strings", "bias", "hot"])
+)
+def test_under_auto_it_changes_nothing(engine: str, params: str) -> None:
+    made = make_drafter("mixed eagle3", models(engine), {})
+    found = run(models(engine).engine(), made, batch_for(engine, params), length=5)
+    assert visible(found) == visible(plain(engine, params))
+
+
 def test_under_auto_it_takes_part_as_a_draft_model_does() -> None:
     """Lookups and the head, each where it saves time by the clock."""
-    models, clock = knowing(), TimedTarget.clock
-    head, lookup = head_drafter(models), SuffixDrafter()
+    made, clock = knowing(), TimedTarget.clock
+    head, lookup = head_drafter(made), SuffixDrafter()
     planner = Planner(CostModel({n: 0.98 + 0.02 * n for n in (1, 2, 4, 8, 16)}))
     planner.add_lookup(lookup.name)
     planner.add_model(head.name, CostModel({1: 0.05, 16: 0.05}))
     drafter = AutoDrafter(planner, [lookup], [head], clock=clock)
     assert drafter.taps == (0, 2)
     loop = StepLoop(
-        models.engine(), drafter, CoupledVerifier(), AutoController(planner), clock=clock, max_num_seqs=2
+        made.engine(), drafter, CoupledVerifier(), AutoController(planner), clock=clock, max_num_seqs=2
     )
     params = SamplingParams(temperature=0.8, max_tokens=60, ignore_eos=True)
     batch = [Request(str(seed), (seed, 7), params, seed=seed) for seed in range(4)]
