@@ -34,7 +34,7 @@ from tests.support.models import random_blocks
 
 from outrider.bench.cost_curve import aligned
 from outrider.models.source import ModelSource
-from outrider.plan.shapes import THETA, VOCAB_SIZE, shape_source
+from outrider.plan.shapes import shape_source
 
 PIECE = 1 << 24  # bytes of random weights that are repeated, and of a read
 PROMPT = "The quick brown fox"
@@ -103,8 +103,8 @@ def write_model(path: Path, source: ModelSource) -> None:
     writer.add_head_count(spec.n_heads)
     writer.add_head_count_kv(spec.n_kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(THETA)
-    add_tokenizer(writer)
+    writer.add_rope_freq_base(500000.0)  # of Llama 3
+    add_tokenizer(writer, spec.vocab_size)
     for tensor in source.tensors.values():
         if len(tensor.shape) == 1:
             writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes)
@@ -136,16 +136,16 @@ def random_piece(name: str, columns: int, rng: np.random.Generator) -> np.ndarra
     return random_blocks((rows, columns), kind, rng).reshape(-1)
 
 
-def add_tokenizer(writer: GGUFWriter) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
     """A byte-level BPE vocabulary of the right size: bytes, pairs of them, and special tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [n for n in range(256) if n not in printable]
     letters = [chr(n) for n in printable] + [chr(256 + n) for n in range(len(others))]
     pairs = [(one, other) for one in letters for other in letters]
     triples = [(one + other, "e") for one, other in pairs]
-    merges = [*pairs, *triples][: VOCAB_SIZE - 256 - 256]
+    merges = [*pairs, *triples][: vocab_size - 256 - 256]
     pieces = [*letters, *(one + other for one, other in merges)]
-    special = [f"<|reserved_{n}|>" for n in range(VOCAB_SIZE - len(pieces))]
+    special = [f"<|reserved_{n}|>" for n in range(vocab_size - len(pieces))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list([*pieces, *special])

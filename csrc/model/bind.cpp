@@ -24,6 +24,7 @@ namespace {
 using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using BytesView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using NewBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
 using Rows = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
@@ -86,6 +87,14 @@ outrider::LayerSpec layer_spec(nb::handle layer) {
     return spec;
 }
 
+outrider::HeadSpec head_spec(nb::handle head) {
+    if (head.is_none()) return {};
+    return {field<int>(head, "states"),       field<int>(head, "state_size"),
+            field<int>(head, "tokens"),       field<bool>(head, "joint_norm"),
+            field<bool>(head, "state_norms"), field<bool>(head, "norm_before_residual"),
+            field<bool>(head, "norm_output")};
+}
+
 // The object of models/spec.py, read once.
 ModelSpec model_spec(nb::handle model) {
     ModelSpec spec;
@@ -101,6 +110,7 @@ ModelSpec model_spec(nb::handle model) {
     spec.logit_softcap = field_or<float>(model, "logit_softcap", 0);
     for (nb::handle rope : model.attr("ropes")) spec.ropes.push_back(rope_spec(rope));
     for (nb::handle layer : model.attr("layers")) spec.layers.push_back(layer_spec(layer));
+    spec.head = head_spec(model.attr("head"));
     return spec;
 }
 
@@ -151,6 +161,29 @@ std::tuple<Rows, Rows> forward_hidden(Model& model, const Work& work, const std:
         const outrider::Taps taps{layers, hidden.data()};
         nb::gil_scoped_release release;
         model.forward(items, logits.data(), nullptr, &taps);
+    }
+    return {logits, hidden};
+}
+
+// A head's pass, with the hidden states that its tokens come with, float32[tokens of all items, columns]:
+// (logits, what is fed back with the next token, float32[rows of all items, hidden]).
+std::tuple<Rows, Rows> forward_head(Model& model, const Work& work, Floats2 in, bool fed_back) {
+    const std::vector<outrider::BatchItem> items = batch_items(work);
+    size_t tokens = 0, rows = 0;
+    for (const outrider::BatchItem& item : items) {
+        tokens += size_t(item.count);
+        rows += size_t(item.row_count);
+    }
+    const int columns = fed_back ? model.spec().hidden : model.spec().head.width();
+    if (in.shape(0) != tokens || in.shape(1) != size_t(columns))
+        throw std::invalid_argument("hidden states must be " + std::to_string(tokens) + " rows of " +
+                                    std::to_string(columns) + " columns");
+    Rows logits = new_logits(model, items);
+    Rows hidden = new_rows(model.hidden_buffers(), rows, size_t(model.spec().hidden));
+    {
+        const outrider::HeadStates states{in.data(), fed_back, hidden.data()};
+        nb::gil_scoped_release release;
+        model.forward(items, logits.data(), nullptr, nullptr, &states);
     }
     return {logits, hidden};
 }
@@ -273,7 +306,8 @@ NB_MODULE(_core, m) {
             "set_embedding",
             [](Model& model, const std::string& type, Bytes1 data) {
                 const outrider::WeightType kind = outrider::weight_type_by_name(type);
-                check_bytes("token_embd.weight", kind, model.spec().vocab, model.spec().hidden, data.size());
+                check_bytes("token_embd.weight", kind, model.spec().tokens(), model.spec().hidden,
+                            data.size());
                 model.weights().set_embedding(kind, data.data());
             },
             "type"_a, "data"_a, nb::keep_alive<1, 3>())
@@ -283,6 +317,7 @@ NB_MODULE(_core, m) {
                         const std::vector<int>& slots) { model.keep(cache, base, slots); })
         .def("forward", &forward, "items"_a, "panels"_a = nb::none())
         .def("forward_hidden", &forward_hidden, "items"_a, "taps"_a)
+        .def("forward_head", &forward_head, "items"_a, "states"_a, "fed_back"_a)
         .def(
             "read_gb_per_s",
             [](const Model& model) { return outrider::read_gb_per_s(model.weights(), model.pool()); },

@@ -11,10 +11,10 @@ static void add_scaled(float* to, const float* from, float scale, int first, int
     for (int i = first; i < last; i++) to[i] = to[i] + scale * from[i];
 }
 
-void Model::run_layers(const Taps* taps) {
+void Model::run_layers(const Taps* taps, const HeadStates* states) {
     const int end = last_layer() + 1;
     const bool keep_all = taps && taps->layers.back() == end;
-    embed();
+    states ? begin_head(*states) : embed(x_.data());
     for (int i = 0; i < end; i++) {
         if (taps) copy_tap(i, *taps);
         attention_block(i, keep_all);
@@ -24,10 +24,19 @@ void Model::run_layers(const Taps* taps) {
     if (keep_all) copy_tap(end, *taps);
 }
 
+// Prepares what the queries, keys and values of layer i are computed from.
+void Model::begin_layer(int i) {
+    const LayerWeights& w = weights_.layer(i);
+    if (!spec_.is_head()) return norm_for_attention(w);
+    if (i == 0) return join_inputs(w);
+    shape_attention_in(spec_.attention_columns(i));
+    norm_for_attention(w);
+}
+
 // x += scale * norm(Wo · attention(norm(x))), with the norms and the scale that the model has
 void Model::attention_block(int i, bool keep_all) {
     const LayerWeights& w = weights_.layer(i);
-    norm_for_attention(w);
+    begin_layer(i);
     phases_.prefetch_next({w.o}, w.o->panel_bytes());
     project_to_heads(w);
     if (spec_.layers[size_t(i)].norms.whole_qk) norm_whole_heads(w);
@@ -82,11 +91,11 @@ void Model::add_branch(const Activations& tokens, const float* norm) {
     });
 }
 
-void Model::embed() {
+void Model::embed(float* to) {
     const int hidden = spec_.hidden;
     const float scale = spec_.embedding_scale;
     pool().phase(batch_.size(), [&](int t, int) {
-        float* x = x_.data() + size_t(t) * hidden;
+        float* x = to + size_t(t) * hidden;
         weights_.embed(batch_.tokens[size_t(t)].id, hidden, x);
         for (int i = 0; scale != 1.0f && i < hidden; i++) x[i] *= scale;
     });

@@ -37,8 +37,8 @@ size_t Model::cache_bytes() const {
     return total;
 }
 
-void Model::check(const std::vector<BatchItem>& items, const std::vector<int>* panels,
-                  const Taps* taps) const {
+void Model::check(const std::vector<BatchItem>& items, const std::vector<int>* panels, const Taps* taps,
+                  const HeadStates* states) const {
     if (!weights_.resolved()) throw std::invalid_argument("the model is not finished");
     const auto ascend = [](const std::vector<int>& values, int end) {
         for (size_t i = 0; i < values.size(); i++)
@@ -50,22 +50,30 @@ void Model::check(const std::vector<BatchItem>& items, const std::vector<int>* p
     if (taps && (taps->layers.empty() || !ascend(taps->layers, int(spec_.layers.size()) + 1)))
         throw std::invalid_argument("taps must be ascending, at least one, and from 0 to " +
                                     std::to_string(spec_.layers.size()));
-    check_batch(items, spec_.vocab);
+    if (spec_.is_head() != (states != nullptr))
+        throw std::invalid_argument(states ? "the model is not a head" : "a head needs hidden states");
+    check_batch(items, spec_.tokens());
 }
 
 // Room for what products of this pass read.
 void Model::shape_activations() {
     const int n = batch_.size();
     const Weights::InputFormats& formats = weights_.input_formats();
-    attention_in_.shape(2 * n, spec_.hidden, formats.attention, kernels_);
-    attention_tokens_ = attention_in_.view();
-    attention_tokens_.tokens = n;
+    shape_attention_in(spec_.attention_columns(0));
     attended_.shape(n, spec_.q_width(), formats.o, kernels_);
     ffn_in_.shape(n, spec_.hidden, formats.ffn, kernels_);
     gated_.shape(n, spec_.ffn(), formats.down, kernels_);
     last_.shape(int(batch_.wanted.size()), spec_.hidden, formats.output, kernels_);
     phases_.set_tokens(n);
     attention_.partition(batch_);
+}
+
+// What attention reads, with room for the residuals of what values are computed from.
+void Model::shape_attention_in(int columns) {
+    const int n = batch_.size();
+    attention_in_.shape(2 * n, columns, weights_.input_formats().attention, kernels_);
+    attention_tokens_ = attention_in_.view();
+    attention_tokens_.tokens = n;
 }
 
 // After the last layer's keys and values are stored, only the rows whose logits are wanted count: of a
@@ -86,9 +94,9 @@ void Model::keep_wanted() {
 }
 
 void Model::forward(const std::vector<BatchItem>& items, float* logits, const std::vector<int>* panels,
-                    const Taps* taps) {
+                    const Taps* taps, const HeadStates* states) {
     std::lock_guard<std::mutex> lock(one_pass_);
-    check(items, panels, taps);
+    check(items, panels, taps, states);
     layout_batch(items, batch_);
     const size_t n = size_t(batch_.size());
     if (n == 0) return;
@@ -102,9 +110,10 @@ void Model::forward(const std::vector<BatchItem>& items, float* logits, const st
     normed_.resize(x_.size());
     {
         const auto pool_lock = pool().lock();
-        run_layers(taps);
+        run_layers(taps, states);
         phases_.prefetch_nothing();
         run_output(logits, panels);
+        if (states) give_states(states->out);
     }
     for (const BatchItem& item : items) item.cache->advance(item.count);
 }

@@ -27,6 +27,14 @@ struct Taps {
     float* out;                      // [tokens of all items][taps][hidden]
 };
 
+// The hidden states that the tokens of a head's pass come with: the target's, or what the head gave for the
+// token before (`fed_back`). `out` gets what it gives now, for the rows whose logits are wanted.
+struct HeadStates {
+    const float* in;  // [tokens of all items][fed_back ? hidden : states * state_size]
+    bool fed_back;
+    float* out;  // [rows of all items][hidden]
+};
+
 class Model {
   public:
     // half_cache: keys and values in binary16, else float32. Throws std::invalid_argument for a spec that is
@@ -45,10 +53,10 @@ class Model {
 
     // One pass. `logits` is [rows of all items][vocab], in the order of the items. The new tokens stay in the
     // caches. With `panels` (ascending, each at most once) only the logits of these panels' rows, 16 each,
-    // are computed, and all others are -inf. Throws std::invalid_argument or std::length_error before any
-    // cache is changed.
+    // are computed, and all others are -inf. A head needs `states`. Throws std::invalid_argument or
+    // std::length_error before any cache is changed.
     void forward(const std::vector<BatchItem>& items, float* logits, const std::vector<int>* panels = nullptr,
-                 const Taps* taps = nullptr);
+                 const Taps* taps = nullptr, const HeadStates* states = nullptr);
 
     Buffers& logits_buffers() const { return *logits_buffers_; }
     Buffers& hidden_buffers() const { return *hidden_buffers_; }
@@ -58,14 +66,17 @@ class Model {
     size_t cache_bytes() const;  // held for the caches of this model
 
   private:
-    void check(const std::vector<BatchItem>& items, const std::vector<int>* panels, const Taps* taps) const;
+    void check(const std::vector<BatchItem>& items, const std::vector<int>* panels, const Taps* taps,
+               const HeadStates* states) const;
     // model.cpp
     void shape_activations();
+    void shape_attention_in(int columns);
     void keep_wanted();
     // layers.cpp
     int last_layer() const { return int(spec_.layers.size()) - 1; }
-    void run_layers(const Taps* taps);
-    void embed();
+    void run_layers(const Taps* taps, const HeadStates* states);
+    void embed(float* to);
+    void begin_layer(int layer);
     void copy_tap(int layer, const Taps& taps);
     void attention_block(int layer, bool keep_all);
     void ffn_block(int layer);
@@ -78,6 +89,11 @@ class Model {
     void prefetch_after(int layer);
     void finish_logits(float* logits, int rows, int first, int last) const;
     void run_output(float* logits, const std::vector<int>* panels);
+    // head.cpp
+    void begin_head(const HeadStates& states);
+    void norm_states(const float* row, int t, Columns columns);
+    void join_inputs(const LayerWeights& w);
+    void give_states(float* out);
     // ffn.cpp
     using Activation = decltype(Kernels::silu_mul);
     void gate_and_up(const LayerWeights& w, Activation activation);
@@ -107,7 +123,8 @@ class Model {
     Batch batch_;
     Aligned<float> x_, q_, k_, v_;    // x_: the residual stream, [tokens][hidden]
     Aligned<float> branch_, normed_;  // what is normed or scaled before it is added to x_, of the same shape
-    ActivationBuffer attention_in_, attended_, ffn_in_, gated_, last_;
+    Aligned<float> embedded_;         // of a head: the tokens' embeddings, [tokens][hidden]
+    ActivationBuffer attention_in_, attended_, ffn_in_, gated_, last_, states_in_;
     Activations attention_tokens_;                 // attention_in_ without the rows of residuals
     std::vector<std::atomic<int>> gated_columns_;  // of each superblock of gated_, those that are there
 };

@@ -17,6 +17,10 @@ std::string unsupported(const ModelSpec& spec) {
     if (spec.head_dim % 16)
         return "a head size of " + std::to_string(spec.head_dim) +
                " is not supported: the native engine needs a multiple of 16";
+    if (spec.is_head() && (spec.hidden % 16 || spec.head.state_size % 16))
+        return "a head with hidden states of " + std::to_string(spec.head.state_size) + " and " +
+               std::to_string(spec.hidden) +
+               " columns is not supported: the native engine needs multiples of 16";
     for (size_t i = 0; i < spec.layers.size(); i++) {
         const std::string part = unsupported_part(spec, spec.layers[i]);
         if (!part.empty())
@@ -28,6 +32,8 @@ std::string unsupported(const ModelSpec& spec) {
 
 void check_spec(const ModelSpec& spec) {
     if (spec.layers.empty()) throw std::invalid_argument("a model needs a layer");
+    if (spec.is_head() && (spec.head.tokens < 1 || spec.head.state_size < 1))
+        throw std::invalid_argument("a head needs tokens and hidden states");
     for (const RopeSpec& rope : spec.ropes)
         if (rope.dim > spec.head_dim || rope.dim % 2 || int(rope.inv_freq.size()) != rope.dim / 2)
             throw std::invalid_argument("the rotary dimension does not fit the head size");

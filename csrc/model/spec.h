@@ -36,12 +36,26 @@ struct LayerSpec {
     bool sinks;
 };
 
+// What a head on another model reads and gives; see HeadSpec in models/spec.py. `states` is 0 for other
+// models.
+struct HeadSpec {
+    int states = 0, state_size = 0, tokens = 0;
+    bool joint_norm = false, state_norms = false, norm_before_residual = false, norm_output = false;
+
+    int width() const { return states * state_size; }
+};
+
 struct ModelSpec {
     int hidden, heads, kv_heads, head_dim, vocab;
     float rms_eps, embedding_scale, residual_scale, logit_scale, logit_softcap;  // a softcap of 0 is none
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;
+    HeadSpec head;
 
+    bool is_head() const { return head.states > 0; }
+    int tokens() const { return is_head() ? head.tokens : vocab; }  // rows of the embedding
+    // Columns of what the queries, keys and values of a layer are computed from.
+    int attention_columns(int layer) const { return is_head() && layer == 0 ? 2 * hidden : hidden; }
     int q_width() const { return heads * head_dim; }
     int kv_width() const { return kv_heads * head_dim; }
     int ffn() const { return layers[0].feed_forward.size; }  // of every layer (see unsupported())

@@ -81,7 +81,8 @@ const float* Weights::vector_if_there(const std::string& name, int size) const {
 LayerWeights Weights::resolve_layer(const ModelSpec& spec, int i) const {
     const LayerSpec& layer = spec.layers[size_t(i)];
     const std::string prefix = "blk." + std::to_string(i) + ".";
-    const int hidden = spec.hidden, q = spec.q_width(), kv = spec.kv_width(), ffn = layer.feed_forward.size;
+    const int hidden = spec.hidden, q = spec.q_width(), kv = spec.kv_width(), ffn = layer.feed_forward.size,
+              in = spec.attention_columns(i);
     const auto weight = [&](const char* part, int rows, int columns) {
         return &matrix(prefix + part + ".weight", rows, columns);
     };
@@ -92,14 +93,15 @@ LayerWeights Weights::resolve_layer(const ModelSpec& spec, int i) const {
         return vector_if_there(prefix + part + ".bias", size);
     };
     LayerWeights w{};
-    w.q = weight("attn_q", q, hidden);
-    w.k = weight("attn_k", kv, hidden);
-    w.v = weight("attn_v", kv, hidden);
+    w.q = weight("attn_q", q, in);
+    w.k = weight("attn_k", kv, in);
+    w.v = weight("attn_v", kv, in);
     w.o = weight("attn_output", hidden, q);
     w.gate = weight("ffn_gate", ffn, hidden);
     w.up = weight("ffn_up", ffn, hidden);
     w.down = weight("ffn_down", hidden, ffn);
     w.attention_norm = norm(layer.norms.attention, "attn_norm", hidden);
+    w.state_norm = norm(spec.is_head() && i == 0, "attn_norm_2", hidden);
     w.q_norm = norm(layer.norms.q, "attn_q_norm", layer.norms.whole_qk ? q : spec.head_dim);
     w.k_norm = norm(layer.norms.k, "attn_k_norm", layer.norms.whole_qk ? kv : spec.head_dim);
     w.post_attention_norm = norm(layer.norms.post_attention, "post_attention_norm", hidden);
@@ -117,10 +119,22 @@ LayerWeights Weights::resolve_layer(const ModelSpec& spec, int i) const {
     return w;
 }
 
+StateWeights Weights::resolve_states(const ModelSpec& spec) const {
+    StateWeights found{};
+    const HeadSpec& head = spec.head;
+    if (!spec.is_head()) return found;
+    found.fc = &matrix("fc.weight", spec.hidden, head.width());
+    if (head.joint_norm) found.joint_norm = vector("enc.output_norm.weight", head.width());
+    for (int i = 0; head.state_norms && i < head.states; i++)
+        found.norms.push_back(vector("fc_norm." + std::to_string(i) + ".weight", head.state_size));
+    return found;
+}
+
 void Weights::resolve(const ModelSpec& spec) {
     layers_.clear();
     std::vector<LayerWeights> found;
     for (int i = 0; i < int(spec.layers.size()); i++) found.push_back(resolve_layer(spec, i));
+    states_ = resolve_states(spec);
     output_norm_ = vector("output_norm.weight", spec.hidden);
     output_ = &matrix("output.weight", spec.vocab, spec.hidden);
     if (!embedding_) throw std::invalid_argument("missing tensor token_embd.weight");
@@ -132,6 +146,7 @@ void Weights::resolve(const ModelSpec& spec) {
         formats.down = std::max(formats.down, activation_format({w.down}));
     }
     formats.output = activation_format({output_});
+    if (states_.fc) formats.states = activation_format({states_.fc});
     layers_.swap(found);
 }
 

@@ -17,6 +17,14 @@ struct LayerWeights {
     const Matrix *q, *k, *v, *o, *gate, *up, *down;
     const float *attention_norm, *q_norm, *k_norm, *post_attention_norm, *ffn_norm, *post_ffn_norm;
     const float *q_bias, *k_bias, *v_bias, *o_bias;
+    const float* state_norm;  // of the hidden states, in the first layer of a head
+};
+
+// What a head reads the target's hidden states with; see HeadSpec. Null or empty where it has no such norm.
+struct StateWeights {
+    const Matrix* fc;  // [hidden][states * state_size]
+    const float* joint_norm;
+    std::vector<const float*> norms;  // of each state
 };
 
 class Weights {
@@ -41,12 +49,13 @@ class Weights {
     size_t bytes() const;  // of the packed matrices
 
     const LayerWeights& layer(int i) const { return layers_[size_t(i)]; }
+    const StateWeights& states() const { return states_; }
     const float* output_norm() const { return output_norm_; }
     const Matrix& output() const { return *output_; }
     // What the matrices of all layers read: of attention's input, its result, the feed-forward part's input,
-    // its hidden columns, and the output's input.
+    // its hidden columns, and the output's input; and of a head's hidden states.
     struct InputFormats {
-        ActivationFormat attention, o, ffn, down, output;
+        ActivationFormat attention, o, ffn, down, output, states;
     };
     const InputFormats& input_formats() const { return input_formats_; }
     // The embedding of a token: float32[hidden].
@@ -57,6 +66,7 @@ class Weights {
     const float* vector(const std::string& name, int size) const;
     const float* vector_if_there(const std::string& name, int size) const;
     LayerWeights resolve_layer(const ModelSpec& spec, int i) const;
+    StateWeights resolve_states(const ModelSpec& spec) const;
 
     std::shared_ptr<Pool> pool_;
     Slabs slabs_;
@@ -65,6 +75,7 @@ class Weights {
     WeightType embedding_type_ = WeightType::F32;
     const uint8_t* embedding_ = nullptr;
     std::vector<LayerWeights> layers_;
+    StateWeights states_{};
     const float* output_norm_ = nullptr;
     const Matrix* output_ = nullptr;
     InputFormats input_formats_{};

@@ -9,23 +9,26 @@ from typing import TypeAlias
 
 from outrider.config.speculative import (
     AutoConfig,
-    DraftModelConfig,
     NgramConfig,
     NoneConfig,
     SpeculativeConfig,
     SuffixConfig,
+    WithDraft,
 )
 from outrider.decoding.request import Request
 from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import VERIFIERS, Verifier, check_pair
 from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter, Draws
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.drawing import Draws
+from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.with_prediction import WithPrediction
 from outrider.engines.base import LanguageModel
+from outrider.engines.heads import HeadModel
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
@@ -51,6 +54,18 @@ class DraftModel:
 
     model: LanguageModel
     common_size: int
+    cost: Callable[[], CostModel]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """A loaded head on the target; see `Eagle3Drafter`. cost: measures what its passes cost."""
+
+    model: HeadModel
+    taps: tuple[int, ...]
+    order: tuple[int, ...]
+    target_ids: IntArray | None
+    max_context: int
     cost: Callable[[], CostModel]
 
 
@@ -100,7 +115,7 @@ def make_lookup(choice: SpeculativeConfig) -> SuffixDrafter | None:
 def make_drafting(
     choice: SpeculativeConfig,
     cost: Callable[[], CostModel],
-    draft: DraftModel | None,
+    draft: DraftModel | DraftHead | None,
     lookup: SuffixDrafter | None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Drafting:
@@ -119,13 +134,8 @@ def make_drafting(
     if isinstance(choice, NgramConfig):
         drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
     model = None
-    if isinstance(choice, DraftModelConfig | AutoConfig) and draft is not None:
-        drafter = model = DraftModelDrafter(
-            draft.model,
-            common_size=draft.common_size,
-            max_context=choice.max_model_len,
-            draws=_draws(choice, verifier),
-        )
+    if isinstance(choice, WithDraft) and draft is not None:
+        drafter = model = _model_drafter(choice, draft, _draws(choice, verifier))
     parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)
     prediction = PredictionDrafter(tree=verifier.trees)
     if isinstance(choice, AutoConfig):
@@ -150,7 +160,24 @@ def make_drafting(
     return Drafting(drafter, controller, verifier, parts)
 
 
-def _draws(choice: DraftModelConfig | AutoConfig, verifier: Verifier) -> Draws:
+def _model_drafter(
+    choice: WithDraft, draft: DraftModel | DraftHead, draws: Draws
+) -> DraftModelDrafter | Eagle3Drafter:
+    if isinstance(draft, DraftModel):
+        return DraftModelDrafter(
+            draft.model, common_size=draft.common_size, max_context=choice.max_model_len, draws=draws
+        )
+    return Eagle3Drafter(
+        draft.model,
+        taps=draft.taps,
+        order=draft.order,
+        target_ids=draft.target_ids,
+        max_context=min(draft.max_context, choice.max_model_len or draft.max_context),
+        draws=draws,
+    )
+
+
+def _draws(choice: WithDraft, verifier: Verifier) -> Draws:
     if choice.draft_sample_method == "greedy":
         return "greedy"
     return "independent" if verifier.draft_probs else "coupled"

@@ -29,6 +29,7 @@ WIDEST_PASS = 512  # the same of any model: a chunk of draft prefill
 ORDERED_COPIES = 4  # at once, of the inputs of q, k and v; v's with as many rows of residuals
 ORDERED_BYTES = 6  # a value of a copy: float32, int8 and a share of what a group of 32 has
 PASS_ROWS = 32  # most rows of logits of one pass, unless given
+HELD_STATES = 768  # of a head: positions whose hidden states wait for it, see drafters/eagle3.py
 TEXT_BYTES = 512  # of lists, text and lookups, for each token of a text or a prediction
 SAMPLER_ROWS = 4  # float32 rows as long as the vocabulary that sampling may hold for a request
 PREFIX_SHARE, PREFIX_MOST = 4, 2 * 10**9  # prefix caches get 1/4 of the free bytes, at most so many
@@ -51,6 +52,11 @@ def held_positions(positions: int, window: int | None) -> int:
     return min(positions, (-(-(window + MAX_DRAFT_TOKENS + WIDEST_PASS) // BLOCK) + 1) * BLOCK)
 
 
+def state_bytes(arch: ModelSpec) -> int:
+    """Most bytes of the hidden states of one sequence that wait for a head, and of a copy of them."""
+    return 0 if arch.head is None else 2 * HELD_STATES * 4 * arch.head.width
+
+
 def prefix_bytes(arch: ModelSpec, positions: int) -> int:
     """Bytes of the keys and values of a text of `positions` positions in a prefix cache, where all layers
     hold all of it: a later request may go on after any part of it."""
@@ -61,6 +67,8 @@ def buffer_bytes(arch: ModelSpec, width: int = PASS_WIDTH, rows: int = PASS_ROWS
     """Bytes of the buffers of one pass over `width` tokens: float32 activations and `rows` rows of logits."""
     heads = (arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
     per_token = 4 * (5 * arch.hidden_size + 5 * arch.ffn_size // 4 + heads)
+    if arch.head is not None:
+        per_token += 4 * (2 * arch.head.width + 6 * arch.hidden_size)
     return width * per_token + 4 * rows * arch.vocab_size
 
 
@@ -100,7 +108,7 @@ def estimate(source: ModelSource, positions: int, sequences: int = 1, *, target:
     return ModelMemory(
         name=source.display_name,
         weights=resident_bytes(source),
-        cache=kv_bytes(arch, positions) * sequences,
+        cache=(kv_bytes(arch, positions) + state_bytes(arch)) * sequences,
         buffers=buffer_bytes(arch) + ordered_bytes(source),
         vocabulary=vocabulary_bytes(source, target),
     )
@@ -175,7 +183,7 @@ def sequence_bytes(archs: Sequence[ModelSpec], positions: int, predicted: int | 
     models (the target first), its text, what it is sampled with, and a prediction of `predicted` tokens with
     its index (None: of as many as the positions, the most that it may have)."""
     whole = -(-positions // BLOCK) * BLOCK
-    caches = sum(kv_bytes(arch, whole) for arch in archs)
+    caches = sum(kv_bytes(arch, whole) + state_bytes(arch) for arch in archs)
     texts = positions + (positions if predicted is None else predicted)
     return caches + texts * TEXT_BYTES + 4 * SAMPLER_ROWS * archs[0].vocab_size
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.config.engine import EngineConfig
-from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
+from outrider.config.speculative import Eagle3Config, SpeculativeConfig, WithDraft
 from outrider.errors import ConfigError, UnsupportedModelError
+from outrider.models.eagle3.head import Eagle3Head
+from outrider.models.eagle3.open import open_head
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
@@ -53,6 +56,20 @@ def tokenizer_source(config: EngineConfig, target: ModelSource, progress: bool) 
     return other
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedDraft:
+    """What drafts, before it is loaded.
+
+    source:      its description.
+    common_size: how many leading ids a draft model shares with the target.
+    head:        what it is beyond its weights, if it is a head on the target.
+    """
+
+    source: ModelSource
+    common_size: int
+    head: Eagle3Head | None = None
+
+
 def open_draft(
     choice: SpeculativeConfig,
     target: ModelSource,
@@ -60,25 +77,43 @@ def open_draft(
     progress: bool,
     *,
     quantizes: bool,
-) -> tuple[ModelSource, int] | None:
-    """The draft's description and how many leading ids it shares with the target; None without a draft.
-    quantizes: whether the engine can quantize it. Raises ModelError, and ConfigError where it cannot and
-    should."""
-    if not isinstance(choice, DraftModelConfig | AutoConfig) or choice.model is None:
+    heads: bool = True,
+) -> OpenedDraft | None:
+    """The draft of a choice, a model or a head; None without one.
+    quantizes: whether the engine can quantize it. heads: whether it runs heads. Raises ModelError, and
+    ConfigError for what the engine cannot and should do, and for a draft that is not of the method's kind."""
+    if not isinstance(choice, WithDraft) or choice.model is None:
         return None
-    source = open_model(fetch(choice.model, choice.revision, progress))
+    path = fetch(choice.model, choice.revision, progress)
+    if (head := open_head(path)) is not None:
+        if not heads:
+            raise UnsupportedModelError(f"{path}: is an EAGLE-3 head, which only the native engine runs")
+        return _open_head(choice, head, target, tokenizer)
+    if isinstance(choice, Eagle3Config):
+        raise ConfigError(f"{path}: is no EAGLE-3 head; the method 'draft_model' is for draft models")
+    source = open_model(path)
     source = source.for_context(target.architecture.max_positions)
     if quantizes:
         source = quantized(source, for_draft(choice.quantization, source, target))
     elif choice.quantization not in (None, "auto"):
         raise ConfigError(f"the draft's quantization {choice.quantization!r} is of the native engine only")
     match = ensure_compatible(tokenizer, source.tokenizer)
-    return source, match.common_size
+    return OpenedDraft(source, match.common_size)
 
 
-def distinct(drafts: Mapping[SpeculativeConfig, tuple[ModelSource, int]]) -> list[ModelSource]:
-    """The draft models, each once."""
-    return list({weights_key(source): source for source, _ in drafts.values()}.values())
+def _open_head(choice: WithDraft, head: Eagle3Head, target: ModelSource, tokenizer: Tokenizer) -> OpenedDraft:
+    """A head with what it takes of its target. Its weights are so few that `auto` is always 4 bits."""
+    if head.tokenizer is not None:
+        ensure_compatible(tokenizer, head.tokenizer)
+    head = head.for_target(target)
+    source = head.source.for_context(target.architecture.max_positions)
+    source = quantized(source, "q4" if choice.quantization == "auto" else choice.quantization)
+    return OpenedDraft(source, target.architecture.vocab_size, replace(head, source=source))
+
+
+def distinct(drafts: Mapping[SpeculativeConfig, OpenedDraft]) -> list[OpenedDraft]:
+    """The drafts, each once."""
+    return list({weights_key(draft.source): draft for draft in drafts.values()}.values())
 
 
 def weights_key(source: ModelSource) -> tuple[Path, str | None]:

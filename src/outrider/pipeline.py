@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from outrider import engine_choice, memory
+from outrider import draft_loading, engine_choice, memory
 from outrider.acceptance_record import Recorder, recorder_of
 from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
@@ -28,8 +28,15 @@ from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
 from outrider.draft_choice import settled
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.drafters.vocab_subset import frequent_blocks
-from outrider.drafting import Costs, Drafting, DraftModel, guessed_costs, make_drafting, make_lookup
+from outrider.drafting import (
+    Costs,
+    DraftHead,
+    Drafting,
+    DraftModel,
+    guessed_costs,
+    make_drafting,
+    make_lookup,
+)
 from outrider.engines.base import LanguageModel, StepEngine
 from outrider.engines.runner import Runner, WholeEngine
 from outrider.engines.step import CachedStepEngine
@@ -37,14 +44,14 @@ from outrider.errors import ConfigError, nearest
 from outrider.machine import available_processors
 from outrider.models.source import ModelSource
 from outrider.models.text.tokenizer import Tokenizer
-from outrider.opening import distinct, open_draft, open_target, tokenizer_source, weights_key
+from outrider.opening import OpenedDraft, distinct, open_draft, open_target, tokenizer_source
 from outrider.policy.cost_model import CostModel
 from outrider.sampling_defaults import SamplingDefaults, sampling_defaults
 from outrider.torch_engine import torch_costs, torch_loader, torch_memory
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
-Drafts: TypeAlias = dict[SpeculativeConfig, tuple[ModelSource, int]]  # with the common vocabulary's size
+Drafts: TypeAlias = dict[SpeculativeConfig, OpenedDraft]
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +109,7 @@ class StepBackend:
 
     memory:    its own check in the place of those that count main memory: raises for what it cannot run.
     quantizes: whether it quantizes draft models at load.
+    heads:     how it runs heads on the target; None where it runs none.
     """
 
     loader: Callable[[EngineConfig], ModelLoader]
@@ -109,6 +117,7 @@ class StepBackend:
     rows: Callable[[], RowSampler | None]
     memory: MemoryCheck | None = None
     quantizes: bool = True
+    heads: draft_loading.HeadEngine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ class WholeBackend:
 
 # To add an engine: a line here. "auto" is the first, or torch by `engine_choice`.
 ENGINES: dict[str, StepBackend | WholeBackend] = {
-    "native": StepBackend(native_loader, native_costs, native_rows),
+    "native": StepBackend(native_loader, native_costs, native_rows, heads=draft_loading.NATIVE_HEADS),
     "torch": StepBackend(torch_loader, torch_costs, native_rows, memory=torch_memory, quantizes=False),
 }
 
@@ -292,15 +301,18 @@ def build_all(
         backend = _step_backend(config, source)
         check = functools.partial(_memory_check(backend, memory_check), config, context)
         chosen = settled(choices, source, tokenizer, lambda *d: check([source, *d]), backend.quantizes)
-        opening = functools.partial(open_draft, quantizes=backend.quantizes)
+        opening = functools.partial(open_draft, quantizes=backend.quantizes, heads=backend.heads is not None)
         opened = ((choice, opening(choice, source, tokenizer, progress)) for choice in chosen)
         drafts = {choice: draft for choice, draft in opened if draft is not None}
-        check([source, *distinct(drafts)])
+        check([source, *(draft.source for draft in distinct(drafts))])
         return backend, chosen, drafts
 
     backend, choices, drafts = engine_choice.first_that_fits(config, source, on_engine)
     loaded_here = loader is None
     rows = backend.rows() if loaded_here else None
+    heads = backend.heads
+    if heads is not None and (costs is not None or not loaded_here):
+        heads = replace(heads, cost=draft_loading.guessed_head_cost)
     costs = costs or (backend.costs() if loaded_here else guessed_costs)
     loader = loader or backend.loader(config)
     threads = _threads(config)
@@ -308,19 +320,13 @@ def build_all(
     engine = CachedStepEngine(observed := wrap(target))
     # Times on record are those of the native engine's own passes.
     recording = loaded_here and observed is target and backend is ENGINES["native"]
-    loaded = {weights_key(s): loader(s, threads) for s in distinct(drafts)}
-    wrapped = {key: wrap(model) for key, model in loaded.items()}
+    loaded = draft_loading.load_drafts(
+        drafts, threads, context, loader=loader, wrap=wrap, costs=costs, heads=heads
+    )
     pipelines = []
     for choice, lookup in zip(choices, lookups, strict=True):
-        described, draft = None, None
-        if choice in drafts:
-            described, common = drafts[choice]
-            key = weights_key(described)
-            draft = DraftModel(
-                wrapped[key],
-                common,
-                functools.partial(costs, loaded[key], frequent_blocks(loaded[key])),
-            )
+        found = loaded.get(choice)
+        described, draft = (None, None) if found is None else (found.source, found.drafts)
         remake = functools.partial(_drafting, choice, functools.partial(costs, target, None), draft, clock)
         drafting = remake(lookup)
         pipelines.append(
@@ -337,7 +343,7 @@ def build_all(
 def _drafting(
     choice: SpeculativeConfig,
     cost: Callable[[], CostModel],
-    draft: DraftModel | None,
+    draft: DraftModel | DraftHead | None,
     clock: Callable[[], float],
     lookup: SuffixDrafter | None = None,
 ) -> Drafting:

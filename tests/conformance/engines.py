@@ -15,20 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.engines.base import LanguageModel, StepEngine
+import numpy as np
+
+from outrider.drafters.drawing import Draws
+from outrider.drafters.eagle3 import Eagle3Drafter
+from outrider.engines.base import HiddenStateModel, LanguageModel, StepEngine
+from outrider.engines.heads import HeadModel
 from outrider.engines.native import NativeModel
+from outrider.engines.native.head import NativeHead
 from outrider.engines.step import CachedStepEngine
+from outrider.models.eagle3.open import open_head
 from outrider.models.open import open_model
+from tests.support.heads import HeadDims, NumpyHead, TinyHead, knowing_head, speculators_folder, tiny_head
 from tests.support.models import Dims, tiny_gguf
 from tests.support.toy_model import ToyModel
 
 
 @dataclass(frozen=True)
 class Models:
-    """A target and a draft over the same vocabulary."""
+    """A target, and a draft and a head over the same vocabulary."""
 
     target: LanguageModel
     draft: LanguageModel
+    head: HeadModel | None = None  # on `target`, see `head_drafter`
 
     def engine(self) -> StepEngine:
         return CachedStepEngine(self.target)
@@ -36,7 +45,37 @@ class Models:
 
 def toy_models() -> Models:
     target = ToyModel(48, 128, seed=1, sharpness=2.5, memory=0.4)
-    return Models(target, ToyModel(48, 128, seed=2, sharpness=2.5, memory=0.4, like=target, similarity=0.95))
+    draft = ToyModel(48, 128, seed=2, sharpness=2.5, memory=0.4, like=target, similarity=0.95)
+    return Models(target, draft, NumpyHead(knowing_head(target, HEAD_TAPS, rows=46, sway=0.1)))
+
+
+HEAD_TAPS = (2, 0, 2)  # the layers whose inputs the heads read: in no order, and one of them twice
+
+
+def head_of(target: HiddenStateModel) -> TinyHead:
+    """A random head for a model, with a part of its vocabulary."""
+    size, vocab = target.hidden_size, target.vocab_size
+    dims = HeadDims(
+        hidden=16, target_hidden=size, heads=1, kv_heads=1, ffn=16, vocab=vocab, rows=40, taps=HEAD_TAPS
+    )
+    return tiny_head(dims, seed=5)
+
+
+def random_head(target: LanguageModel) -> HeadModel | None:
+    """The same in NumPy, for models that give hidden states."""
+    return NumpyHead(head_of(target)) if isinstance(target, HiddenStateModel) else None
+
+
+def head_drafter(models: Models, draws: Draws = "coupled") -> Eagle3Drafter:
+    """A drafter with the models' head."""
+    head = models.head
+    assert isinstance(models.target, HiddenStateModel)
+    assert head is not None
+    made = head.made if isinstance(head, NumpyHead) else head_of(models.target)
+    ids = made.ids.astype(np.int32)
+    return Eagle3Drafter(
+        head, taps=(0, 2), order=(1, 0, 1), target_ids=ids, max_context=128, chunk=8, draws=draws
+    )
 
 
 def native_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) -> Models:
@@ -59,7 +98,10 @@ def native_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) ->
             )
             for kind in ("Q8_0", "Q4_0")
         )
-    return Models(target, draft)
+        with_head = open_head(speculators_folder(Path(folder) / "head", head_of(target)))
+        assert with_head is not None
+        head = NativeHead.load(with_head.for_target(target.source).source, threads=2)
+    return Models(target, draft, head)
 
 
 def windowed_models() -> Models:
@@ -81,7 +123,8 @@ def torch_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) -> 
             path = tiny_gguf(path, arch=arch, types=kind, dims=dims, tied=False, seed=3, keys=given)
             return load(open_model(path), strict=strict)
 
-        return Models(made("Q8_0", True), made("Q4_0", False))
+        target = made("Q8_0", True)
+        return Models(target, made("Q4_0", False), random_head(target))
 
 
 ENGINES: dict[str, Callable[[], Models]] = {

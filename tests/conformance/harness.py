@@ -18,7 +18,7 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.verifiers.base import Verifier
 from outrider.decoding.verifiers.coupled import CoupledVerifier
 from outrider.decoding.verifiers.distributions import siblings
-from outrider.drafters.auto import AutoDrafter
+from outrider.drafters.auto import AutoDrafter, ModelDrafter
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NgramDrafter
@@ -30,7 +30,7 @@ from outrider.policy.fixed import FixedController
 from outrider.policy.planner import Planner
 from outrider.policy.tuning import Tuning
 from tests.conformance.drafters import SCRIPTS, Answers, ScriptedDrafter, TreeDrafter
-from tests.conformance.engines import Models
+from tests.conformance.engines import Models, head_drafter
 
 EOS = frozenset({3})
 MAX_CONTEXT = 64
@@ -186,6 +186,7 @@ DRAFTERS = [
         "suffix",
         "mixed",
         "independent mixed",
+        "eagle3",
         "tree",
     ),
     *SCRIPTS,
@@ -205,11 +206,14 @@ def make_drafter(name: str, models: Models, truth: Answers) -> Drafter:
         "suffix": SuffixDrafter,
         "mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8)),
         "independent mixed": lambda: mixed(DraftModelDrafter(models.draft, chunk=8, draws="independent")),
+        "eagle3": lambda: head_drafter(models),
+        "independent eagle3": lambda: head_drafter(models, "independent"),
+        "mixed eagle3": lambda: mixed(head_drafter(models)),
     }
     return made[name]()
 
 
-def mixed(model: DraftModelDrafter) -> AutoDrafter:
+def mixed(model: ModelDrafter) -> AutoDrafter:
     """With costs that make drafting worth its while, and second choices that are expected to be right, so
     that they are drawn on from."""
     tuning = Tuning(model_start=0.4, sibling_start=0.9, sibling_start_weight=1e3)

@@ -231,6 +231,11 @@ class ToyModel:
         depths: npt.NDArray[np.int64] = visible[:, base:].sum(axis=1) - 1
         return base + depths
 
+    def bigram(self, token: int) -> npt.NDArray[np.float64]:
+        """float64[vocab]: the part of the logits after a token that depends on it alone."""
+        parts = [weight * _normal(self.vocab_size, seed, token) for weight, seed in self._components]
+        return np.asarray(self._sharpness * (1.0 - self._memory) * np.sum(parts, axis=0))
+
     def _logits(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> FloatArray:
         last = int(tokens[positions.argmax()])
         pairs = (tokens.astype(np.uint64) << np.uint64(32)) | positions.astype(np.uint64)

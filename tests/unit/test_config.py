@@ -76,7 +76,7 @@ def test_old_names_mean_the_same() -> None:
     ("value", "words"),
     [
         ({"method": "ngarm"}, ["'ngarm'", "did you mean 'ngram'", "draft_model"]),
-        ({"method": "eagle3", "model": "m"}, ["'eagle3'", "not available", "ngram", "draft_model"]),
+        ({"method": "eagle", "model": "m"}, ["'eagle'", "not built", "'eagle3'"]),
         ({"method": 3}, ["3", "not available"]),
         ({"modle": "d"}, ["'modle'", "did you mean 'model'"]),
         ({"modle": None}, ["'modle'", "did you mean 'model'"]),

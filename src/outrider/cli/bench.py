@@ -20,10 +20,9 @@ from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.speculative import (
     METHODS,
-    AutoConfig,
-    DraftModelConfig,
     NoneConfig,
     SpeculativeConfig,
+    WithDraft,
     parse_speculative,
 )
 from outrider.decoding.sampling.params import SamplingParams
@@ -291,15 +290,15 @@ def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:
                 "prompt_lookup_max": args.prompt_lookup_max,
                 "prompt_lookup_min": args.prompt_lookup_min,
             }
-        if name == "draft_model":
+        if name in ("draft_model", "eagle3"):
             if args.model_draft is None:
-                raise ConfigError("the method 'draft_model' needs -md MODEL")
+                raise ConfigError(f"the method {name!r} needs -md MODEL")
             given["model"] = args.model_draft
         if name == "auto":
             given["model"] = args.model_draft
         found.append(parse_speculative(given))
-    if args.model_draft is not None and not any(isinstance(c, DraftModelConfig | AutoConfig) for c in found):
-        raise ConfigError("-md is given, but --methods has neither 'draft_model' nor 'auto'")
+    if args.model_draft is not None and not any(isinstance(c, WithDraft) for c in found):
+        raise ConfigError("-md is given, but --methods has none of 'draft_model', 'eagle3' and 'auto'")
     return found
 
 

@@ -24,9 +24,10 @@ _ENGINE = "vllm_"  # before the names of vLLM's engine arguments there
 _SPEC_TYPES = {
     "none": "none",
     "draft-simple": "draft_model",
+    "draft-eagle3": "eagle3",
     **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram"),
 }
-_UNBUILT_TYPES = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
+_UNBUILT_TYPES = ("draft-mtp", "draft-dflash", "draft-dspark")
 
 
 class _Judged(argparse.Action):

@@ -37,7 +37,8 @@ _LLAMA = (
         meaning="`-md hf:ORG/REPO[:QUANT]`"),
     ForeignFlag(("--offline",), LLAMA, 0, stored="llama_offline", meaning="`OUTRIDER_OFFLINE=1`"),
     ForeignFlag(("--spec-type",), LLAMA, stored="spec_type",
-        meaning="`--spec`: `draft-simple` is `draft_model`, `ngram-…` is `ngram`, several are `auto`"),
+        meaning="`--spec`: `draft-simple` is `draft_model`, `draft-eagle3` is `eagle3`, "
+        "`ngram-…` is `ngram`, several are `auto`"),
     same("--spec-draft-model", "--model-draft"),
     no("-mu --model-url", "download it, and give -m PATH"),
     no("-dr --docker-repo", "give -m a path, or -hf ORG/REPO"),

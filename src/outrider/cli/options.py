@@ -91,7 +91,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         dest="spec",
         metavar="METHOD",
         help="how to draft: auto (suffix lookup and the draft, as far as they pay; default), suffix, ngram, "
-        "draft_model (these draft in every step) or none",
+        "draft_model, eagle3 (these draft in every step) or none",
     )
     add_draft_length(group)
     group.add_argument(

@@ -79,6 +79,25 @@ class DraftModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Propose with an EAGLE-3 head (Li et al. 2025): a small model that reads the target's hidden states.
+
+    model: a reference or path of the head, in any of its formats.
+    quantization: of the head's weights, by default 4 bits; None as stored.
+    The other fields are as those of DraftModelConfig.
+    """
+
+    method: ClassVar[str] = "eagle3"
+    model: str
+    num_speculative_tokens: int = DEFAULT_DRAFT_TOKENS
+    max_model_len: int | None = None
+    revision: str | None = None
+    verification: str = VERIFICATIONS[0]
+    draft_sample_method: str | None = None
+    quantization: str | None = DRAFT_QUANTIZATIONS[0]
+
+
+@dataclass(frozen=True, slots=True)
 class SuffixConfig:
     """Propose a tree of the tokens that followed earlier matches (SuffixDecoding, Oliaro et al. 2024).
 
@@ -101,9 +120,9 @@ class SuffixConfig:
 
 @dataclass(frozen=True, slots=True)
 class AutoConfig:
-    """Suffix lookup, and a draft model if one is given, each used only where it saves time.
+    """Suffix lookup, and a draft model or a head if one is given, each used only where it saves time.
 
-    model: the draft model's reference or path, "auto" as for DraftModelConfig, or None.
+    model: the reference or path of the draft model or of the head, "auto" as for DraftModelConfig, or None.
     num_speculative_tokens: most draft tokens of a step.
     The other fields are as those of DraftModelConfig and SuffixConfig.
     """
@@ -122,10 +141,11 @@ class AutoConfig:
     suffix_decoding_min_token_prob: float = 0.1
 
 
-SpeculativeConfig: TypeAlias = NoneConfig | NgramConfig | SuffixConfig | DraftModelConfig | AutoConfig
-METHODS: dict[
-    str, type[NoneConfig] | type[NgramConfig] | type[SuffixConfig] | type[DraftModelConfig] | type[AutoConfig]
-] = {c.method: c for c in (AutoConfig, SuffixConfig, NgramConfig, DraftModelConfig, NoneConfig)}
+WithDraft: TypeAlias = DraftModelConfig | Eagle3Config | AutoConfig  # those that have a `model`
+SpeculativeConfig: TypeAlias = NoneConfig | NgramConfig | SuffixConfig | WithDraft
+METHODS: dict[str, type[SpeculativeConfig]] = {
+    c.method: c for c in (AutoConfig, SuffixConfig, NgramConfig, DraftModelConfig, Eagle3Config, NoneConfig)
+}
 
 OLD_SPECULATIVE_NAMES = {
     "speculative_model": "model",
@@ -142,6 +162,7 @@ OLD_SPECULATIVE_NAMES = {
 ONE_PROCESS = "Outrider runs in one process on the CPU; leave it at 1"
 IN_THE_FILE = "the model file says how its weights are stored; choose a file of the type you want"
 _NOT_BUILT_DRAFT = "no drafter here uses it; leave it out"
+_OTHER_HEADS = ("eagle", "medusa", "mtp", "mlp_speculator", "dflash", "dspark", "hydra")
 _LOOKED_UP = "it is about a draft model's draws; the method 'ngram' looks its tokens up"
 
 # vLLM's parameters that are not supported: the values that change nothing, and why others are refused.
@@ -248,9 +269,9 @@ def _from_mapping(given: dict[str, Any]) -> SpeculativeConfig:
                 values.setdefault(f"prompt_lookup_{one}", values[f"prompt_lookup_{other}"])
     for key in [k for k in values if k not in own]:
         _refuse_key(key, values.pop(key), kind.method)
-    if kind is DraftModelConfig and "model" not in values:
+    if kind in (DraftModelConfig, Eagle3Config) and "model" not in values:
         raise ConfigError(
-            "speculative_config: the method 'draft_model' needs `model`, the draft's path or name"
+            f"speculative_config: the method {kind.method!r} needs `model`, the draft's path or name"
         )
     return _checked(kind(**values))
 
@@ -288,6 +309,8 @@ def _method(given: Mapping[str, Any]) -> str:
         if model is None and ("prompt_lookup_max" in given or "prompt_lookup_min" in given):
             return "ngram"
         return "auto"
+    if method in _OTHER_HEADS:
+        raise ConfigError(f"speculative method {method!r} is not built; of heads, 'eagle3' is")
     if not isinstance(method, str) or method not in METHODS:
         hint = nearest(str(method), METHODS)
         raise ConfigError(

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 
-from outrider.decoding.context import TokenContext
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
-from outrider.decoding.types import Distribution, Draft, FloatArray, TargetScores, Verdict
+from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.drafters.chain_drafts import can_extend, extend
-from outrider.drafters.confidence import SiblingDraws, approximate_probability
 from outrider.drafters.draft_context import HEAD_TOKENS, TAIL_TOKENS, DraftContext
 from outrider.drafters.draft_sequence import DraftSequence, DraftTree
+from outrider.drafters.drawing import Drawing, Draws
 from outrider.drafters.vocab_subset import VocabSubset, frequent_blocks, union_blocks
 from outrider.engines.base import ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.chains import ChainModel
 from outrider.engines.prefix import PrefixCache
-from outrider.errors import ConfigError
 from outrider.policy.tree import DraftPass
 
 KEPT_TOKENS = 16  # processed in one pass, from which on a model with sliding windows keeps them as a prefix
-
-Draws: TypeAlias = Literal["coupled", "independent", "greedy"]
 
 
 @dataclass(slots=True, eq=False)
@@ -63,11 +58,7 @@ class DraftModelDrafter:
     Of a large vocabulary only the likely part is computed (`VocabSubset`), if the model can. A model that can
     draft by itself (`ChainModel`) does, where coupled drawing needs nothing that only the host has.
 
-    draws: how a token is drawn from the draft model's distribution. "coupled": with the target's noise, so
-           that both draw the same token as often as possible (for the rule `coupled`). "independent": with
-           `StepRandomness`, and the draft states the distributions (for `rejection` and `block`). "greedy":
-           the likeliest token. Each is exact under each rule, since a token without a stated distribution is
-           a point mass.
+    draws: how a token is drawn from the draft model's distribution, see `Drawing`.
     """
 
     name = "draft_model"
@@ -86,7 +77,7 @@ class DraftModelDrafter:
         self._common_size = min(model.vocab_size, common_size or model.vocab_size)
         self._max_context = min(model.max_positions, max_context or model.max_positions)
         self._chunk = chunk
-        self._draws = draws
+        self._drawing = Drawing(draws)
         self._frequent = frequent_blocks(model)
         self._requests: dict[str, _Request] = {}
         self._prefixes: PrefixCache | None = None
@@ -118,7 +109,7 @@ class DraftModelDrafter:
         if prefill_budget is not None:
             active = self._prefilled(active, prefill_budget)
         if self._chains is not None:
-            extended = [tree for tree in active if self._coupled(tree) and can_extend(tree)]
+            extended = [tree for tree in active if self._drawing.coupled(tree) and can_extend(tree)]
             self.passes += extend(self._chains, extended)
             active = [tree for tree in active if tree not in extended]
         while active:
@@ -232,7 +223,7 @@ class DraftModelDrafter:
             subset = VocabSubset(self._model, self._frequent, job.sampler.stop_ids)
         sampler = job.sampler.restricted(self._common_size)
         cache = self._model.new_cache(request.capacity)
-        sequence = DraftSequence(cache, context, sampler, subset, request.namespace)
+        sequence = DraftSequence(cache, sampler, context, subset, request.namespace)
         if self._prefixes is not None:
             prefix = context.tokens[:-1]
             sequence.confirmed = self._prefixes.take(sequence.cache, prefix, request.namespace)
@@ -286,7 +277,7 @@ class DraftModelDrafter:
         """Draw below the node, then below the predicted tokens as long as they are the drawn ones. Returns
         whether the draft needs another pass."""
         first = len(tree.tokens)
-        self._draw_below(tree, logits[0])
+        self._drawing.below(tree, logits[0])
         for token, row in zip(tree.predicted, logits[1:], strict=True):
             if len(tree.tokens) == first or tree.tokens[first] != token:
                 break
@@ -295,49 +286,5 @@ class DraftModelDrafter:
                 return tree.prepare_pass(node)
             tree.descend(first)
             first = len(tree.tokens)
-            self._draw_below(tree, row)
+            self._drawing.below(tree, row)
         return len(tree.tokens) > first and tree.prepare_pass(tree.next_node())
-
-    def _coupled(self, tree: DraftTree) -> bool:
-        return self._draws == "coupled" or tree.sequence.sampler.params.temperature == 0.0
-
-    def _draw_below(self, tree: DraftTree, row: FloatArray) -> None:
-        """Draw the children of the tree's node, after which the logits are `row`: float32[vocab]."""
-        sampler, guide, parent = tree.sequence.sampler, tree.guide, tree.node
-        context = tree.contexts[parent + 1]
-        coupled = self._coupled(tree)
-        adjusted = row
-        try:
-            if coupled:
-                row = row[: sampler.vocab_size]
-                adjusted = sampler.adjusted(row, context)
-                token, drawn_from = sampler.draw(adjusted, row, context.position), None
-            else:
-                distribution = sampler.distribution(row, context)
-                token, drawn_from = self._draw(tree.randomness, distribution, context)
-        except ConfigError:  # the request allows no token that this model knows
-            return
-        tree.add(parent, token, drawn_from)
-        if guide is None:
-            return
-        if not coupled:
-            guide.drew(parent, approximate_probability(row, token, sampler.params.temperature))
-            return
-        siblings = SiblingDraws(sampler, adjusted, row, context.position)
-        try:
-            following = siblings.after(token)
-            more = guide.drew(parent, siblings.confidence(following))
-            while more and following is not None and len(tree.tokens) < tree.budget:
-                tree.add(parent, following, None)
-                more = guide.drew(parent, 1.0 - siblings.confidence(following))
-                following = siblings.after(following) if more else None
-        finally:
-            siblings.restore()
-
-    def _draw(
-        self, randomness: StepRandomness, distribution: Distribution, context: TokenContext
-    ) -> tuple[int, Distribution | None]:
-        """(token, the distribution to state for it) of "independent" and "greedy" drawing."""
-        if self._draws == "greedy":
-            return int(distribution.ids[distribution.probs.argmax()]), None
-        return randomness.draft_token(distribution, len(context.path)), distribution

@@ -18,23 +18,38 @@ from outrider.engines.base import Cache, roll_back
 
 
 @dataclass(slots=True, eq=False)
-class DraftSequence:
-    """One request in the draft model.
+class DraftSlots:
+    """One request in the cache of a model that drafts.
+
+    sampler:   draws its tokens.
+    confirmed: leading cache slots that hold the request's own tokens.
+    drafted:   tokens in the slots after those, a chain, drafted and not compared with the output yet.
+    """
+
+    cache: Cache
+    sampler: Sampler
+    confirmed: int = field(default=0, kw_only=True)
+    drafted: list[int] = field(default_factory=list, kw_only=True)
+
+    def keep_drafted(self, count: int) -> None:
+        """Keep only the first `count` drafted tokens."""
+        if count < len(self.drafted):
+            self.cache.truncate(self.confirmed + count)
+            del self.drafted[count:]
+
+
+@dataclass(slots=True, eq=False)
+class DraftSequence(DraftSlots):
+    """One request in the draft model. The first tokens of `context` are in the `confirmed` slots.
 
     context:      the tokens that the draft model processes.
     vocab_subset: the part of the vocabulary that is computed; None for all of it.
     namespace:    requests of one namespace share cached prefixes.
-    confirmed:    leading cache slots that hold the first tokens of `context`.
-    drafted:      tokens in the slots after those, a chain, drafted and not compared with the output yet.
     """
 
-    cache: Cache
     context: DraftContext
-    sampler: Sampler
     vocab_subset: VocabSubset | None
     namespace: str | None = None
-    confirmed: int = 0
-    drafted: list[int] = field(default_factory=list)
 
     def roll_back(self) -> None:
         """Keep the drafted tokens that `context` has now, except its last token: a draft starts with the
@@ -53,15 +68,9 @@ class DraftSequence:
         after `roll_back`."""
         self.confirmed = roll_back(self.cache, min(self.confirmed, count))
 
-    def keep_drafted(self, count: int) -> None:
-        """Keep only the first `count` drafted tokens."""
-        if count < len(self.drafted):
-            self.cache.truncate(self.confirmed + count)
-            del self.drafted[count:]
-
 
 @dataclass(slots=True, eq=False)
-class DraftTree:
+class GrowingTree:
     """One draft under construction: its nodes, and the input of the next pass.
 
     vocab_size:   ids from here on are unknown to the draft model.
@@ -79,7 +88,7 @@ class DraftTree:
     draft_probs:  for each node the distribution that it was drawn from, or None for a point mass.
     """
 
-    sequence: DraftSequence
+    sequence: DraftSlots
     vocab_size: int
     contexts: list[TokenContext]
     budget: int
@@ -149,3 +158,10 @@ class DraftTree:
         cache = self.sequence.cache
         del self.predicted[max(0, cache.capacity - cache.length - len(self.input_tokens)) :]
         return [*self.input_tokens, *self.predicted], 1 + len(self.predicted)
+
+
+@dataclass(slots=True, eq=False)
+class DraftTree(GrowingTree):
+    """A draft model's."""
+
+    sequence: DraftSequence

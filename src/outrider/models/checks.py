@@ -14,7 +14,7 @@ import numpy as np
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.families import FAMILIES, LIMITS, Dimensions, shown
 from outrider.models.source import Tensor
-from outrider.models.spec import LayerSpec, ModelSpec, RopeSpec
+from outrider.models.spec import HeadSpec, LayerSpec, ModelSpec, RopeSpec
 from outrider.models.weight_types import FLOAT_TYPES, FOLDER_TYPES, SUPPORTED_TYPES
 
 
@@ -124,26 +124,49 @@ def with_shape(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, .
 def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], bool]]:
     """(name, shape, whether it must be there) of every tensor of a model. Shapes are (rows, columns)."""
     hidden = spec.hidden_size
-    yield "token_embd.weight", (spec.vocab_size, hidden), True
+    yield "token_embd.weight", (spec.token_count, hidden), spec.head is None
     yield "output_norm.weight", (hidden,), True
     yield "output.weight", (spec.vocab_size, hidden), False
-    family = FAMILIES[spec.name]
+    required_bias, optional_bias = _biases(spec)
+    if spec.head is not None:
+        yield from _state_weights(hidden, spec.head)
     for i, layer in enumerate(spec.layers):
-        weights = layer_weights(spec, layer)
+        weights = layer_weights(spec, layer, reads_state=spec.head is not None and i == 0)
         for part, shape in weights.items():
             yield f"blk.{i}.{part}.weight", shape, True
-        for part in family.required_bias:
+        for part in required_bias:
             yield f"blk.{i}.{part}.bias", weights[part][:1], True
-        for part in family.optional_bias:
+        for part in optional_bias:
             yield f"blk.{i}.{part}.bias", weights[part][:1], False
 
 
-def layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of a layer, by the names of its parts."""
+def _biases(spec: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Parts of a layer that must have a bias, and those that may."""
+    if spec.head is not None:
+        return (), ()
+    family = FAMILIES[spec.name]
+    return family.required_bias, family.optional_bias
+
+
+def _state_weights(hidden: int, head: HeadSpec) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """What a head reads hidden states with, as in `expected_tensors`."""
+    yield "fc.weight", (hidden, head.width), True
+    if head.joint_norm:
+        yield "enc.output_norm.weight", (head.width,), True
+    for i in range(head.states if head.state_norms else 0):
+        yield f"fc_norm.{i}.weight", (head.state_size,), True
+
+
+def layer_weights(
+    spec: ModelSpec, layer: LayerSpec, *, reads_state: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of a layer, by the names of its parts. reads_state: the first one of a head."""
     hidden, ffn = spec.hidden_size, layer.feed_forward.size
+    width = 2 * hidden if reads_state else hidden
     q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     norms: dict[str, tuple[int, bool]] = {  # name: columns, whether the layer has it
         "attn_norm": (hidden, layer.norms.attention),
+        "attn_norm_2": (hidden, reads_state),
         "attn_q_norm": (q_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.q),
         "attn_k_norm": (kv_rows if layer.norms.whole_qk else spec.head_dim, layer.norms.k),
         "post_attention_norm": (hidden, layer.norms.post_attention),
@@ -152,9 +175,9 @@ def layer_weights(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...
     }
     return {
         **{name: (columns,) for name, (columns, present) in norms.items() if present},
-        "attn_q": (q_rows, hidden),
-        "attn_k": (kv_rows, hidden),
-        "attn_v": (kv_rows, hidden),
+        "attn_q": (q_rows, width),
+        "attn_k": (kv_rows, width),
+        "attn_v": (kv_rows, width),
         "attn_output": (hidden, q_rows),
         "ffn_gate": (ffn, hidden),
         "ffn_up": (ffn, hidden),

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from outrider.errors import ModelFileError, ModelNotFoundError, OutriderError, UnsupportedModelError
+from outrider.models.eagle3.open import head_kind
 from outrider.models.families import shown
 from outrider.models.foreign import PICKLES, describe_folder, names_in
 from outrider.models.formats.gguf import open_gguf
@@ -33,6 +34,11 @@ def open_model(path: Path) -> ModelSource:
 
 
 def _open(path: Path) -> ModelSource:
+    if "\0" not in str(path) and (kind := head_kind(path)) is not None:
+        raise UnsupportedModelError(
+            f"{path}: is a head ({kind}), which drafts for a model: give it with -md beside its target, to"
+            " run, chat, serve, bench or verify"
+        )
     if "\0" in str(path) or not path.is_dir():
         if path.suffix == ".safetensors" and path.exists():
             adapter = (path.parent / "adapter_config.json").exists()

@@ -91,7 +91,7 @@ def describe(source: ModelSource) -> str:
 
 def loaded_type(source: ModelSource, tensor: Tensor) -> str:
     """The weight type in which the engine holds `tensor` of `source`."""
-    if source.quantization is None or len(tensor.shape) != 2:
+    if source.quantization is None or len(tensor.shape) != 2 or tensor.name in source.borrowed:
         return tensor.type
     if source.quantization in quantization.LIGHT_QUANTIZATIONS:
         return _light_type(source, tensor)

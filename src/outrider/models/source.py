@@ -141,6 +141,7 @@ class ModelSource:
              which "tool_use" is for conversations with tools.
     quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
     parts: the other files of a split GGUF model, of which `path` is the first.
+    borrowed: names of tensors that are another model's, which are used as they are.
     transformers_class: the class of transformers that runs the model, where no family here does:
              `architecture` then has its sizes only, and there are no tensors.
     """
@@ -157,6 +158,7 @@ class ModelSource:
     parts: tuple[Path, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     transformers_class: str | None = None
+    borrowed: frozenset[str] = frozenset()
 
     def fingerprint(self) -> list[str | int | None]:
         """Identifies these weights in caches: for each file its absolute path, its size in bytes and the time

@@ -92,6 +92,37 @@ class LayerSpec:
     query_growth_positions: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """What a head on another model, its target, reads and gives beside its layers (EAGLE-3, Li et al. 2025).
+
+    A token comes with the target's hidden states of the token before it, side by side: x = Wfc · states.
+    Of the tokens that it drafts itself, x is what it gave for the token before. The first layer's queries,
+    keys and values are computed from norm(embedding) and norm(x), side by side, and it adds to x.
+
+    states:        hidden states that a token comes with.
+    state_size:    columns of each: the target's hidden size.
+    tokens:        ids of the embedding, the target's; ModelSpec.vocab_size counts those of the output.
+    joint_norm:    an RMS norm of all states together, before Wfc.
+    state_norms:   an RMS norm of each state, before Wfc.
+    norm_before_residual: the first layer adds to norm(x) instead of x.
+    norm_output:   what it gives is the final norm of the last layer's output, instead of that output.
+    """
+
+    states: int
+    state_size: int
+    tokens: int
+    joint_norm: bool = False
+    state_norms: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of the hidden states that a token comes with."""
+        return self.states * self.state_size
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec:
     """A decoder-only transformer. All numbers are checked to be sane.
@@ -105,6 +136,7 @@ class ModelSpec:
     residual_scale:  factor on what attention and feed-forward give, before it is added to the stream.
     logit_scale:     factor on the logits.
     logit_softcap:   c for c * tanh(logit / c), after the scale, or None.
+    head:            None, or what a head has beside its layers.
     """
 
     name: str
@@ -123,6 +155,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     long_rope: RopeSpec | None = None
     long_positions: int = 0
+    head: HeadSpec | None = None
 
     def for_context(self, positions: int) -> ModelSpec:
         """The same for contexts of `positions` tokens: with the long rotary table where they are longer than
@@ -130,6 +163,11 @@ class ModelSpec:
         if self.long_rope is None or positions <= self.max_positions:
             return self
         return replace(self, ropes=(self.long_rope,), long_rope=None, max_positions=self.long_positions)
+
+    @property
+    def token_count(self) -> int:
+        """Rows of the embedding."""
+        return self.vocab_size if self.head is None else self.head.tokens
 
     @property
     def n_layers(self) -> int:

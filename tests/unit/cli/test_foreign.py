@@ -167,6 +167,7 @@ def test_llama_cpps_kinds_of_speculation() -> None:
     kinds = {
         "none": "none",
         "draft-simple": "draft_model",
+        "draft-eagle3": "eagle3",
         "ngram-mod": "ngram",
         "ngram-simple,ngram-mod": "ngram",
         "draft-simple,ngram-mod": "auto",

@@ -285,7 +285,7 @@ BAD = [
     (["-p", "the fox", "-c", "2"], ["prompt has", "context of 2"]),
     (["-p", "x", "-sys", "y"], ["-sys", "--chat"]),
     (["-p", "x", "--spec", "nrgam"], ["'nrgam'", "did you mean 'ngram'"]),
-    (["-p", "x", "--spec", "eagle3"], ["eagle3", "not available"]),
+    (["-p", "x", "--spec", "eagle3"], ["eagle3", "needs `model`"]),
     (["-p", "x", "--spec", "draft_model"], ["draft_model", "model"]),
     (["-p", "x", "-md", "nowhere.gguf"], ["nowhere.gguf"]),
     (["-p", "x", "--speculative-config", "{"], ["JSON"]),

@@ -80,3 +80,27 @@ def test_a_failed_pass_leaves_it_usable() -> None:
         found = model.row((1, 2, 3, 5)).copy()
     with model.memoizing():
         np.testing.assert_array_equal(model.row((1, 2, 3, 5)), found)
+
+
+def test_hidden_states_are_the_models_own_too() -> None:
+    inner = ToyModel(32, 64)
+    model = MemoizedModel(inner)
+    engine = CachedStepEngine(model)
+
+    def states() -> list[FloatArray]:
+        seq = engine.open([5, 6, 7, 8], 40, taps=(0, 2))
+        engine.prefill(seq, 3)
+        (scores,) = engine.score(
+            [(seq, Draft(np.array([1, 2, 3], np.int32), np.array([-1, -1, 1], np.int32)))]
+        )
+        assert seq.hidden is not None
+        assert scores.hidden is not None
+        found = [rows for _, rows in seq.hidden.take_prompt()] + [scores.hidden, scores.logits]
+        engine.close(seq)
+        return found
+
+    wanted = states()
+    with model.memoizing():
+        for _ in range(2):
+            for rows, expected in zip(states(), wanted, strict=True):
+                np.testing.assert_array_equal(rows, expected)

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.engines.base import Cache, ForwardItem, LanguageModel, VocabSubsetModel
+from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel, VocabSubsetModel
+from outrider.engines.heads import HeadItem, HeadModel
 from outrider.engines.native import _core
+from outrider.engines.native.head import NativeHead
 from outrider.engines.native.model import NativeModel
 from outrider.machine import cpu_name
 from outrider.models.source import ModelSource
@@ -69,6 +71,45 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
         if 1.0 + spread <= UNSTEADY:  # else good enough for now, not to be kept
             keep(path, curve, spread)
     return CostModel(curve, CONTEXT)
+
+
+def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
+    """What a pass of a head on the native engine costs, in the same way. Rows are those that come with the
+    target's hidden states, the dearer ones."""
+    if not isinstance(head, NativeHead):
+        return CostModel()
+    facts = [*head.source.fingerprint(), *facts_of_kernels(head.isa, head.threads), "head"]
+    path, model = place_of(facts, folder), HeadAsModel(head)
+    curve = read(path, WIDTHS)
+    if curve is not None and curve[1] > UNSTEADY * measure(model, 0.0, widths=(1,))[1]:
+        curve = None
+    if curve is None:
+        curve = measure(model, widths=WIDTHS, most_rows=DRAFT_ROWS)
+        again = measure(model, 0.0, widths=(1,))[1] / curve[1]
+        if 1 / UNSTEADY <= again <= UNSTEADY:
+            keep(path, curve, max(again, 1 / again) - 1.0)
+    return CostModel(curve, CONTEXT)
+
+
+class HeadAsModel:
+    """A LanguageModel for `measure`: a head's passes over tokens that come with some hidden states."""
+
+    caps = EngineCaps(tree_attention=False, exact_bits=True)
+
+    def __init__(self, head: HeadModel) -> None:
+        self._head = head
+        self.vocab_size, self.max_positions = head.token_count, 1 << 20
+
+    def new_cache(self, capacity: int) -> Cache:
+        return self._head.new_cache(capacity)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        width = self._head.state_width
+        parts = [
+            HeadItem(item.cache, item.tokens, np.ones((len(item.tokens), width), np.float32), item.rows)
+            for item in items
+        ]
+        return self._head.forward_head(parts, fed_back=False)[0]
 
 
 def measure_curve(

@@ -63,7 +63,7 @@ class NativeCache:
     def adopt(self, blocks: CacheBlocks) -> None:
         if not isinstance(blocks, _core.SharedBlocks):
             raise TypeError("the native engine takes blocks of its own caches only")
-        with _length_errors_as_value_errors():
+        with length_errors_as_value_errors():
             self.core.adopt(blocks)
 
     def close(self) -> None:
@@ -102,21 +102,7 @@ class NativeModel:
         progress: called with (bytes done, bytes in all) after each tensor.
         Raises ConfigError for a bad option and UnsupportedModelError for weights that the engine cannot run.
         """
-        if kv_dtype not in ("f16", "f32"):
-            raise ConfigError(f"kv_dtype {kv_dtype!r} is unknown; use 'f16' or 'f32'")
-        if threads is not None and not 1 <= threads <= 1024:
-            raise ConfigError(f"threads must be between 1 and 1024, not {threads}")
-        if missing := _core.unsupported(source.architecture):
-            raise UnsupportedModelError(f"{source.path}: {missing}")
-        try:
-            core = _core.Model(
-                spec=source.architecture,
-                half_cache=kv_dtype == "f16",
-                threads=threads or available_processors(),
-                isa=isa or os.environ.get("OUTRIDER_ISA", "auto"),
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        core = new_core(source, threads, isa, kv_dtype)
         add_weights(core, source, packed_weights_cache(weights_cache), progress)
         return cls(core, source)
 
@@ -190,45 +176,63 @@ class NativeModel:
 
     def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
         """See `VocabSubsetModel.forward_subset`."""
-        return self._forward(items, _ids(blocks))
+        return self._forward(items, ids(blocks))
 
     def forward_hidden(
         self, items: Sequence[ForwardItem], taps: Sequence[int]
     ) -> tuple[list[FloatArray], list[FloatArray]]:
         """See `HiddenStateModel.forward_hidden`."""
-        with _length_errors_as_value_errors():
+        with length_errors_as_value_errors():
             logits, hidden = self._core.forward_hidden(_work(items), list(taps))
         return (
-            _split(logits, [len(item.rows) for item in items]),
-            _split(hidden, [len(item.tokens) for item in items]),
+            split(logits, [len(item.rows) for item in items]),
+            split(hidden, [len(item.tokens) for item in items]),
         )
 
     def _forward(self, items: Sequence[ForwardItem], panels: IntArray | None) -> list[FloatArray]:
-        with _length_errors_as_value_errors():
+        with length_errors_as_value_errors():
             logits = self._core.forward(_work(items), panels)
-        return _split(logits, [len(item.rows) for item in items])
+        return split(logits, [len(item.rows) for item in items])
 
 
-def _core_cache(cache: Cache) -> _core.Cache:
+def new_core(source: ModelSource, threads: int | None, isa: str | None, kv_dtype: str) -> _core.Model:
+    """A core for `source`, without weights yet; arguments and errors as those of `NativeModel.load`."""
+    if kv_dtype not in ("f16", "f32"):
+        raise ConfigError(f"kv_dtype {kv_dtype!r} is unknown; use 'f16' or 'f32'")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise ConfigError(f"threads must be between 1 and 1024, not {threads}")
+    if missing := _core.unsupported(source.architecture):
+        raise UnsupportedModelError(f"{source.path}: {missing}")
+    try:
+        return _core.Model(
+            spec=source.architecture,
+            half_cache=kv_dtype == "f16",
+            threads=threads or available_processors(),
+            isa=isa or os.environ.get("OUTRIDER_ISA", "auto"),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def core_cache(cache: Cache) -> _core.Cache:
+    """A cache's core. Raises TypeError for a cache of another engine."""
     if not isinstance(cache, NativeCache):
         raise TypeError("the native engine needs a cache made by its own new_cache()")
     return cache.core
 
 
 def _work(items: Sequence[ForwardItem]) -> _core.Work:
-    return [
-        (_core_cache(item.cache), _ids(item.tokens), _ids(item.parents), _ids(item.rows)) for item in items
-    ]
+    return [(core_cache(item.cache), ids(item.tokens), ids(item.parents), ids(item.rows)) for item in items]
 
 
-def _split(rows: FloatArray, sizes: Sequence[int]) -> list[FloatArray]:
+def split(rows: FloatArray, sizes: Sequence[int]) -> list[FloatArray]:
     """Views of so many rows each, one after the other."""
     ends = list(accumulate(sizes, initial=0))
     return [rows[start:end] for start, end in pairwise(ends)]
 
 
 @contextmanager
-def _length_errors_as_value_errors() -> Iterator[None]:
+def length_errors_as_value_errors() -> Iterator[None]:
     """nanobind's name for std::length_error may differ by version."""
     try:
         yield
@@ -236,5 +240,6 @@ def _length_errors_as_value_errors() -> Iterator[None]:
         raise ValueError(str(error)) from None
 
 
-def _ids(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def ids(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The same, as the core takes them."""
     return np.ascontiguousarray(values, np.int32)

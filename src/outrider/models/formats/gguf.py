@@ -78,7 +78,7 @@ def open_gguf(path: Path) -> ModelSource:
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(f"{path}: the tensor token_embd.weight is missing")
-    dimensions = _dimensions(metadata, family, embedding.shape[0], factors)
+    dimensions = read_dimensions(metadata, family, embedding.shape[0], factors)
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
     split_fused(path, architecture, tensors)
@@ -86,7 +86,7 @@ def open_gguf(path: Path) -> ModelSource:
     return ModelSource(
         path=path,
         format="gguf",
-        display_name=_display_name(metadata),
+        display_name=display_name(metadata),
         architecture=architecture,
         tensors=tensors,
         tokenizer=read_tokenizer(metadata, architecture.vocab_size),
@@ -135,18 +135,25 @@ def _family(metadata: Metadata) -> Family:
         raise UnsupportedModelError(
             f"{path}: has the architecture {shown(name)}; supported: {', '.join(FAMILIES)}"
         )
-    for option, off in {**_OFF, **_OFF_IN.get(name, {})}.items():
-        value = metadata.pairs.get(f"{name}.{option}")
-        if option in FAMILIES[name].options or value is None:
-            continue
-        if not (isinstance(value, int | float) and value in off):
-            raise UnsupportedModelError(f"{path}: sets {name}.{option}, which is not supported")
+    refuse_options(metadata, FAMILIES[name])
     return FAMILIES[name]
 
 
-def _dimensions(
+def refuse_options(metadata: Metadata, family: Family) -> None:
+    """Raise UnsupportedModelError for an option of other families that is on."""
+    name = family.name
+    for option, off in {**_OFF, **_OFF_IN.get(name, {})}.items():
+        value = metadata.pairs.get(f"{name}.{option}")
+        if option in family.options or value is None:
+            continue
+        if not (isinstance(value, int | float) and value in off):
+            raise UnsupportedModelError(f"{metadata.path}: sets {name}.{option}, which is not supported")
+
+
+def read_dimensions(
     metadata: Metadata, family: Family, vocab_size: int, factors: Mapping[str, Tensor]
 ) -> Dimensions:
+    """The numbers under a family's keys. factors: those of ROPE_TENSORS that the file has."""
     path, name = metadata.path, family.name
 
     def size(key: str, limit: str, default: int | None = None) -> int:
@@ -244,7 +251,8 @@ def _windows(metadata: Metadata, family: Family, n_layers: int) -> tuple[int | N
     return tuple(window if here else None for here in has.tolist())
 
 
-def _display_name(metadata: Metadata) -> str:
+def display_name(metadata: Metadata) -> str:
+    """The model's own name, or that of its file."""
     raw = metadata.pairs.get("general.name")
     name = raw.decode(errors="replace") if isinstance(raw, bytes) else ""
     plain = "".join(c for c in name[:200] if c.isprintable()).strip()

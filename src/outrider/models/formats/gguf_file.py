@@ -16,6 +16,7 @@ import itertools
 import math
 import mmap
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.families import shown
 from outrider.models.foreign import HEAD_BYTES, cut_piece, describe_file
 from outrider.models.formats.gguf_metadata import Metadata, Value
@@ -38,6 +39,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 # header are a few times larger than it, so this also bounds memory.
 HEADER_LIMIT = 64 << 20
 DIM_LIMIT = 1 << 40
+FIRST_KEYS = 16  # among which general.architecture is looked for
 
 _SCALARS = {
     code: struct.Struct("<" + letter)
@@ -87,9 +89,10 @@ class GGUFFile:
     data_start: int
     alignment: int
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self, others: Collection[str] = ()) -> dict[str, Tensor]:
         """Views of all tensors, by name.
 
+        others: names of ggml types that are no weights, and that are wanted all the same.
         Raises ModelFileError when a tensor lies outside the file, is misaligned or overlaps another, and
         UnsupportedModelError for a type that is not supported.
         """
@@ -97,7 +100,7 @@ class GGUFFile:
         spans: list[tuple[int, int, str]] = []
         for entry in self.entries:
             where = f"{self.path}: the tensor {shown(entry.name)}"
-            kind = self._kind(entry, where)
+            kind = self._kind(entry, where, others)
             block, size = GGML_QUANT_SIZES[kind]
             if entry.shape[-1] % block:
                 raise ModelFileError(f"{where} has {entry.shape[-1]} columns, not a multiple of {block}")
@@ -118,12 +121,12 @@ class GGUFFile:
                 raise ModelFileError(f"{self.path}: the tensors {shown(first)} and {shown(second)} overlap")
         return found
 
-    def _kind(self, entry: TensorEntry, where: str) -> GGMLQuantizationType:
+    def _kind(self, entry: TensorEntry, where: str, others: Collection[str]) -> GGMLQuantizationType:
         try:
             kind = GGMLQuantizationType(entry.type)
         except ValueError:
             kind = None
-        if kind is None or kind.name not in SUPPORTED_TYPES:
+        if kind is None or kind.name not in (*SUPPORTED_TYPES, *others):
             name = kind.name if kind is not None else f"number {entry.type}"
             raise UnsupportedModelError(f"{where} has type {name}; supported: {', '.join(SUPPORTED_TYPES)}")
         return kind
@@ -179,6 +182,28 @@ def read_gguf(path: Path) -> GGUFFile:
     data_start = -(-cursor.at // alignment) * alignment
     raw = np.frombuffer(data, np.uint8)
     return GGUFFile(path, metadata, tuple(entries.values()), raw, data_start, alignment)
+
+
+def peek_architecture(path: Path) -> str | None:
+    """general.architecture of a GGUF file, without reading its vocabulary; None where it is not among the
+    first keys, or where there is no such file. Raises nothing that `read_gguf` would not."""
+    try:
+        data = map_file(path)
+    except ModelNotFoundError:
+        return None
+    if data[:4] != b"GGUF":
+        return None
+    cursor = _Cursor(path, data)
+    cursor.u32()
+    cursor.u64()
+    for _ in range(min(cursor.u64(), FIRST_KEYS)):
+        key, kind = cursor.name("key"), cursor.u32()
+        if kind != _STRING and kind not in _SCALARS:
+            return None
+        value = cursor.string() if kind == _STRING else cursor.scalar(kind)
+        if key == "general.architecture" and isinstance(value, bytes):
+            return value.decode(errors="replace")
+    return None
 
 
 def _incomplete(path: Path) -> str:

@@ -7,7 +7,7 @@ tensors have the same names and shapes cannot be told apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,12 +91,12 @@ def _read_part(path: Path, number: int, count: int, given: Path) -> GGUFFile:
         ) from error
 
 
-def all_tensors(files: Sequence[GGUFFile]) -> dict[str, Tensor]:
-    """The tensors of all files. Raises ModelFileError for one that is in two of them, and the errors of
-    `GGUFFile.tensors`."""
+def all_tensors(files: Sequence[GGUFFile], others: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors of all files; `others` as in `GGUFFile.tensors`. Raises ModelFileError for one that is in
+    two of them, and the errors of `GGUFFile.tensors`."""
     found: dict[str, Tensor] = {}
     for file in files:
-        tensors = file.tensors()
+        tensors = file.tensors(others)
         if twice := found.keys() & tensors.keys():
             raise ModelFileError(f"{file.path}: the tensor {shown(min(twice))} is in another part, too")
         found |= tensors

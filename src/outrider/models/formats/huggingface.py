@@ -71,7 +71,7 @@ def open_huggingface(folder: Path) -> ModelSource:
     text = text_part(config)
     config = text or config
     family, kind = _model_class(config)
-    dimensions = _dimensions(config, family, kind)
+    dimensions = read_dimensions(config, family, kind)
     check_dimensions(path, dimensions)
     architecture = make_spec(family, dimensions)
     layer_tensors = {**LAYER_TENSORS, **family.layer_tensors}
@@ -217,7 +217,9 @@ def _model_class(config: Section) -> tuple[Family, HuggingFaceClass]:
     return family, kind
 
 
-def _dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dimensions:
+def read_dimensions(config: Section, family: Family, kind: HuggingFaceClass) -> Dimensions:
+    """The numbers that a configuration gives a model of a class."""
+
     def size(key: str, limit: str, default: int | None = None) -> int:
         return config.integer(key, 1, LIMITS[limit], kind.sizes.get(key) if default is None else default)
 

@@ -32,7 +32,7 @@ SHARD_LIMIT = 1024
 DIM_LIMIT = 1 << 40
 AGAIN = "; download it again"
 
-_ITEM_SIZE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "F8_E4M3": 1}
+_ITEM_SIZE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "F8_E4M3": 1, "BOOL": 1}
 
 
 def read_safetensors(path: Path, dtypes: Sequence[str] = FLOAT_TYPES) -> dict[str, Tensor]:

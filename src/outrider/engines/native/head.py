@@ -1,0 +1,100 @@
+"""`HeadModel` on the C++ core, which computes a head's layers as those of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from outrider.decoding.types import FloatArray
+from outrider.engines.heads import HeadItem
+from outrider.engines.native import _core
+from outrider.engines.native.loading import add_weights
+from outrider.engines.native.model import (
+    NativeCache,
+    core_cache,
+    ids,
+    length_errors_as_value_errors,
+    new_core,
+    split,
+)
+from outrider.models.source import ModelSource
+
+
+class NativeHead:
+    """A head on the CPU. As a model's, its logits are bit for bit the same however tokens are grouped into
+    passes."""
+
+    def __init__(self, core: _core.Model, source: ModelSource) -> None:
+        self._core = core
+        self.source = source
+
+    @classmethod
+    def load(
+        cls,
+        source: ModelSource,
+        *,
+        threads: int | None = None,
+        isa: str | None = None,
+        kv_dtype: str = "f16",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> NativeHead:
+        """Repack a head's weights, quantized first where `source` asks for it. Its packed weights are not
+        kept on disk: some may be its target's. Arguments and errors as those of `NativeModel.load`."""
+        core = new_core(source, threads, isa, kv_dtype)
+        add_weights(core, source, None, progress)
+        return cls(core, source)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.source.architecture.vocab_size
+
+    @property
+    def token_count(self) -> int:
+        return self.source.architecture.token_count
+
+    @property
+    def hidden_size(self) -> int:
+        return self.source.architecture.hidden_size
+
+    @property
+    def state_width(self) -> int:
+        head = self.source.architecture.head
+        assert head is not None
+        return head.width
+
+    @property
+    def isa(self) -> str:
+        """Name of the kernels in use."""
+        return self._core.isa
+
+    @property
+    def threads(self) -> int:
+        return self._core.threads
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of packed matrices: what one pass over few tokens reads, embedding rows aside."""
+        return self._core.weights_bytes
+
+    def new_cache(self, capacity: int) -> NativeCache:
+        return NativeCache(self._core, capacity)
+
+    def forward_head(
+        self, items: Sequence[HeadItem], *, fed_back: bool
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """See `HeadModel.forward_head`. The GIL is released during the pass."""
+        work = [
+            (
+                core_cache(item.cache),
+                ids(item.tokens),
+                np.arange(-1, len(item.tokens) - 1, dtype=np.int32),
+                ids(item.rows),
+            )
+            for item in items
+        ]
+        states = items[0].states if len(items) == 1 else np.concatenate([item.states for item in items])
+        with length_errors_as_value_errors():
+            logits, given = self._core.forward_head(work, np.ascontiguousarray(states, np.float32), fed_back)
+        sizes = [len(item.rows) for item in items]
+        return split(logits, sizes), split(given, sizes)
