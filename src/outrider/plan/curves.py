@@ -21,8 +21,8 @@ from outrider.plan.speed import Curve
 
 __all__ = ["Curve", "curve_of"]
 
-# To measure the part of a model that stands for it; 0.2 gives errors of -16 to +20% where 0.35 gives -12 to
-# +6% (benchmarks/predictions.py --only speed).
+# To measure the part of a model that stands for it; 0.2 gave errors of -16 to +20%, 0.35 of -12 to +10% in
+# ten of twelve (benchmarks/predictions.py --only speed).
 ROUNDS_SECONDS = 0.35
 BETWEEN = (
     3,
