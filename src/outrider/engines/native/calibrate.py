@@ -61,16 +61,13 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
 
     blocks: of the vocabulary, as a draft model computes them, see `VocabSubsetModel`; None for all.
     """
-    path = place_of(_facts(model, blocks), folder)
-    curve = read(path, _widths(model))
-    if curve is not None and curve[1] > UNSTEADY * _one_token(model, blocks, context=0):
-        curve = None
-    if curve is None:
-        curve = measure_curve(model, blocks)
-        spread = spread_of(model, blocks, curve)
-        if 1.0 + spread <= UNSTEADY:  # else good enough for now, not to be kept
-            keep(path, curve, spread)
-    return CostModel(curve, CONTEXT)
+    return _on_record(
+        place_of(_facts(model, blocks), folder),
+        _widths(model),
+        _computing(model, blocks),
+        lambda: _one_token(_computing(model, blocks), context=0),
+        lambda: measure_curve(model, blocks),
+    )
 
 
 def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
@@ -79,15 +76,36 @@ def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
     if not isinstance(head, NativeHead):
         return CostModel()
     facts = [*head.source.fingerprint(), *facts_of_kernels(head.isa, head.threads), "head"]
-    path, model = place_of(facts, folder), HeadAsModel(head)
-    curve = read(path, WIDTHS)
-    if curve is not None and curve[1] > UNSTEADY * measure(model, 0.0, widths=(1,))[1]:
+    model = HeadAsModel(head)
+    return _on_record(
+        place_of(facts, folder),
+        WIDTHS,
+        model,
+        lambda: _one_token(model),
+        lambda: measure(model, widths=WIDTHS, most_rows=DRAFT_ROWS),
+    )
+
+
+def _on_record(
+    path: Path,
+    widths: Sequence[int],
+    model: LanguageModel,
+    least: Callable[[], float],
+    measured: Callable[[], dict[int, float]],
+) -> CostModel:
+    """What passes of `model` cost, from the record at `path` unless one token takes much less now.
+
+    least:    seconds of a pass of one token, as few as there may be.
+    measured: the curve, where there is none on record.
+    """
+    curve = read(path, widths)
+    if curve is not None and curve[1] > UNSTEADY * least():
         curve = None
     if curve is None:
-        curve = measure(model, widths=WIDTHS, most_rows=DRAFT_ROWS)
-        again = measure(model, 0.0, widths=(1,))[1] / curve[1]
-        if 1 / UNSTEADY <= again <= UNSTEADY:
-            keep(path, curve, max(again, 1 / again) - 1.0)
+        curve = measured()
+        spread = _spread(model, curve)
+        if 1.0 + spread <= UNSTEADY:  # else good enough for now, not to be kept
+            keep(path, curve, spread)
     return CostModel(curve, CONTEXT)
 
 
@@ -130,12 +148,16 @@ def measure_curve(
 def spread_of(model: NativeModel, blocks: IntArray | None, curve: Mapping[int, float]) -> float:
     """By how much a pass of one token takes longer or shorter now than `curve` says, as a share: 0 where no
     other load came or went meanwhile."""
-    ratio = _one_token(model, blocks) / curve[1]
+    return _spread(_computing(model, blocks), curve)
+
+
+def _spread(model: LanguageModel, curve: Mapping[int, float]) -> float:
+    ratio = _one_token(model) / curve[1]
     return max(ratio, 1 / ratio) - 1.0
 
 
-def _one_token(model: NativeModel, blocks: IntArray | None, context: int = CONTEXT) -> float:
-    return measure(_computing(model, blocks), 0.0, widths=(1,), context=context)[1]
+def _one_token(model: LanguageModel, context: int = CONTEXT) -> float:
+    return measure(model, 0.0, widths=(1,), context=context)[1]
 
 
 def _computing(model: NativeModel, blocks: IntArray | None) -> LanguageModel:
