@@ -22,13 +22,13 @@ import torch
 
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.chains import LONGEST, Chain, ChainStart
-from outrider.engines.torch.kernels.row_settings import RowSettings
+from outrider.engines.torch.kernels.row_settings import RowSettings, shape_of, stage
 from outrider.engines.torch.kernels.sampling import Sampled, sample
 from outrider.engines.torch.model import WIDEST, TorchModel
 from outrider.engines.torch.ops import KEYS, Layout
 from outrider.engines.torch.passes import are_trees, check
 from outrider.engines.torch.pool import TorchCache
-from outrider.engines.torch.runner import SPANS
+from outrider.engines.torch.runner import SPANS, pinned
 
 _FIELDS = 9  # numbers of a sequence: see `_State`
 
@@ -100,14 +100,12 @@ class DeviceDraft:
         if width not in self._states:
             self._states[width] = _State(width, self._model.device)
         state = self._states[width]
-        settings = RowSettings.make(
-            [start.params for start in starts], [start.seed for start in starts], self._size, "cpu"
-        )
+        staged, filtered, most = self._stage(starts, caches, width)
         length = max(start.budget for start in starts)
         keys = max(cache.length for cache in caches) + length
-        shape = _Shape(width, self._span(keys), settings.filtered, settings.most)
+        shape = _Shape(width, self._span(keys), filtered, most)
         step = self._step(shape, state) if length > 1 else None
-        state.staged.copy_(self._stage(starts, caches, settings, width), non_blocking=True)
+        state.staged.copy_(staged, non_blocking=True)
         state.step.zero_()
         rows = logits.new_zeros(width, self._size)
         rows[: len(starts)] = logits[:, : self._size]
@@ -147,22 +145,16 @@ class DeviceDraft:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _stage(
-        self,
-        starts: Sequence[ChainStart],
-        caches: Sequence[TorchCache],
-        settings: RowSettings,
-        width: int,
-    ) -> torch.Tensor:
-        """What `_State.staged` begins with. Rows beyond the starts draw nothing."""
-        staged = torch.zeros(_FIELDS, width, dtype=torch.int64)
-        positions = torch.tensor([start.position for start in starts])
-        places = [
-            [cache.start for cache in caches],
-            [cache.length - 1 for cache in caches],
-            [start.budget for start in starts],
-        ]
-        staged[:, : len(starts)] = torch.cat([settings.staged(positions), torch.tensor(places)])
-        return staged.pin_memory() if self._model.device.type == "cuda" else staged
+        self, starts: Sequence[ChainStart], caches: Sequence[TorchCache], width: int
+    ) -> tuple[torch.Tensor, bool, int]:
+        """(what `_State.staged` begins with, and `filtered` and `most` of `RowSettings`). Columns beyond the
+        starts draw nothing."""
+        host = torch.zeros(_FIELDS, width, dtype=torch.int64)
+        staged, each = host.numpy(), []
+        for i, (start, cache) in enumerate(zip(starts, caches, strict=True)):
+            each.append(stage(staged, i, start.params, start.seed, self._size, start.position))
+            staged[6:, i] = cache.start, cache.length - 1, start.budget
+        return pinned(host, self._model.device), *shape_of(each, self._size)
 
     def _span(self, keys: int) -> int:
         """See `Layout.span`."""

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from outrider.decoding.drawing import UNDRAWN, RowDraws
 from outrider.decoding.types import DrawnRows, IntArray
-from outrider.engines.torch.kernels.row_settings import RowSettings, filters, shape_of, signed
+from outrider.engines.torch.kernels.row_settings import RowSettings, filters, shape_of, stage
 from outrider.engines.torch.kernels.sampling import SAMPLED, sample
 from outrider.engines.torch.runner import GraphRun, Shape, pinned
 
-_FIELDS = 6  # of `RowSettings.staged`
+_FIELDS = 6  # that `stage` writes
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +77,7 @@ class RowDrawer:
         settings = host.numpy()
         settings.fill(0)  # rows that nobody asks for give the likeliest token
         for _, draw, own in asked:
-            _stage(settings, at[own.start : own.stop], draw)
+            stage(settings, at[own.start : own.stop], draw.params, draw.seed, size, draw.positions)
         if graph is None:
             staged = pinned(host, self._device).to(self._device, non_blocking=True)
             packed = _packed(rows, staged, filtered, most)
@@ -114,16 +113,6 @@ class RowDrawer:
         with torch.cuda.graph(graph, pool=self._memory):
             packed = _packed(rows, staged, filtered, most)
         return _Graph(host, staged, graph, packed)
-
-
-def _stage(staged: npt.NDArray[np.int64], at: npt.NDArray[np.int64], draw: RowDraws) -> None:
-    """The settings of a sequence's rows, see `RowSettings.staged`."""
-    own = filters(draw.params, draw.vocab_size)
-    doubles = np.array([draw.params.temperature, own.top_p, own.limit]).view(np.int64)
-    staged[0, at] = signed(draw.seed)
-    staged[1, at] = draw.positions
-    staged[2:5, at] = doubles[:, None]
-    staged[5, at] = own.top_k
 
 
 def _packed(rows: torch.Tensor, staged: torch.Tensor, filtered: bool, most: int) -> torch.Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.decoding.sampling.params import SamplingParams
@@ -53,16 +55,9 @@ class RowSettings:
             most=most,
         )
 
-    def staged(self, positions: torch.Tensor) -> torch.Tensor:
-        """int64[6, n]: seeds, positions (int64[n]), the bits of temperature, top_p and limit, and top_k, for
-        one transfer; `of_staged` makes settings of it on the other side."""
-        doubles = (self.temperature, self.top_p, self.limit)
-        bits = [values.view(torch.int64) for values in doubles]
-        return torch.stack([self.seed, positions, *bits, self.top_k.long()])
-
     @staticmethod
     def of_staged(staged: torch.Tensor, filtered: bool, most: int) -> RowSettings:
-        """The settings in the first six rows of what `staged` gave; row 1 has the positions."""
+        """The settings of rows that `stage` wrote, int64[6 or more, n], on the device."""
         temperature, top_p, limit = staged[2:5].view(torch.float64)
         return RowSettings(temperature, staged[5].int(), top_p, limit, staged[0], filtered, most)
 
@@ -100,6 +95,25 @@ def shape_of(each: Sequence[Filters], vocab_size: int) -> tuple[bool, int]:
     filtered = any(f.top_k or f.top_p < 1.0 or f.limit < math.inf for f in each)
     top_k = max(f.top_k for f in each)
     return filtered, min(1 << (top_k - 1).bit_length(), vocab_size) if top_k else 0
+
+
+def stage(
+    staged: npt.NDArray[np.int64],
+    at: npt.NDArray[np.int64] | int,
+    params: SamplingParams,
+    seed: int,
+    vocab_size: int,
+    positions: npt.NDArray[np.int64] | int,
+) -> Filters:
+    """Write the settings of the rows `at` into columns of `staged`, int64[6 or more, n], for one transfer to
+    the device: seed, position, the bits of temperature, top_p and limit, top_k. Returns their filters."""
+    own = filters(params, vocab_size)
+    doubles = np.array([params.temperature, own.top_p, own.limit]).view(np.int64)
+    staged[0, at] = signed(seed)
+    staged[1, at] = positions
+    staged[2, at], staged[3, at], staged[4, at] = doubles.tolist()
+    staged[5, at] = own.top_k
+    return own
 
 
 def signed(seed: int) -> int:
