@@ -148,6 +148,25 @@ def make_model(spec: ModelSpec, weights: Weights, ops: Ops, strict: bool, slots:
     return TorchModel(spec, weights, ops=ops, strict=strict, positions=POSITIONS, slots=lambda model: slots)
 
 
+def tiny_or_cuda(
+    doc: str | None, measure: Callable[[torch.device, bool], dict[str, Any]], argv: Sequence[str] | None
+) -> int:
+    """The command of a benchmark that runs on a CUDA device, or anywhere with `--tiny`: what `measure` finds,
+    by device and whether it is tiny, is written to `--json`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not args.tiny:
+        print("no CUDA device: only --tiny runs, in the interpreter (TRITON_INTERPRET=1)", file=sys.stderr)
+        return 2
+    found = measure(device, args.tiny)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
 def ids(count: int, vocab: int, seed: int) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(3, vocab, count)]
 

@@ -11,15 +11,12 @@ number of tokens that differ is told. `--tiny` runs a tiny model anywhere, in th
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,18 +101,7 @@ def measure(device: torch.device, tiny: bool) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not args.tiny:
-        print("no CUDA device: only --tiny runs, in the interpreter (TRITON_INTERPRET=1)", file=sys.stderr)
-        return 2
-    found = measure(device, args.tiny)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
+    return gpu.tiny_or_cuda(__doc__, measure, argv)
 
 
 if __name__ == "__main__":
