@@ -39,7 +39,8 @@ bench: $(VENV)/.package
 
 install: $(VENV)/.package
 
-# The build's tools go beside the package, so that a second build is incremental.
+# The build's tools go beside the package, so that a second build is incremental. (The pip that comes with Python may
+# be years old, and takes twice as long.)
 $(VENV)/.tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Outrider needs Python 3.11 or later; say which: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -47,6 +48,7 @@ $(VENV)/.tools:
 	  || { echo "Outrider needs a C++ compiler or a wheel: install g++ or clang, set CXX," \
 	    "or put a wheel into $(DIST)/" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
 	test -n "$(WHEEL)" || $(PIP) install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 	@touch $@
 
@@ -56,9 +58,9 @@ $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
 	  --config-settings=cmake.define.OUTRIDER_STATIC_RUNTIME=OFF --editable .
 	@touch $@
 
-# What only lint and tests need: the extra `dev` of pyproject.toml.
+# What only lint and tests need: the extra `dev` of pyproject.toml. Python compiles what is used of it, a tenth.
 $(VENV)/.dev: $(VENV)/.package
-	$(PIP) install --quiet $$($(BIN)/python -c 'import tomllib; \
+	$(PIP) install --quiet --no-compile $$($(BIN)/python -c 'import tomllib; \
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])')
 	@touch $@
 

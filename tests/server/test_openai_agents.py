@@ -26,7 +26,7 @@ def thinking(roomy_file: Path) -> Iterator[Running]:
 def test_an_agent_with_a_tool(thinking: Running, streamed: bool) -> None:
     set_tracing_disabled(True)
 
-    @function_tool
+    @function_tool  # type: ignore[untyped-decorator]
     def weather(city: str) -> str:
         """Tells the weather of a city."""
         return f"sun in {city}"

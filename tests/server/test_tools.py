@@ -200,7 +200,7 @@ def test_a_pydantic_model_as_a_tool(tooled: Running) -> None:
     with tooled.client() as client:
         found = client.chat.completions.parse(
             model=MODEL,
-            messages=HI,  # type: ignore[arg-type]
+            messages=HI,
             tools=[openai.pydantic_function_tool(Forecast)],
             tool_choice="required",
             parallel_tool_calls=False,
