@@ -21,7 +21,7 @@ def test_it_measures_and_draws(
 ) -> None:
     place = tmp_path / "page.html"
     args = ["bench", "-m", str(default_model), "--workload", "edit", "--workload", "chat", "--limit", "1"]
-    args += ["--runs", "1", "-n", "24", "--methods", "suffix,auto", "--temps", "0,0.8", "--json"]
+    args += ["--runs", "1", "-n", "16", "--methods", "suffix,auto", "--temps", "0,0.8", "--json"]
     assert main([*args, *(["--plot", str(place)] if drawn else [])]) == 0
     document = json.loads(capsys.readouterr().out)
     entries = document["workloads"]

@@ -32,8 +32,8 @@ def llms(pipelines: list[Pipeline]) -> list[LLM]:
 
 
 PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=48),
-    SamplingParams(temperature=0.7, top_p=0.95, min_p=0.05, repetition_penalty=1.1, max_tokens=48, seed=4),
+    SamplingParams(temperature=0.0, max_tokens=32),
+    SamplingParams(temperature=0.7, top_p=0.95, min_p=0.05, repetition_penalty=1.1, max_tokens=32, seed=4),
 ]
 
 
@@ -72,7 +72,7 @@ def test_the_command_line(default_model: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_bench_finds_the_tokens_identical(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"bench -m {default_model} --workload edit --limit 1 --runs 1 -n 16 --json"
+    line = f"bench -m {default_model} --workload edit --limit 1 --runs 1 -n 8 --json"
     assert main(line.split()) == 0
     (workload,) = json.loads(capsys.readouterr().out)["workloads"]
     assert list(workload["methods"]) == ["none", "suffix", "auto"]

@@ -12,7 +12,7 @@ import pytest
 from outrider.cli.main import main
 from outrider.engines.native import NativeModel
 
-LINE = "--prompts chat --limit 1 --seeds 1 --temps 0,1 -n 8 --samples 40"
+LINE = "--prompts chat --limit 1 --seeds 1 --temps 0,1 -n 6 --samples 24"
 
 
 def verify(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[dict[str, Any]]]:
