@@ -102,13 +102,18 @@ def open_draft(
 
 
 def _open_head(choice: WithDraft, head: Eagle3Head, target: ModelSource, tokenizer: Tokenizer) -> OpenedDraft:
-    """A head with what it takes of its target. Its weights are so few that `auto` is always 4 bits."""
     if head.tokenizer is not None:
         ensure_compatible(tokenizer, head.tokenizer)
+    head = head_on(head, target, choice.quantization)
+    return OpenedDraft(head.source, target.architecture.vocab_size, head)
+
+
+def head_on(head: Eagle3Head, target: ModelSource, quantization: str | None = "auto") -> Eagle3Head:
+    """A head with what it takes of its target, as it is loaded. Its weights are so few that `auto` is always
+    4 bits. Raises UnsupportedModelError for a head of another target."""
     head = head.for_target(target)
     source = head.source.for_context(target.architecture.max_positions)
-    source = quantized(source, "q4" if choice.quantization == "auto" else choice.quantization)
-    return OpenedDraft(source, target.architecture.vocab_size, replace(head, source=source))
+    return replace(head, source=quantized(source, "q4" if quantization == "auto" else quantization))
 
 
 def distinct(drafts: Mapping[SpeculativeConfig, OpenedDraft]) -> list[OpenedDraft]:

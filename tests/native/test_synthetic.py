@@ -64,6 +64,21 @@ def test_the_command(tiny: ModelSource, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith("SYNTHETIC")
 
 
+def test_the_command_with_a_head(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape("llama", 6, 256, 4, 2, 64, 512, tied=True, vocab=1024, positions=131_072, theta=5e5)
+    monkeypatch.setitem(shapes.SHAPES, "tiny", shape)
+    line = "bench --synthetic -m tiny:q4_0 -md eagle3-tiny --acceptance 0.9 -n 40 --runs 1 -t 1 --json"
+    assert main(line.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["draft"]["name"].startswith("synthetic EAGLE-3 head for tiny")
+    assert found["draft"]["weights_bytes"] < found["target"]["weights_bytes"]
+    runs = {run["method"]: run for run in found["runs"]}
+    assert runs["eagle3 1"]["measured_acceptance"] > 0.6
+    assert runs["eagle3 5"]["mean_acceptance_length"] > runs["eagle3 1"]["mean_acceptance_length"]
+    assert main([*line.replace("eagle3-tiny", "eagle3-llama-3.1-8b").split()]) == 2
+    assert "for another target" in capsys.readouterr().err
+
+
 def test_acceptance_by_position(tiny: ModelSource) -> None:
     """A token at each position of a chain is accepted as often as its own rate says."""
     model = NativeModel.load(with_random_weights(tiny), threads=1, weights_cache=False)

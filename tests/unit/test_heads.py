@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_the_distribution_of_its_texts_can_be_verified(target: Path, heads: dict
     ("dims", "given", "what"),
     [
         (HeadDims(target_hidden=128), {}, "for another target: its hidden states of 128 columns"),
-        (HeadDims(vocab=400), {}, "a vocabulary of 400 ids"),
+        (HeadDims(vocab=400), {}, "vocabulary of 400 ids"),
         (HeadDims(), {"quantization": "q5"}, "quantization='q5' is refused"),
     ],
 )
@@ -202,3 +203,10 @@ def test_what_passes_cost_is_measured_and_kept(target: Path, heads: dict[str, Pa
     cost = calibrate.head_cost_model(native, tmp_path / "curves")
     assert 0 < cost.at(0).seconds(1) < 1
     assert 0 < cost.at(0).seconds(16) < 1
+    if list((tmp_path / "curves").iterdir()):  # not kept where other load came or went meanwhile
+        found = calibrate.recorded(native.source, native.isa, 1, None, tmp_path / "curves")
+        assert found is not None
+        assert found.seconds[1] == pytest.approx(cost.at(0).seconds(1))
+    other = head.for_target(open_model(target)).source
+    changed = replace(other, display_name="another", quantization="q4")
+    assert calibrate.recorded(changed, native.isa, 1, None, tmp_path / "curves") is None

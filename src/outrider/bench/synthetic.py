@@ -17,7 +17,13 @@ import numpy as np
 
 from outrider.bench import machine
 from outrider.bench.cost_curve import aligned
-from outrider.config.speculative import AutoConfig, DraftModelConfig, NoneConfig, SpeculativeConfig
+from outrider.config.speculative import (
+    AutoConfig,
+    DraftModelConfig,
+    Eagle3Config,
+    NoneConfig,
+    SpeculativeConfig,
+)
 from outrider.decoding.events import FinishEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.metrics import RequestMetrics
@@ -25,11 +31,14 @@ from outrider.decoding.request import Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.drafters.vocab_subset import frequent_blocks
-from outrider.drafting import DraftModel, make_drafting, make_lookup
+from outrider.drafting import DraftHead, DraftModel, make_drafting, make_lookup
 from outrider.engines.base import Cache, EngineCaps, ForwardItem
+from outrider.engines.heads import HeadItem
 from outrider.engines.native import NativeModel, calibrate
+from outrider.engines.native.head import NativeHead
 from outrider.engines.native.sampling import row_sampler
 from outrider.engines.step import CachedStepEngine
+from outrider.models.eagle3.head import Eagle3Head
 from outrider.models.source import ModelSource
 from outrider.plan.slices import with_random_weights
 from outrider.policy.cost_model import CostModel
@@ -80,7 +89,7 @@ class _Wrapped:
         self.vocab_size, self.max_positions = inner.vocab_size, inner.max_positions
         self.vocab_block_size = inner.vocab_block_size
         # Prefixes are not shared: the prompts are random, and each run shall compute its own.
-        self.caps = EngineCaps(tree_attention=True, exact_bits=True)
+        self.caps = EngineCaps(tree_attention=True, exact_bits=True, hidden_states=True)
 
     def new_cache(self, capacity: int) -> Cache:
         return self.inner.new_cache(capacity)
@@ -89,6 +98,21 @@ class _Wrapped:
         starts = [item.cache.length for item in items]
         rows = self.inner.forward(items)
         return [self._replaced(*each) for each in zip(items, starts, rows, strict=True)]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.inner.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.inner.num_layers
+
+    def forward_hidden(
+        self, items: Sequence[ForwardItem], taps: Sequence[int]
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        starts = [item.cache.length for item in items]
+        rows, hidden = self.inner.forward_hidden(items, taps)
+        return [self._replaced(*each) for each in zip(items, starts, rows, strict=True)], hidden
 
     def forward_subset(self, items: Sequence[ForwardItem], blocks: IntArray) -> list[FloatArray]:
         starts = [item.cache.length for item in items]
@@ -130,14 +154,41 @@ class SyntheticDraft(_Wrapped):
     """It is as sure of its token as it is often right, on average."""
 
     def _write(self, row: FloatArray, item: ForwardItem, node: int, start: int, depth: int) -> None:
-        position = start + depth
-        known = row != -np.inf
-        size = int(np.count_nonzero(known))
-        row[known] = 0.0
-        token = int(np.flatnonzero(known)[int(position_share(position, 2) * size)])
-        mean = self.acceptance.mean
-        odds = mean / max(1e-6, 1.0 - mean)
-        row[token] = math.log(odds * max(1, size - 1))
+        _write_guess(row, start + depth, self.acceptance)
+
+
+class SyntheticHead:
+    """The same for a head's passes."""
+
+    def __init__(self, inner: NativeHead, acceptance: Acceptance) -> None:
+        self.inner, self.acceptance = inner, acceptance
+        self.vocab_size, self.token_count = inner.vocab_size, inner.token_count
+        self.hidden_size, self.state_width = inner.hidden_size, inner.state_width
+
+    def new_cache(self, capacity: int) -> Cache:
+        return self.inner.new_cache(capacity)
+
+    def forward_head(
+        self, items: Sequence[HeadItem], *, fed_back: bool
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        starts = [item.cache.length for item in items]
+        logits, states = self.inner.forward_head(items, fed_back=fed_back)
+        for item, start, rows in zip(items, starts, logits, strict=True):
+            for row, place in zip(rows, item.rows.tolist(), strict=True):
+                row.fill(0.0)
+                _write_guess(row, start + place + 1, self.acceptance)
+        return logits, states
+
+
+def _write_guess(row: FloatArray, position: int, acceptance: Acceptance) -> None:
+    """Write logits over those that are known: of a token that only depends on the position, and is as likely
+    as it is often right."""
+    known = row != -np.inf
+    size = int(np.count_nonzero(known))
+    row[known] = 0.0
+    token = int(np.flatnonzero(known)[int(position_share(position, 2) * size)])
+    odds = acceptance.mean / max(1e-6, 1.0 - acceptance.mean)
+    row[token] = math.log(odds * max(1, size - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +219,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A model with random weights, and what its passes take."""
+    """A model or head with random weights, and what its passes take."""
 
-    model: NativeModel
+    model: NativeModel | NativeHead
     source: ModelSource
     curve: dict[int, float]
+    head: Eagle3Head | None = None
 
     def described(self) -> dict[str, Any]:
         return {
@@ -185,13 +237,16 @@ class _Loaded:
 
 def measure(
     target: ModelSource,
-    draft: ModelSource | None,
+    draft: ModelSource | Eagle3Head | None,
     settings: Settings,
     on_step: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """The document of `outrider bench --synthetic --json`. on_step: called with what is done next."""
-    large = _load(target, settings.threads, False, on_step)
-    small = None if draft is None else _load(draft, settings.threads, True, on_step)
+    large, small = _load(target, settings.threads, False, on_step), None
+    if isinstance(draft, Eagle3Head):
+        small = _load_head(draft, settings.threads, on_step)
+    elif draft is not None:
+        small = _load(draft, settings.threads, True, on_step)
     found: list[Run] = []
     for acceptance in settings.acceptances if small is not None else ():
         assert small is not None
@@ -218,6 +273,14 @@ def _load(
     return _Loaded(model, source, calibrate.measure_curve(model, blocks))
 
 
+def _load_head(head: Eagle3Head, threads: int | None, on_step: Callable[[str], object]) -> _Loaded:
+    source = head.source
+    on_step(f"making {source.display_name}")
+    model = NativeHead.load(with_random_weights(source), threads=threads)
+    on_step(f"measuring passes of {source.display_name}")
+    return _Loaded(model, source, calibrate.measure_head(model)[0], head)
+
+
 def _acceptance(
     large: _Loaded,
     small: _Loaded,
@@ -227,7 +290,8 @@ def _acceptance(
 ) -> list[Run]:
     """Plain decoding, `auto`, and fixed lengths, in turns."""
     choices: dict[str, SpeculativeConfig] = {"none": NoneConfig(), "auto": AutoConfig("synthetic")}
-    choices |= {f"draft_model {n}": DraftModelConfig("synthetic", n) for n in DRAFTS}
+    fixed = DraftModelConfig if small.head is None else Eagle3Config
+    choices |= {f"{fixed.method} {n}": fixed("synthetic", n) for n in DRAFTS}
     loops = {name: _loop(choice, large, small, acceptance) for name, choice in choices.items()}
     times: dict[str, list[float]] = {name: [] for name in choices}
     last: dict[str, RequestMetrics] = {}
@@ -251,12 +315,12 @@ def _acceptance(
 
 
 def _loop(choice: SpeculativeConfig, large: _Loaded, small: _Loaded, acceptance: Acceptance) -> StepLoop:
+    assert isinstance(large.model, NativeModel)
     target = SyntheticTarget(large.model, acceptance)
-    draft = SyntheticDraft(small.model, acceptance)
     drafting = make_drafting(
         choice,
         lambda: CostModel(large.curve, calibrate.CONTEXT),
-        DraftModel(draft, target.vocab_size, lambda: CostModel(small.curve, calibrate.CONTEXT)),
+        _draft(small, acceptance, target),
         make_lookup(choice),
     )
     return StepLoop(
@@ -268,6 +332,17 @@ def _loop(choice: SpeculativeConfig, large: _Loaded, small: _Loaded, acceptance:
         max_num_seqs=1,
         rows=row_sampler(),
     )
+
+
+def _draft(small: _Loaded, acceptance: Acceptance, target: SyntheticTarget) -> DraftModel | DraftHead:
+    def cost() -> CostModel:
+        return CostModel(small.curve, calibrate.CONTEXT)
+
+    if isinstance(small.model, NativeModel):
+        return DraftModel(SyntheticDraft(small.model, acceptance), target.vocab_size, cost)
+    model, head = SyntheticHead(small.model, acceptance), small.head
+    assert head is not None
+    return DraftHead(model, head.taps, head.order, head.target_ids, target.max_positions, cost)
 
 
 def _decode(loop: StepLoop, vocab_size: int, settings: Settings, run: int) -> tuple[float, RequestMetrics]:

@@ -13,9 +13,10 @@ from outrider.cli import options
 from outrider.cli.bench_output import check_writable, output
 from outrider.errors import ConfigError, nearest
 from outrider.models.quantization import for_draft, quantized
+from outrider.opening import head_on
 from outrider.plan.expected import rates_of
 from outrider.plan.profiles import Profile, profiles
-from outrider.plan.shapes import shape_source
+from outrider.plan.shapes import shape_head, shape_source
 
 
 def synthetic(args: argparse.Namespace) -> int:
@@ -41,8 +42,13 @@ def synthetic(args: argparse.Namespace) -> int:
     ]
 
     target = shape_source(name)
-    draft = None if args.model_draft is None else shape_source(args.model_draft)
-    if draft is not None:
+    head = None if args.model_draft is None else shape_head(args.model_draft)
+    draft = None
+    if head is not None:
+        head = head_on(head, target)
+        draft = head.source
+    elif args.model_draft is not None:
+        draft = shape_source(args.model_draft)
         draft = quantized(draft, for_draft("auto", draft, target))
     # Weights are in memory twice while the engine packs them, as there is no file to map.
     parts = [
@@ -52,7 +58,7 @@ def synthetic(args: argparse.Namespace) -> int:
     memory.check(twice, args.n_predict + 256)
     settings = measured.Settings(acceptances, tokens=args.n_predict, runs=runs, threads=args.threads)
     with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), bar_format="{desc}") as bar:
-        document = measured.measure(target, draft, settings, bar.set_description)
+        document = measured.measure(target, head or draft, settings, bar.set_description)
     output(document, measured.text, args.json)
     return 0
 

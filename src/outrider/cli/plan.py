@@ -14,14 +14,17 @@ from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.quantization import QUANTIZATIONS
 from outrider.draft_choice import AUTO, choose
 from outrider.errors import ConfigError, DownloadError
+from outrider.models.eagle3.head import Eagle3Head
+from outrider.models.eagle3.open import open_head
 from outrider.models.quantization import for_draft, quantized
 from outrider.models.source import ModelSource
 from outrider.models.sources.known import KNOWN
-from outrider.models.sources.references import is_offline, parse_reference
+from outrider.models.sources.references import is_offline, parse_reference, resolve
+from outrider.opening import head_on
 from outrider.pipeline import PLANNED_POSITIONS
 from outrider.plan.document import Pair, document
 from outrider.plan.memory_parts import fitting
-from outrider.plan.shapes import shape_source
+from outrider.plan.shapes import shape_head, shape_source
 from outrider.plan.text import text
 
 SYNTHETIC = "synthetic:"  # before a shape, in the place of a model
@@ -44,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("words", nargs="*", metavar="MODEL", help="the same as -m")
     add("-m", "--model", metavar="MODEL", help="target: path, name or reference")
     add("-md", "--model-draft", "--speculative-model", dest="model_draft", metavar="MODEL",
-        help="draft model; auto: one that is on this machine, or none")  # fmt: skip
+        help="draft model or EAGLE-3 head; auto: a draft model that is on this machine, or none")  # fmt: skip
     add("-c", "--ctx-size", "--max-model-len", dest="ctx_size", type=integer, default=0, metavar="N",
         help=f"most tokens of a sequence (default: {PLANNED_POSITIONS} or the model's limit)")  # fmt: skip
     add("--slots", "-np", "--parallel", "--max-num-seqs", dest="slots", type=integer, default=1,
@@ -100,11 +103,25 @@ def pair_of(args: argparse.Namespace, source: ModelSource, *, as_stored: bool = 
         chosen = choose(source, source.tokenizer, fits, None if as_stored else "auto")
         print(chosen.why, file=sys.stderr)
         name = None if chosen.path is None else str(chosen.path)
-    if name is not None:
+    if name is not None and (head := _head(name)) is not None:
+        if as_stored:
+            raise ConfigError(f"{name}: is an EAGLE-3 head, which is planned for the native engine only")
+        draft = head_on(head, source).source
+    elif name is not None:
         draft = _opened(name)
         if not as_stored:
             draft = quantized(draft, for_draft("auto", draft, source))
     return Pair(source, draft, context, args.slots, limit, why, args.threads)
+
+
+def _head(reference: str) -> Eagle3Head | None:
+    """The head of this name, if it is one: a shape, or files that are here."""
+    if reference.startswith(SYNTHETIC):
+        return shape_head(reference.removeprefix(SYNTHETIC))
+    try:
+        return open_head(resolve(reference, offline=True, progress=False))
+    except DownloadError:
+        return None
 
 
 def _opened(reference: str) -> ModelSource:

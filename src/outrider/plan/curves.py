@@ -11,12 +11,13 @@ from outrider.decoding.types import IntArray
 from outrider.drafters.vocab_subset import frequent_block_count
 from outrider.engines.native import NativeModel, _core, calibrate
 from outrider.engines.native.calibrate import pass_widths
+from outrider.engines.native.head import NativeHead
 from outrider.engines.native.model import PANEL
 from outrider.machine import available_processors
 from outrider.models.quantization import loaded_type
 from outrider.models.source import ModelSource
 from outrider.models.sources.download import cache_root
-from outrider.plan.slices import slice_of
+from outrider.plan.slices import slice_of, with_random_weights
 from outrider.plan.speed import Curve
 
 __all__ = ["Curve", "curve_of"]
@@ -35,10 +36,11 @@ PREDICTED = "predicted-curves"  # folder in the cache
 def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = False) -> Curve:
     """The curve of a model on the native engine.
 
-    drafts: of a draft model, which computes part of its vocabulary.
+    drafts: of a draft model, which computes part of its vocabulary, or of a head.
     """
     isa, count = _core.kernels(os.environ.get("OUTRIDER_ISA", "auto")), threads or available_processors()
-    blocks = _frequent(source.architecture.vocab_size, 1.0) if drafts else None
+    is_head = source.architecture.head is not None
+    blocks = _frequent(source.architecture.vocab_size, 1.0) if drafts and not is_head else None
     with contextlib.suppress(FileNotFoundError):  # a shape has no file
         if (found := calibrate.recorded(source, isa, count, blocks)) is not None:
             return Curve(found.seconds, "measured", found.when, spread=found.spread)
@@ -48,7 +50,7 @@ def curve_of(source: ModelSource, threads: int | None = None, *, drafts: bool = 
     )
     seconds = calibrate.read(place, pass_widths(*_core.token_tiles(isa)))
     if seconds is None:
-        seconds, spread = _predicted(source, count, drafts)
+        seconds, spread = _of_head(source, count) if is_head else _predicted(source, count, drafts)
         if 1.0 + spread <= calibrate.UNSTEADY:
             calibrate.keep(place, seconds, spread)
     return Curve(seconds, "predicted", None)
@@ -63,6 +65,12 @@ def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[in
     found = calibrate.measure_curve(model, blocks, ROUNDS_SECONDS, between)
     spread = calibrate.spread_of(model, blocks, found)
     return {n: seconds / share for n, seconds in found.items()}, spread
+
+
+def _of_head(source: ModelSource, threads: int) -> tuple[dict[int, float], float]:
+    """The same for a head, which is as small as a part of its target: all of it is measured."""
+    head = NativeHead.load(with_random_weights(source), threads=threads)
+    return calibrate.measure_head(head, ROUNDS_SECONDS)
 
 
 def _frequent(vocab_size: int, share: float) -> IntArray | None:

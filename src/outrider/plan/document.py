@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from outrider import memory
 from outrider.acceptance_record import recorded
-from outrider.models.quantization import loaded_bytes
+from outrider.models.quantization import loaded_bytes, resident_bytes
 from outrider.models.source import ModelSource
 from outrider.models.sources.known import known_drafts, known_name
 from outrider.models.text.vocabulary import VocabularyMatch, compare_vocabularies
@@ -84,7 +84,7 @@ def document(pair: Pair, curves: CurveOf | None = None, place: Place | None = No
 
         curves = curve_of
     match = None
-    if pair.draft is not None:
+    if pair.draft is not None and pair.draft.architecture.head is None:  # a head's ids are its target's
         match = compare_vocabularies(pair.target.tokenizer, pair.draft.tokenizer)
     needs = _memory(pair) if place is None else place.memory(pair)
     costs = _speed(pair, curves, match is None or match.compatible, place)
@@ -115,6 +115,7 @@ def _model(source: ModelSource, role: str, place: Place | None) -> dict[str, Any
         "name": source.display_name,
         "path": str(source.path),
         "family": source.architecture.name,
+        "head": source.architecture.head is not None,
         "bytes": source.weights_bytes,
         **held,
     }
@@ -149,7 +150,7 @@ def _vocabulary(match: VocabularyMatch) -> dict[str, Any]:
 
 def _speed(pair: Pair, curves: CurveOf, compatible: bool, place: Place | None) -> dict[str, Any]:
     def read(source: ModelSource, role: str) -> int:
-        return loaded_bytes(source) if place is None else place.read_bytes(source, role)
+        return resident_bytes(source) if place is None else place.read_bytes(source, role)
 
     target = curves(pair.target, pair.threads)
     found: dict[str, Any] = {

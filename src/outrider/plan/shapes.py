@@ -1,4 +1,4 @@
-"""Models that are not here, by their shapes: what guides pair, for `plan` and `bench --synthetic`.
+"""Models and heads that are not here, by their shapes: what guides pair, for `plan` and `bench --synthetic`.
 
 `llama-3.1-8b:q4_k_m` is a `ModelSource` without a file. Its tensors take no memory: they can be counted, and
 `slices.with_random_weights` fills them. Shapes are those of the table of known models, types those that
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from outrider.errors import ConfigError, nearest
 from outrider.models.checks import expected_tensors
+from outrider.models.eagle3.head import NAME, NO_TOKENIZER, USUAL_STATES, Eagle3Head
 from outrider.models.families import FAMILIES, Dimensions, make_spec, periodic_windows
-from outrider.models.quantization import type_bytes
+from outrider.models.quantization import EMBEDDING, type_bytes
 from outrider.models.source import ModelSource, Tensor, TokenizerData
 from outrider.models.sources.known import KNOWN, Shape
-from outrider.models.spec import ModelSpec, RopeSpec
+from outrider.models.spec import HeadSpec, ModelSpec, RopeSpec
 
 SHAPES = {name: model.shape for name, model in KNOWN.items()}
 # llama.cpp's types of matrices whose rows are not made of whole superblocks of 256.
@@ -50,6 +52,8 @@ TYPES: dict[str, Callable[[str, int, int], str]] = {
     "bf16": _all("BF16"),
 }
 USUAL_TYPE = "q4_k_m"
+HEAD = f"{NAME}-"  # before a target's name: a head for it
+HEAD_ROWS = 32_000  # of the output of published heads, which leave out the target's rarest tokens
 
 
 def shape_source(name: str) -> ModelSource:
@@ -79,6 +83,38 @@ def shape_source(name: str) -> ModelSource:
         tokenizer=_tokenizer(group, shape.vocab),
         chat_template=None,
     )
+
+
+def shape_head(name: str) -> Eagle3Head | None:
+    """The head "eagle3-llama-3.1-8b", with the layout of published heads: one layer with the target's widths,
+    32,000 rows of output, bfloat16, the target's embedding. None for names that begin otherwise. Raises
+    ConfigError for a head of an unknown target."""
+    if not name.lower().startswith(HEAD):
+        return None
+    model, _, kind = name.lower().removeprefix(HEAD).partition(":")
+    if model not in SHAPES or kind not in ("", "bf16"):
+        there = f"a head is {HEAD}NAME, in bf16, where NAME is one of {', '.join(SHAPES)}"
+        raise ConfigError(f"synthetic head {name!r} is unknown; {there}{nearest(model, tuple(SHAPES))}")
+    shape = SHAPES[model]
+    ids = np.arange(min(HEAD_ROWS, shape.vocab), dtype=np.int32)
+    llama = replace(shape, family="llama", layers=1, vocab=len(ids), window=0, tied=False)
+    head = HeadSpec(USUAL_STATES, shape.hidden, shape.vocab)
+    spec = replace(_spec(llama), name=NAME, head=head)
+    tensors = {
+        tensor: _empty(tensor, size, TYPES["bf16"], 1, tied=False)
+        for tensor, size, _ in expected_tensors(spec)
+        if tensor != EMBEDDING
+    }
+    source = ModelSource(
+        path=Path(f"synthetic:{HEAD}{model}"),
+        format="gguf",
+        display_name=f"synthetic EAGLE-3 head for {model}",
+        architecture=spec,
+        tensors=tensors,
+        tokenizer=NO_TOKENIZER,
+        chat_template=None,
+    )
+    return Eagle3Head(source, None, ids, made_for=model)
 
 
 def _spec(shape: Shape) -> ModelSpec:

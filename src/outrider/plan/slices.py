@@ -57,13 +57,12 @@ def with_random_weights(
     engine holds them."""
     spec = source.architecture
     layers = spec.n_layers if layers is None else layers
-    vocab = spec.vocab_size if vocab is None else vocab
     shapes = {}
     for tensor in source.tensors.values():
         part, _, rest = tensor.name.partition(".")
         if part == "blk" and int(rest.partition(".")[0]) >= layers:
             continue
-        rows = vocab if tensor.name in (EMBEDDING, OUTPUT) else tensor.shape[0]
+        rows = vocab if vocab is not None and tensor.name in (EMBEDDING, OUTPUT) else tensor.shape[0]
         shapes[tensor.name] = (loaded_type(source, tensor), (rows, *tensor.shape[1:]))
     made = _Random(shapes.values())
     tensors = {
@@ -72,7 +71,7 @@ def with_random_weights(
         )
         for name, (kind, shape) in shapes.items()
     }
-    cut = replace(spec, layers=spec.layers[:layers], vocab_size=vocab)
+    cut = replace(spec, layers=spec.layers[:layers], vocab_size=vocab or spec.vocab_size)
     return replace(source, architecture=cut, tensors=tensors, quantization=None)
 
 

@@ -21,7 +21,8 @@ def text(found: dict[str, Any]) -> str:
     sections = [head, _memory(found["memory"])]
     if found["vocabulary"] is not None:
         sections.append(_vocabulary(found["vocabulary"]))
-    sections.append(_speed(found["speed"]))
+    kind = "head" if draft is not None and draft["head"] else "draft model"
+    sections.append(_speed(found["speed"], kind))
     if draft is None and found["known_drafts"]:
         names = ", ".join(found["known_drafts"])
         sections.append(f"Draft models that guides pair with it, the smallest first (-md NAME): {names}")
@@ -58,7 +59,7 @@ def _vocabulary(match: dict[str, Any]) -> str:
     return f"Vocabularies agree ({sizes}{padding}, read from the files).{roles}"
 
 
-def _speed(costs: dict[str, Any]) -> str:
+def _speed(costs: dict[str, Any], kind: str) -> str:
     target, draft = costs["target"], costs["draft"]
     lines = [f"Speed of the target: {_plain(target)}", _curve("  T(n)", target)]
     if draft is not None:
@@ -71,7 +72,7 @@ def _speed(costs: dict[str, Any]) -> str:
     header = ["acceptance", *(f"{row['acceptance']:.0%}" for row in costs["lookups"])]
     rows = [header]
     if draft is not None:
-        rows.append(["draft model", *map(_gain, draft["table"])])
+        rows.append([kind, *map(_gain, draft["table"])])
     rows.append(["lookups", *map(_gain, costs["lookups"])])
     lines.append("Speed-up (and the best num_speculative_tokens), predicted from these times:")
     lines.append(_columns(rows, right=tuple(range(1, len(header)))))

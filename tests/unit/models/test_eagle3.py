@@ -128,7 +128,7 @@ def test_what_a_head_lacks_is_its_targets(tmp_path: Path) -> None:
     ("dims", "sizes", "what"),
     [
         (HeadDims(target_hidden=128), {}, "hidden states of 128 columns, the target's 64"),
-        (HeadDims(vocab=400), {}, "a vocabulary of 400 ids, the target's 320"),
+        (HeadDims(vocab=400), {}, "vocabulary of 400 ids, the target's 320"),
         (HeadDims(taps=(2, 5, 9)), {}, r"layers \[2, 5, 9\], the target has 6 layers"),
         (HeadDims(), {"layers": 2}, r"layers \[2, 1, -1\], the target has 2 layers"),
         (HeadDims(embedding=False), {"hidden": 128}, "hidden states of 64 columns, the target's 128"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from outrider.models.open import open_model
 from outrider.plan.curves import Curve
 from outrider.plan.document import Pair, document
 from outrider.plan.text import text
-from tests.support.models import tiny_gguf
+from tests.support.heads import HeadDims, TinyHead, gguf_head, original_folder, speculators_folder, tiny_head
+from tests.support.models import Dims, tiny_gguf
 
 GB = 10**9
 TARGET = Curve({1: 0.100, 2: 0.105, 4: 0.110, 8: 0.130, 16: 0.200}, "measured", 0.0)
@@ -127,6 +129,34 @@ def test_shapes_are_planned_for(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert found["vocabulary"]["compatible"]
     assert found["memory"]["total"] > 43 * GB
     assert failures(found) == {"memory short", "draft too large"}
+
+
+@pytest.mark.parametrize("dialect", [original_folder, speculators_folder, gguf_head])
+def test_a_head_is_planned_for(
+    dialect: Callable[[Path, TinyHead], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its vocabulary is its target's, and what it shares with the target is not counted as read twice."""
+    target = tiny_gguf(tmp_path / "target.gguf", dims=Dims(layers=6), tied=False)
+    head = dialect(tmp_path / "head", tiny_head(HeadDims(taps=(2, 3, 4), rows=32)))
+    monkeypatch.setattr(plan, "document", lambda pair: document(pair, lambda *_, drafts=False: TARGET))
+    line = ["plan", "-m", str(target), "-md", str(head)]
+    assert main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["draft"]["head"]
+    assert not found["target"]["head"]
+    assert found["vocabulary"] is None
+    assert found["speed"]["draft"]["weights_gb_per_s"] < found["speed"]["target"]["weights_gb_per_s"]
+    assert main(line) == 0
+    shown = capsys.readouterr().out
+    assert "  head  " in shown
+    assert "draft model  " not in shown
+    assert main([*line, "--gpu", "L4"]) == 2
+    assert "native engine only" in capsys.readouterr().err
+    assert main(["plan", "-m", "synthetic:llama-3.2-1b", "-md", str(head)]) == 2
+    assert "is an EAGLE-3 head for another target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

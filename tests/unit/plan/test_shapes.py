@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.checks import expected_tensors
-from outrider.plan.shapes import SHAPES, TYPES, shape_source
+from outrider.plan.shapes import SHAPES, TYPES, shape_head, shape_source
 
 
 # Parameters as the models' cards have them, and bytes of the published GGUF files' tensors.
@@ -40,7 +40,35 @@ def test_they_have_the_tensors_of_their_family(model: str, kind: str) -> None:
     assert source.tensors.keys() - wanted.keys() <= {"output.weight"}
 
 
+def test_a_head_is_as_large_as_the_published_one() -> None:
+    """That of Llama 3.1 8B, whose queries, keys and values are made of embedding and state."""
+    head = shape_head("eagle3-llama-3.1-8b")
+    assert head is not None
+    shapes = {name: tensor.shape for name, tensor in head.source.tensors.items()}
+    assert shapes["blk.0.attn_q.weight"] == (4096, 8192)
+    assert shapes["blk.0.attn_k.weight"] == (1024, 8192)
+    assert shapes["fc.weight"] == (4096, 12288)
+    assert shapes["output.weight"] == (32000, 4096)
+    assert head.source.weights_bytes == pytest.approx(850e6, rel=0.01)
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_heads_fit_their_targets(model: str) -> None:
+    head = shape_head(f"eagle3-{model}")
+    assert head is not None
+    target = shape_source(model)
+    fitted = head.for_target(target).source
+    wanted = {name: shape for name, shape, _ in expected_tensors(fitted.architecture)}
+    assert {name: tensor.shape for name, tensor in fitted.tensors.items()} == wanted
+    other = "llama-3.2-1b" if model != "llama-3.2-1b" else "llama-3.1-8b"
+    with pytest.raises(UnsupportedModelError, match="for another target"):
+        head.for_target(shape_source(other))
+
+
 def test_unknown_names() -> None:
+    assert shape_head("llama-3.1-8b") is None
+    with pytest.raises(ConfigError, match=r"'eagle3-llama-3.1-8'.*did you mean 'llama-3.1-8b'"):
+        shape_head("eagle3-llama-3.1-8")
     with pytest.raises(ConfigError, match=r"'llama-3.1-8' is unknown.*did you mean 'llama-3.1-8b'"):
         shape_source("llama-3.1-8")
     with pytest.raises(ConfigError, match="weight type 'q9'"):

@@ -53,6 +53,7 @@ SECONDS = 1.0  # for one model, about
 UNSTEADY = 1.4  # two measurements of one token may differ by this factor, or other load has changed
 PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
 FOLDER = "cost-curves"
+HEAD = "head"  # in the facts of a head's curve
 
 
 def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path | None = None) -> CostModel:
@@ -75,7 +76,7 @@ def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
     target's hidden states, the dearer ones."""
     if not isinstance(head, NativeHead):
         return CostModel()
-    facts = [*head.source.fingerprint(), *facts_of_kernels(head.isa, head.threads), "head"]
+    facts = [*head.source.fingerprint(), *facts_of_kernels(head.isa, head.threads), HEAD]
     model = HeadAsModel(head)
     return _on_record(
         place_of(facts, folder),
@@ -84,6 +85,13 @@ def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
         lambda: _one_token(model),
         lambda: measure(model, widths=WIDTHS, most_rows=DRAFT_ROWS),
     )
+
+
+def measure_head(head: NativeHead, seconds: float = SECONDS) -> tuple[dict[int, float], float]:
+    """What its passes cost, measured now, and the spread of that."""
+    model = HeadAsModel(head)
+    found = measure(model, seconds, widths=WIDTHS, most_rows=DRAFT_ROWS)
+    return found, _spread(model, found)
 
 
 def _on_record(
@@ -265,10 +273,11 @@ class Recorded(NamedTuple):
 def recorded(
     source: ModelSource, isa: str, threads: int, blocks: IntArray | None, folder: Path | None = None
 ) -> Recorded | None:
-    """The curve on record for a model that is not loaded; None where there is none."""
-    drafting = None if blocks is None else [len(blocks), DRAFT_ROWS]
-    path = place_of([*source.fingerprint(), *facts_of_kernels(isa, threads), drafting], folder)
-    curve = read(path, pass_widths(*_core.token_tiles(isa)))
+    """The curve on record for a model, or a head, that is not loaded; None where there is none."""
+    is_head = source.architecture.head is not None
+    computed = HEAD if is_head else None if blocks is None else [len(blocks), DRAFT_ROWS]
+    path = place_of([*source.fingerprint(), *facts_of_kernels(isa, threads), computed], folder)
+    curve = read(path, WIDTHS if is_head else pass_widths(*_core.token_tiles(isa)))
     if curve is None:
         return None
     spread = read_json(path).get("spread")

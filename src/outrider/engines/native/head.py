@@ -77,6 +77,10 @@ class NativeHead:
         """Bytes of packed matrices: what one pass over few tokens reads, embedding rows aside."""
         return self._core.weights_bytes
 
+    def read_gb_per_s(self) -> float:
+        """See `NativeModel.read_gb_per_s`."""
+        return self._core.read_gb_per_s()
+
     def new_cache(self, capacity: int) -> NativeCache:
         return NativeCache(self._core, capacity)
 

@@ -75,14 +75,14 @@ class Eagle3Head:
                 f"hidden states of {spec.state_size} columns, the target's {sizes.hidden_size}"
             )
         if spec.tokens not in (0, sizes.vocab_size):
-            differences.append(f"a vocabulary of {spec.tokens} ids, the target's {sizes.vocab_size}")
+            differences.append(f"vocabulary of {spec.tokens} ids, the target's {sizes.vocab_size}")
         elif self.target_ids is not None and int(self.target_ids.max()) >= sizes.vocab_size:
-            differences.append(f"the id {self.target_ids.max()}, the target's end at {sizes.vocab_size - 1}")
+            differences.append(f"id {self.target_ids.max()}, the target's end at {sizes.vocab_size - 1}")
         if self.target_ids is None and self.source.architecture.vocab_size != sizes.vocab_size:
             rows = self.source.architecture.vocab_size
             differences.append(f"output of {rows} rows without d2t, the target's {sizes.vocab_size} ids")
         if not 0 <= min(layers) <= max(layers) <= sizes.n_layers:
-            differences.append(f"the inputs of layers {list(layers)}, the target has {sizes.n_layers} layers")
+            differences.append(f"states of layers {list(layers)}, the target has {sizes.n_layers} layers")
         shared = [name for name in (EMBEDDING, OUTPUT) if name not in self.source.tensors]
         if shared and self.source.architecture.hidden_size != sizes.hidden_size:
             differences.append(f"embeddings of {self.source.architecture.hidden_size} columns, "
