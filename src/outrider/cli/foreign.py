@@ -34,7 +34,7 @@ class _Judged(argparse.Action):
     """Accepts the values that change nothing, and refuses others."""
 
     def __init__(self, *args: Any, row: ForeignFlag, **kwargs: Any) -> None:
-        self._row = row
+        self.row = row
         self.never_suggested = row.accepts is not None  # a hint must not lead to a refusal
         super().__init__(*args, **kwargs)
 
@@ -45,7 +45,7 @@ class _Judged(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        row = self._row
+        row = self.row
         if row.accepts is None or (isinstance(values, str) and any(_equal(values, v) for v in row.accepts)):
             if row.note and not _asks_for_nothing(values):
                 setattr(namespace, NOTES, {**getattr(namespace, NOTES, {}), row.note: option_string})
@@ -65,12 +65,30 @@ def add_foreign(parser: Parser, command: str) -> None:
             for flag in flags:
                 parser.alias(flag, parser.actions[row.same_as])
         elif row.stored or row.engine:
-            dest = row.stored or _ENGINE + row.flags[-1].lstrip("-").replace("-", "_")
+            dest = row.stored or _engine_dest(row)
             takes: dict[str, Any] = {"action": "store_true"} if row.takes == 0 else {}
             parser.add_argument(*flags, dest=dest, default=None, help=argparse.SUPPRESS, **takes)
         elif not row.same_as or row.instead:
             parser.add_argument(*flags, action=_Judged, nargs=row.takes, row=row, **quiet)
     parser.settle = settle
+
+
+def row_of(parser: Parser, command: str, flag: str) -> ForeignFlag | None:
+    """The row of the table that decides about a flag that the command's parser has; None for one of its
+    own."""
+    action = parser.actions[flag]
+    for row in TABLE:
+        if flag not in row.flags or command not in row.commands:
+            continue
+        if isinstance(action, _Judged):
+            if action.row is row:
+                return row
+        elif flag not in action.option_strings:
+            if parser.actions.get(row.same_as) is action:
+                return row
+        elif action.dest in (row.stored, _engine_dest(row) if row.engine else None):
+            return row
+    return None
 
 
 def settle(args: argparse.Namespace) -> None:
@@ -88,6 +106,10 @@ def settle(args: argparse.Namespace) -> None:
             setattr(args, dest, hub_reference(flag, given, file))
     if args.spec_type is not None and getattr(args, "spec", "") is None:
         args.spec = spec_method(args.spec_type)
+
+
+def _engine_dest(row: ForeignFlag) -> str:
+    return _ENGINE + row.flags[-1].lstrip("-").replace("-", "_")
 
 
 def notes(args: argparse.Namespace) -> list[str]:

@@ -21,6 +21,7 @@ from outrider.cli import (
     doctor,
     foreign,
     info,
+    migrate,
     models,
     plan,
     pull,
@@ -34,7 +35,7 @@ from outrider.cli.watched_output import watched_output
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
-COMMANDS = (run, chat, serve, bench, verify, plan, pull, models, info, doctor, demo, completion)
+COMMANDS = (run, chat, serve, bench, verify, plan, migrate, pull, models, info, doctor, demo, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

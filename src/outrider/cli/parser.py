@@ -90,14 +90,14 @@ class Parser(argparse.ArgumentParser):
             word = rest.take()
             if word == "--":
                 words += rest.take_all()
-            elif not is_flag(word):
+            elif not is_flag(word) or (" " in word and self.named(word.partition("=")[0]) is None):
                 words.append(word)
             else:
-                flags += self._flag(word, rest)
+                flags += self.take_flag(word, rest)
         return flags, words
 
-    def _flag(self, word: str, rest: Words) -> list[str]:
-        """A flag and the values that belong to it."""
+    def take_flag(self, word: str, rest: Words) -> list[str]:
+        """A flag and its values, which are taken from `rest`. Raises ConfigError for an unknown flag."""
         name, equals, value = word.partition("=")
         if word not in self.actions:
             name = self.named(name) or ""
@@ -122,7 +122,8 @@ class Parser(argparse.ArgumentParser):
             taken = not is_flag(following) and (action.choices is None or following in action.choices)
         else:
             taken = not is_flag(following) or (
-                following[:2] != "--" and self.named(following.split("=")[0]) is None
+                (" " in following or following[:2] != "--")
+                and self.named(following.partition("=")[0]) is None
             )
         return [f"{name}={rest.take()}"] if taken else [name]
 
@@ -202,8 +203,9 @@ class Words:
 
 def is_flag(word: str) -> bool:
     """Whether a word looks like a flag: with a `-` before it, but neither that alone nor a number, and
-    without blanks."""
-    return word[:1] == "-" and word != "-" and " " not in word and _NUMBER.fullmatch(word) is None
+    without blanks but in a value after `=`."""
+    name = word.partition("=")[0]
+    return word[:1] == "-" and word != "-" and " " not in name and _NUMBER.fullmatch(word) is None
 
 
 def number(text: str) -> float:

@@ -44,7 +44,7 @@ def _values(row: ForeignFlag, value: str) -> list[str]:
 def _judged(row: ForeignFlag, command: str) -> list[str]:
     """The row's flags that the row decides about in this command."""
     actions = PARSERS[command].actions
-    return [flag for flag in row.flags if getattr(actions.get(flag), "_row", None) is row]
+    return [flag for flag in row.flags if getattr(actions.get(flag), "row", None) is row]
 
 
 def test_every_row_has_an_effect() -> None:

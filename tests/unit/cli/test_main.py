@@ -41,6 +41,7 @@ def test_no_command_starts_with_the_compiled_engine() -> None:
         "bench",
         "verify",
         "plan",
+        "migrate",
         "pull",
         "list",
         "rm",

@@ -99,7 +99,27 @@ def parser_of(command: str) -> Parser:
 @pytest.mark.parametrize(
     ("word", "answer"),
     [("-n", True), ("--x", True), ("-", False), ("-1", False), ("-.5", False), ("- a", False), ("a", False),
-     ("", False), ("--", True)],
+     ("", False), ("--", True), ("--x=a b", True), ("-x y=1", False)],
 )  # fmt: skip
 def test_what_looks_like_a_flag(word: str, answer: bool) -> None:
     assert is_flag(word) == answer
+
+
+@pytest.mark.parametrize(
+    ("words", "prompt"),
+    [
+        (["run", "m", "--prompt=two words"], "two words"),
+        (["run", "m", "-p=two words"], "two words"),
+        (["run", "m", "-p", "--flag=1 of a prompt"], "--flag=1 of a prompt"),
+        (["run", "m", "-p", "-x = 1"], "-x = 1"),
+    ],
+)
+def test_values_with_blanks(words: list[str], prompt: str) -> None:
+    assert parser().parse_args(words).prompt == prompt
+
+
+def test_a_prompt_that_begins_like_a_flag() -> None:
+    assert parsed("run m '--flag=1 of a prompt'")["words"] == ["m", "--flag=1 of a prompt"]
+    config = '{"method": "ngram", "num_speculative_tokens": 5}'
+    line = ["serve", "m", f"--speculative-config={config}"]
+    assert parser().parse_args(line).speculative_config == config
