@@ -7,12 +7,13 @@ with the reason and what to use instead.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from outrider.cli import foreign_llama, foreign_vllm
-from outrider.cli.foreign_flags import ForeignFlag
+from outrider.cli.foreign_flags import RENAMED, ForeignFlag
 from outrider.cli.parser import Parser
 from outrider.errors import ConfigError
 
@@ -48,7 +49,7 @@ class _Judged(argparse.Action):
         row = self.row
         if row.accepts is None or (isinstance(values, str) and any(_equal(values, v) for v in row.accepts)):
             if row.note and not _asks_for_nothing(values):
-                setattr(namespace, NOTES, {**getattr(namespace, NOTES, {}), row.note: option_string})
+                _note(namespace, row.note, str(option_string))
             return
         given = f" {values}" if row.accepts and isinstance(values, str) else ""
         raise ConfigError(f"{option_string}{given} is refused: {row.instead}")
@@ -70,7 +71,7 @@ def add_foreign(parser: Parser, command: str) -> None:
             parser.add_argument(*flags, dest=dest, default=None, help=argparse.SUPPRESS, **takes)
         elif not row.same_as or row.instead:
             parser.add_argument(*flags, action=_Judged, nargs=row.takes, row=row, **quiet)
-    parser.settle = settle
+    parser.settle = functools.partial(settle, parser)
 
 
 def row_of(parser: Parser, command: str, flag: str) -> ForeignFlag | None:
@@ -91,9 +92,13 @@ def row_of(parser: Parser, command: str, flag: str) -> ForeignFlag | None:
     return None
 
 
-def settle(args: argparse.Namespace) -> None:
-    """Put llama.cpp's ways to name models and drafters where the command's own flags would. Raises
-    ConfigError."""
+def settle(parser: Parser, args: argparse.Namespace) -> None:
+    """Put llama.cpp's ways to name models and drafters where the command's own flags would, and note old
+    spellings. Raises ConfigError."""
+    for flag in parser.spelled:
+        if flag in RENAMED:
+            of, new = RENAMED[flag]
+            _note(args, f"{of} calls it {new} now; both are read", flag)
     if args.hf_file is not None and args.hf_repo is None:
         raise ConfigError("-hff names a file of the repository that -hf names, and there is no -hf")
     for flag, given, own, dest, file in (
@@ -110,6 +115,10 @@ def settle(args: argparse.Namespace) -> None:
 
 def _engine_dest(row: ForeignFlag) -> str:
     return _ENGINE + row.flags[-1].lstrip("-").replace("-", "_")
+
+
+def _note(args: argparse.Namespace, note: str, flag: str) -> None:
+    setattr(args, NOTES, {**getattr(args, NOTES, {}), note: flag})
 
 
 def notes(args: argparse.Namespace) -> list[str]:

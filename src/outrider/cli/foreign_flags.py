@@ -14,6 +14,21 @@ MODEL_COMMANDS = ("run", "chat", "serve", "bench", "verify")
 TEXT, SERVE, BENCH = ("run", "chat"), ("serve",), ("bench",)
 HERE = ("run", "chat", "bench", "verify")  # models run in this process
 
+# Spellings that their own programs have given up: whose they were, and what they are called there now.
+# Both are read, and a note tells the new one.
+RENAMED = {
+    "--speculative-model": (VLLM, "--spec-model"),
+    "--num-speculative-tokens": (VLLM, "--spec-tokens"),
+    "--ngram-prompt-lookup-max": (VLLM, "prompt_lookup_max of --speculative-config"),
+    "--ngram-prompt-lookup-min": (VLLM, "prompt_lookup_min of --speculative-config"),
+    "--speculative-model-quantization": (VLLM, "quantization of --speculative-config"),
+    "--speculative-draft-tensor-parallel-size": (VLLM, "draft_tensor_parallel_size of --speculative-config"),
+    **dict.fromkeys(("--draft-max", "--draft-n"), (LLAMA, "--spec-draft-n-max")),
+    **dict.fromkeys(("--draft-min", "--draft-n-min"), (LLAMA, "--spec-draft-n-min")),
+    "--draft-p-min": (LLAMA, "--spec-draft-p-min"),
+    "--draft-p-split": (LLAMA, "--spec-draft-p-split"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignFlag:

@@ -28,12 +28,14 @@ class Parser(argparse.ArgumentParser):
     expand:   called with the flags and the positional arguments of the command line; returns the flags to
               read in place of these. For `--config FILE`.
     settle:   called with the parsed arguments, to bring other spellings of a setting together.
+    spelled:  the flags of the command line that was read last, as they were spelled.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.siblings: Mapping[str, Parser] = {}
+        self.spelled: tuple[str, ...] = ()
         self.expand: Callable[[list[str], list[str]], list[str]] = lambda flags, _: flags
         self.settle: Callable[[argparse.Namespace], None] = lambda _: None
 
@@ -78,6 +80,7 @@ class Parser(argparse.ArgumentParser):
         the positional arguments."""
         flags, words = self._split(args)
         flags = self.expand(flags, words)
+        self.spelled = tuple(dict.fromkeys(flag.partition("=")[0] for flag in flags if is_flag(flag)))
         return [*flags, "--", *words] if words else flags
 
     def _split(self, args: list[str]) -> tuple[list[str], list[str]]:

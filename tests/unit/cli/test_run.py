@@ -59,7 +59,7 @@ def test_json_is_one_document_with_every_key_and_the_same_tokens(run: Any, draft
         ("--spec", "none"),
         ("--spec", "ngram", "--prompt-lookup-max", "1"),
         ("-md", str(draft_file)),  # as expensive as the target, so auto does not use it
-        ("--spec", "draft_model", "--speculative-model", str(draft_file), "--num-speculative-tokens", "2"),
+        ("--spec", "draft_model", "--model-draft", str(draft_file), "--draft", "2"),
         ("--speculative-config", json.dumps({"method": "draft_model", "model": str(draft_file)})),
     ):
         status, out, err = run(*SEEDED, *spec, "--json")
