@@ -127,6 +127,8 @@ class Migration:
             raise ConfigError(f"{flag.name} asks for the help; give a command that does something")
         if action.nargs is None and not flag.values:
             raise ConfigError(f"{flag.name} has no value")
+        if action.nargs == 0 and flag.values:
+            raise ConfigError(f"{flag.name} takes no value, but has {flag.values[0][:80]!r}")
         if self._theirs.of == LLAMA and flag.name == "--api-key":
             flag = Flag([flag.name, *",".join(flag.values).split(",")])  # llama-server parts keys by commas
         template = action.dest == "chat_template" and self._theirs.of == LLAMA

@@ -149,6 +149,14 @@ class Parser(argparse.ArgumentParser):
                 return name
         return None
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """As argparse's, but for `--` as the value of a flag, which argparse leaves out."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As argparse's, with a hint at the choice that is near."""
         try:

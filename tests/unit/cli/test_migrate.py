@@ -242,6 +242,7 @@ def test_a_file_of_flags_is_not_read() -> None:
         ("ls -l", ["'ls'"]),
         ("vllm serve m --help", ["--help"]),
         ("vllm serve m --port", ["--port", "no value"]),
+        ("vllm serve m --enforce-eager=2", ["--enforce-eager", "takes no value", "'2'"]),
         ("vllm serve m --speculative-config '{x'", ["--speculative-config", "not JSON"]),
         ("llama-server -hf name", ["ORG/REPO"]),
         ("llama-server -m m extra", ["'extra'"]),

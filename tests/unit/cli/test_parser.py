@@ -112,6 +112,7 @@ def test_what_looks_like_a_flag(word: str, answer: bool) -> None:
         (["run", "m", "-p=two words"], "two words"),
         (["run", "m", "-p", "--flag=1 of a prompt"], "--flag=1 of a prompt"),
         (["run", "m", "-p", "-x = 1"], "-x = 1"),
+        (["run", "m", "--prompt=--"], "--"),
     ],
 )
 def test_values_with_blanks(words: list[str], prompt: str) -> None:
@@ -123,3 +124,8 @@ def test_a_prompt_that_begins_like_a_flag() -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 5}'
     line = ["serve", "m", f"--speculative-config={config}"]
     assert parser().parse_args(line).speculative_config == config
+
+
+def test_two_dashes_are_no_number() -> None:
+    with pytest.raises(ConfigError, match="not a whole number: '--'"):
+        parsed("run m x --draft-max=--")
