@@ -1,12 +1,10 @@
-# From vLLM's page on speculative decoding: the client of the server, as it stands there.
+# The calls of vLLM's page on speculative decoding to its server.
 from openai import OpenAI
 
-# Modify OpenAI's API key and API base to use vLLM's API server.
 openai_api_key = "EMPTY"
 openai_api_base = "http://localhost:8000/v1"
 
 client = OpenAI(
-    # defaults to os.environ.get("OPENAI_API_KEY")
     api_key=openai_api_key,
     base_url=openai_api_base,
 )
@@ -14,7 +12,6 @@ client = OpenAI(
 models = client.models.list()
 model = models.data[0].id
 
-# Completion API
 stream = False
 completion = client.completions.create(
     model=model,
