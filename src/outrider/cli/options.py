@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.cli.escapes import unescaped
 from outrider.cli.foreign import engine_arguments
-from outrider.cli.parser import Parser, integer, number
+from outrider.cli.parser import Parser, context_size, integer, number
 from outrider.config.engine import EngineConfig, parse_engine
 from outrider.config.quantization import QUANTIZATIONS
 from outrider.config.speculative import (
@@ -41,7 +41,7 @@ def add_models(parser: Parser, *, prompt: bool = False) -> None:
     group.add_argument(
         *("-c", "--ctx-size", "--max-model-len"),
         dest="ctx_size",
-        type=integer,
+        type=context_size,
         default=0,
         metavar="N",
         help="most tokens of prompt and output (0: the model's own limit)",

@@ -11,6 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NoReturn, TypeAlias
 
 from outrider.errors import ConfigError, nearest
@@ -225,6 +226,19 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+
+
+def context_size(text: str) -> int:
+    """A number of tokens for argparse, also as vLLM reads it: 8k is 8,000, 8K is 8,192, 25.6k is 25,600, and
+    auto is -1, as long as fits."""
+    if text.strip() == "auto":
+        return -1
+    match = re.fullmatch(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])", text.strip())
+    if match is None:
+        return integer(text)
+    if match[1]:
+        return int(match[1]) * 1024 ** (1 + "KMGT".index(match[2]))
+    return int(Decimal(match[3]) * 1000 ** (1 + "kmgt".index(match[4])))
 
 
 def integer(text: str) -> int:

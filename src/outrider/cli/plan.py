@@ -10,7 +10,7 @@ from outrider import memory
 from outrider.cli import plan_candidates, plan_gpu
 from outrider.cli.info import open_present
 from outrider.cli.options import size, target
-from outrider.cli.parser import Parser, Subparsers, integer
+from outrider.cli.parser import Parser, Subparsers, context_size, integer
 from outrider.config.quantization import QUANTIZATIONS
 from outrider.draft_choice import AUTO, choose
 from outrider.errors import ConfigError, DownloadError
@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("-m", "--model", metavar="MODEL", help="target: path, name or reference")
     add("-md", "--model-draft", "--speculative-model", dest="model_draft", metavar="MODEL",
         help="draft model or EAGLE-3 head; auto: a draft model that is on this machine, or none")  # fmt: skip
-    add("-c", "--ctx-size", "--max-model-len", dest="ctx_size", type=integer, default=0, metavar="N",
+    add("-c", "--ctx-size", "--max-model-len", dest="ctx_size", type=context_size, default=0, metavar="N",
         help=f"most tokens of a sequence (default: {PLANNED_POSITIONS} or the model's limit)")  # fmt: skip
     add("--slots", "-np", "--parallel", "--max-num-seqs", dest="slots", type=integer, default=1,
         metavar="N", help="sequences at a time (default: %(default)s)")  # fmt: skip
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (("--slots", args.slots), ("--threads", args.threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} must be 1 or more, not {value}")
-    if args.ctx_size < 0:
+    if args.ctx_size < -1:
         raise ConfigError(f"-c must be 0 or more, not {args.ctx_size}")
     engine = plan_gpu.check(args)
     plan_candidates.check(args, engine)
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def pair_of(args: argparse.Namespace, source: ModelSource, *, as_stored: bool = False) -> Pair:
     """The pair of the arguments, its draft described as it would be loaded, or with its file's weights."""
     most = source.architecture.max_positions
-    context = min(args.ctx_size or PLANNED_POSITIONS, most)
+    context = min(args.ctx_size if args.ctx_size > 0 else PLANNED_POSITIONS, most)
     if args.memory is not None:
         limit, why = args.memory, "as --memory says"
     else:

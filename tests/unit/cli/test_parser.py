@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 
 import pytest
 
 from outrider.cli.main import main, parser
-from outrider.cli.parser import Parser, is_flag
+from outrider.cli.parser import Parser, context_size, is_flag
 from outrider.errors import ConfigError
 
 
@@ -129,3 +130,20 @@ def test_a_prompt_that_begins_like_a_flag() -> None:
 def test_two_dashes_are_no_number() -> None:
     with pytest.raises(ConfigError, match="not a whole number: '--'"):
         parsed("run m x --draft-max=--")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        *(("4096", 4096), ("-1", -1), ("auto", -1), ("0", 0)),
+        *(("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("8K", 8192), ("2m", 2_000_000), ("1G", 1 << 30)),
+    ],
+)
+def test_numbers_of_tokens_are_read_as_vllm_reads_them(text: str, tokens: int) -> None:
+    assert context_size(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5K", "1kk", "8 k", "1e3", "x8k", "8q", "1.k", "-8k"])
+def test_other_numbers_of_tokens_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="not a whole number"):
+        context_size(text)
