@@ -1,0 +1,228 @@
+"""The texts that a head learns from: the target's own answers, at the temperatures of use.
+
+Jobs are numbered, and each has seeds of its own, so that a run that was interrupted goes on with the same
+texts. Job i answers prompt i of a file, of which there may be several rounds, or one that the target writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.decoding.sampling.params import SamplingParams
+from outrider.decoding.sampling.rng import derive_seed
+from outrider.errors import ConfigError, ModelFileError
+from outrider.llm import LLM
+from outrider.training.prompts import Opening
+from outrider.training.settings import Settings
+
+WAVE = 48  # jobs that are written down together
+HELD_OUT_EVERY = 16  # of so many prompts one is held out
+PROMPT_TEMPERATURE = (
+    0.8  # of the prompts that it writes; a filter of all ids, such as top-p, costs more than the pass
+)
+EMPTY_WAVES = 3  # without a text: there is none to come
+_LINE_LIMIT = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One text: ids of the prompt, under the chat template, and of the answer, with the token that ended it.
+
+    held_out: it is not trained on.
+    """
+
+    job: int
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    temperature: float
+    held_out: bool
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.answer)
+
+
+def held_out(prompt: int, prompts: int | None) -> bool:
+    """Whether the prompt of this number is held out, of so many; None: of any number."""
+    every = HELD_OUT_EVERY if prompts is None else min(HELD_OUT_EVERY, prompts)
+    return prompt % every == every - 1
+
+
+class TextStore:
+    """The texts of a run, in a file of JSON lines. A wave counts once its last line is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.waves = 0
+        self.texts: list[Text] = []
+        self._read()
+
+    @property
+    def tokens(self) -> int:
+        """Of answers that are trained on."""
+        return sum(len(text.answer) for text in self.texts if not text.held_out)
+
+    def add(self, texts: Sequence[Text]) -> None:
+        """Keep a wave."""
+        lines = [
+            {
+                "job": t.job,
+                "prompt": t.prompt,
+                "answer": t.answer,
+                "temperature": t.temperature,
+                "held": t.held_out,
+            }
+            for t in texts
+        ]
+        document = "".join(f"{json.dumps(line)}\n" for line in [*lines, {"wave": self.waves}])
+        with open(self._path, "ab") as file:
+            file.write(document.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.texts += texts
+        self.waves += 1
+
+    def _read(self) -> None:
+        """Raises ModelFileError for a damaged file; what stands behind the last whole wave is dropped."""
+        if not self._path.exists():
+            return
+        pending: list[Text] = []
+        at = whole = 0
+        try:
+            with open(self._path, "rb") as file:
+                while line := file.readline(_LINE_LIMIT):
+                    at += len(line)
+                    if not line.endswith(b"\n"):
+                        break
+                    value = json.loads(line)
+                    if "wave" not in value:
+                        pending.append(_text(value))
+                        continue
+                    if value["wave"] != self.waves:
+                        raise ValueError
+                    self.texts += pending
+                    pending, whole = [], at
+                    self.waves += 1
+        except OSError as error:
+            raise ModelFileError(f"{self._path}: cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ModelFileError(f"{self._path}: is damaged; delete the folder, or use another one") from None
+        if self._path.stat().st_size > whole:
+            os.truncate(self._path, whole)
+
+
+def _text(value: dict[str, Any]) -> Text:
+    prompt, answer = (tuple(value[name]) for name in ("prompt", "answer"))
+    if not prompt or not answer or not all(type(token) is int and token >= 0 for token in (*prompt, *answer)):
+        raise ValueError
+    return Text(int(value["job"]), prompt, answer, float(value["temperature"]), bool(value["held"]))
+
+
+class Writer:
+    """Has the target write texts.
+
+    prompts: of a file, or the opening of a user's turn.
+    """
+
+    def __init__(self, llm: LLM, prompts: Sequence[str] | Opening, settings: Settings) -> None:
+        self._llm, self._prompts, self._settings = llm, prompts, settings
+
+    def write(self, store: TextStore, stop: Callable[[], bool], shown: Callable[[int], object]) -> None:
+        """Add waves until there are enough tokens, `stop` says so, or a file's prompts are used up.
+
+        shown: told how many tokens there are.
+        Raises ConfigError where no text comes of the prompts.
+        """
+        empty = 0
+        while store.tokens < self._settings.tokens and not stop():
+            jobs = list(self._jobs(store.waves * WAVE))
+            if not jobs:
+                break
+            texts = self._wave(jobs)
+            store.add(texts)
+            shown(store.tokens)
+            empty = 0 if texts else empty + 1
+            if empty >= EMPTY_WAVES:
+                raise ConfigError(
+                    f"the target gave no text for {EMPTY_WAVES * WAVE} prompts: give --data FILE"
+                )
+
+    def _jobs(self, first: int) -> Iterator[tuple[int, float]]:
+        """(number, temperature) of the next jobs."""
+        temperatures = self._settings.temperatures
+        warm = [t for t in temperatures if t > 0]
+        count = 0 if isinstance(self._prompts, Opening) else len(self._prompts)
+        for job in range(first, first + WAVE):
+            if not count:
+                yield job, temperatures[job % len(temperatures)]
+                continue
+            round_, prompt = divmod(job, count)
+            # At temperature 0 a prompt has one answer: later rounds are warm ones.
+            if round_ < len(temperatures):
+                yield job, temperatures[(round_ + prompt) % len(temperatures)]
+            elif warm:
+                yield job, warm[job % len(warm)]
+
+    def _wave(self, jobs: Sequence[tuple[int, float]]) -> list[Text]:
+        """The texts of some jobs; a prompt or an answer that comes to nothing, or is too long, gives none."""
+        asked = self._asked([job for job, _ in jobs])
+        room = self._llm.get_tokenizer().model_max_length
+        kept = [
+            (job, temperature, ids)
+            for (job, temperature), ids in zip(jobs, asked, strict=True)
+            if ids and len(ids) <= min(self._settings.max_prompt, room - 2)
+        ]
+        if not kept:
+            return []
+        params = [
+            SamplingParams(
+                temperature=temperature,
+                max_tokens=min(self._settings.max_answer, room - len(ids)),
+                seed=self._seed(job, 1),
+                detokenize=False,
+            )
+            for job, temperature, ids in kept
+        ]
+        outputs = self._llm.generate([{"prompt_token_ids": ids} for _, _, ids in kept], params)
+        count = None if isinstance(self._prompts, Opening) else len(self._prompts)
+        texts = []
+        for (job, temperature, ids), output in zip(kept, outputs, strict=True):
+            answer = tuple(output.outputs[0].token_ids)
+            if len(answer) > 1:
+                held = held_out(job if count is None else job % count, count)
+                texts.append(Text(job, tuple(ids), answer, temperature, held))
+        return texts
+
+    def _asked(self, jobs: Sequence[int]) -> list[list[int]]:
+        """The prompts' ids; [] for one that does not suit."""
+        if not isinstance(self._prompts, Opening):
+            return [self._ids(self._prompts[job % len(self._prompts)]) for job in jobs]
+        ids = self._llm.get_tokenizer().encode(self._prompts.text, add_special_tokens=False)
+        params = [
+            SamplingParams(
+                temperature=PROMPT_TEMPERATURE,
+                max_tokens=self._settings.max_prompt // 2,
+                seed=self._seed(job, 0),
+            )
+            for job in jobs
+        ]
+        outputs = self._llm.generate([{"prompt_token_ids": ids}] * len(jobs), params)
+        found = [output.outputs[0] for output in outputs]
+        return [self._ids(one.text.strip()) if one.finish_reason == "stop" else [] for one in found]
+
+    def _ids(self, prompt: str) -> list[int]:
+        """A prompt under the chat template, if there is one."""
+        if not prompt:
+            return []
+        if self._llm.get_tokenizer().chat_template is None:
+            return list(self._llm.get_tokenizer().encode(prompt))
+        rendered = self._llm.render_chat([{"role": "user", "content": prompt}])
+        return list(rendered["prompt_token_ids"])
+
+    def _seed(self, job: int, purpose: int) -> int:
+        return derive_seed(self._settings.seed, 2 * job + purpose)
