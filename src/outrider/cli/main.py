@@ -27,6 +27,7 @@ from outrider.cli import (
     pull,
     run,
     serve,
+    train,
     verify,
 )
 from outrider.cli.config_file import add_config
@@ -35,7 +36,10 @@ from outrider.cli.watched_output import watched_output
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
-COMMANDS = (run, chat, serve, bench, verify, plan, migrate, pull, models, info, doctor, demo, completion)
+COMMANDS = (
+    *(run, chat, serve, bench, verify, plan, migrate, train),
+    *(pull, models, info, doctor, demo, completion),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

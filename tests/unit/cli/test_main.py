@@ -42,6 +42,7 @@ def test_no_command_starts_with_the_compiled_engine() -> None:
         "verify",
         "plan",
         "migrate",
+        "train",
         "pull",
         "list",
         "rm",

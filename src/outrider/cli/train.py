@@ -1,0 +1,124 @@
+"""`outrider train`: makes an EAGLE-3 head for a target. Progress goes to stderr, the result to stdout."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from outrider.cli import options
+from outrider.cli.interrupts import interrupts
+from outrider.cli.parser import Parser, Subparsers, integer, number
+from outrider.errors import ConfigError
+
+TOKENS = 200_000  # without --tokens and --hours
+NEEDED = ("torch", "safetensors")
+
+_DESCRIPTION = """\
+Make an EAGLE-3 head for a target: a small drafter that reads its hidden states. The target answers prompts,
+its own or those of a file, and the head learns from its answers. Ctrl-C keeps what there is; the same command
+goes on."""
+
+
+def add_parser(subparsers: Subparsers) -> Parser:
+    """Add the `train` command; `args.run` is `run`."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train an EAGLE-3 head for a target",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("words", nargs="*", metavar="MODEL", help="the same as -m")
+    add("-m", "--model", metavar="MODEL", help="target: path, name or reference")
+    add("-o", "--output", metavar="DIR", help="folder of the head and of the run that makes it")
+    add("-t", "--threads", type=integer, metavar="N", help="threads (default: one for each processor)")
+    add("--device", default="cpu", metavar="NAME", help="cpu (default) or cuda, for the target as well")
+    add("--license", default="other", metavar="ID", help="of the head, for its card (default: %(default)s)")
+    add = parser.add_argument_group("texts").add_argument
+    add("--data", default="self", metavar="FILE|self",
+        help="prompts: JSON lines as for bench, or one a line; self (default): the target's own")  # fmt: skip
+    add("--tokens", type=integer, metavar="N", help=f"of answers (default: {TOKENS:,})")
+    add("--hours", type=number, metavar="H", help="instead, as many as make the whole take so long")
+    add("--temps", metavar="LIST", help="temperatures of the answers, in turn (default: 0,0.7)")
+    add("--max-prompt", type=integer, metavar="N", help="most tokens of a prompt (default: 512)")
+    add("--max-answer", type=integer, metavar="N", help="most tokens of an answer (default: 384)")
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", type=integer, metavar="N", help="times that each text is trained on (default: 4)")
+    add("--vocab", type=integer, metavar="N",
+        help="ids that the head can propose (default: those of 99%% of the answers' tokens)")  # fmt: skip
+    add("--steps", type=integer, metavar="N", help="tokens of a draft that are trained (default: 4)")
+    add("--batch", type=integer, metavar="N", help="texts of an update (default: 2)")
+    add("--rate", type=number, metavar="X", help="highest learning rate (default: 0.001)")
+    add("-s", "--seed", type=integer, metavar="S", help="of texts and training (default: 0)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed arguments ask. Returns 0, or 130 when interrupted. Raises OutriderError."""
+    model, _ = options.target(args)
+    if args.output is None:
+        raise ConfigError("give a folder for the head: -o DIR")
+    if args.tokens is not None and args.hours is not None:
+        raise ConfigError("give --tokens or --hours, not both")
+    if args.hours is not None and not 0 < args.hours < math.inf:
+        raise ConfigError(f"--hours must be above 0, not {args.hours:g}")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"train needs {' and '.join(missing)}: pip install 'outrider[train]'")
+    from outrider.training.run import Order
+    from outrider.training.run import run as train
+    from outrider.training.settings import Settings
+
+    given = _given(args)
+    settings = Settings(**{"data": "self", "tokens": TOKENS, **given})
+    with interrupts() as seen:
+        done = train(
+            Order(
+                model=model,
+                folder=Path(args.output),
+                settings=settings,
+                given=frozenset({*given, "data"}),
+                data=args.data,
+                hours=args.hours,
+                device=args.device,
+                threads=args.threads,
+                license=args.license,
+                stop=lambda: bool(seen),
+                say=_say,
+                shown=_shown,
+            )
+        )
+    if not done:
+        _say("interrupted; the same command goes on from here")
+        return 130
+    print(f"{args.output}: the head is made; use it with -md {args.output}")
+    return 0
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line says."""
+    names = ("tokens", "epochs", "seed", "vocab", "steps", "batch", "rate", "max_prompt", "max_answer")
+    found = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.temps is not None:
+        try:
+            found["temperatures"] = tuple(float(part) for part in args.temps.split(","))
+        except ValueError:
+            raise ConfigError(
+                f"--temps must be numbers with commas between them, not {args.temps!r}"
+            ) from None
+    return found
+
+
+def _say(text: str) -> None:
+    print(f"outrider train: {text}", file=sys.stderr, flush=True)
+
+
+def _shown(text: str) -> None:
+    """Only on a terminal, where the next line replaces it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[Koutrider train: {text}", end="\r", file=sys.stderr, flush=True)
