@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add = parser.add_argument_group("training").add_argument
     add("--epochs", type=integer, metavar="N", help="times that each text is trained on (default: 4)")
     add("--vocab", type=integer, metavar="N",
-        help="ids that the head can propose (default: those of 99%% of the answers' tokens)")  # fmt: skip
+        help="ids that the head can propose (default: for 95%% of held-out answers)")  # fmt: skip
     add("--steps", type=integer, metavar="N", help="tokens of a draft that are trained (default: 4)")
     add("--batch", type=integer, metavar="N", help="texts of an update (default: 2)")
     add("--rate", type=number, metavar="X", help="highest learning rate (default: 0.001)")

@@ -198,7 +198,7 @@ class _Run:
             vocabulary.counted([t.answer for t in texts if t.held_out == held], vocab_size)
             for held in (False, True)
         )
-        ids = vocabulary.chosen(counts, settings.vocab, settings.coverage)
+        ids = vocabulary.chosen(counts, settings.vocab, settings.coverage, tested)
         covered, coverage = (vocabulary.coverage(each, ids) for each in (counts, tested))
         order.say(
             f"output: {len(ids):,} ids, {100 * covered:.1f}% of the answers' tokens, {100 * coverage:.1f}% "

@@ -27,7 +27,7 @@ class Settings:
     epochs:       times that each text is trained on.
     temperatures: of the answers, in turn.
     max_prompt, max_answer: in tokens.
-    vocab:        rows of the head's output; 0: chosen by `coverage` of the answers' tokens.
+    vocab:        rows of the head's output; 0: chosen by `coverage` of held-out answers' tokens.
     steps:        of the head's own tokens that are trained (training-time test, Li et al. 2025).
     batch:        texts of one update of the weights.
     rate:         the highest learning rate.
@@ -41,7 +41,7 @@ class Settings:
     max_prompt: int = 512
     max_answer: int = 384
     vocab: int = 0
-    coverage: float = 0.99
+    coverage: float = 0.95
     steps: int = 4
     batch: int = 2
     rate: float = 1e-3

@@ -22,12 +22,17 @@ def counted(texts: Iterable[Sequence[int]], vocab_size: int) -> Ids:
     return found
 
 
-def chosen(counts: Ids, size: int, coverage: float) -> Ids:
-    """The ids of the `size` most frequent tokens, ascending; of equals the lower ids. With size 0, of the
-    fewest that make up `coverage` of all, in steps of STEP and at most MOST."""
+def chosen(counts: Ids, size: int, coverage: float, tested: Ids) -> Ids:
+    """The ids of the `size` most frequent tokens, ascending; of equals the lower ids. With size 0, of as
+    few as make up `coverage` of the `tested` ones, in steps of STEP and at most MOST.
+
+    counts: int64[vocabulary], of the texts to learn from; they have all of their own tokens, so that these
+            would promise too much.
+    tested: the same, of other texts.
+    """
     order = np.argsort(-counts, kind="stable")
     if size == 0:
-        parts = np.cumsum(counts[order]) / max(1, counts.sum())
+        parts = np.cumsum(tested[order]) / max(1, tested.sum())
         needed = int(np.searchsorted(parts, coverage)) + 1
         size = min(MOST, -(-needed // STEP) * STEP)
     return np.sort(order[: min(size, len(counts))])

@@ -139,19 +139,26 @@ def test_a_store_goes_on_after_the_last_whole_text(tmp_path: Path) -> None:
 def test_the_most_frequent_tokens_are_taken() -> None:
     counts = counted([[5, 5, 5, 2], [2, 9]], 12)
     assert counts[5] == 3
-    assert chosen(counts, 2, 0.5).tolist() == [2, 5]
-    assert chosen(counts, 4, 0.5).tolist() == [0, 2, 5, 9], "lower ids first among equals"
-    assert chosen(counts, 50, 0.5).tolist() == list(range(12))
+    assert chosen(counts, 2, 0.5, counts).tolist() == [2, 5]
+    assert chosen(counts, 4, 0.5, counts).tolist() == [0, 2, 5, 9], "lower ids first among equals"
+    assert chosen(counts, 50, 0.5, counts).tolist() == list(range(12))
     assert coverage(counts, np.array([2, 5])) == pytest.approx(5 / 6)
 
 
 @given(st.lists(st.integers(0, 4999), max_size=300), st.floats(0.01, 1.0))
 def test_by_coverage_it_covers_enough(ids: list[int], part: float) -> None:
     counts = counted([ids], 5000)
-    found = chosen(counts, 0, part)
+    found = chosen(counts, 0, part, counts)
     assert len(found) in (min(5000, k * STEP) for k in range(1, MOST // STEP))
     assert (np.diff(found) > 0).all()
     assert not ids or coverage(counts, found) >= part - 1e-9
+
+
+def test_the_size_is_that_which_covers_other_texts() -> None:
+    """The texts to learn from would be content with the first 1,024 ids."""
+    counts, tested = counted([range(1000)], 5000), counted([range(0, 4000, 2)], 5000)
+    assert len(chosen(counts, 0, 0.95, counts)) == STEP
+    assert len(chosen(counts, 0, 0.95, tested)) == 4 * STEP
 
 
 # --- Progress -------------------------------------------------------------------------------------
