@@ -237,7 +237,7 @@ def context_size(text: str) -> int:
     if match is None:
         return integer(text)
     if match[1]:
-        return int(match[1]) * 1024 ** (1 + "KMGT".index(match[2]))
+        return int(match[1]) << 10 * (1 + "KMGT".index(match[2]))
     return int(Decimal(match[3]) * 1000 ** (1 + "kmgt".index(match[4])))
 
 
