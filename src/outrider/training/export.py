@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from safetensors.numpy import save
 
+from outrider.models.families import LAYER_TENSORS
 from outrider.models.source import ModelSource
 from outrider.training.head import Head, HeadSizes
 from outrider.training.settings import Settings, replace_file
@@ -30,18 +31,7 @@ _GGUF_TOP = {
     "fc": "fc",
     "input_norm": "enc.output_norm",
 }
-_GGUF_PARTS = {
-    "input_layernorm": "attn_norm",
-    "hidden_norm": "attn_norm_2",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_GGUF_PARTS = {**LAYER_TENSORS, "hidden_norm": "attn_norm_2"}
 
 
 @dataclass(frozen=True, slots=True)
