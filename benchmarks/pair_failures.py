@@ -47,7 +47,7 @@ def shuffle_layers(path: Path, place: Path) -> None:
 
 
 def outrider(home: str, *line: str) -> tuple[int, str, str]:
-    env = {**os.environ, "OUTRIDER_CACHE": home, "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "OUTRIDER_CACHE": home}
     command = [sys.executable, "-m", "outrider", *line]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     return done.returncode, done.stdout, done.stderr

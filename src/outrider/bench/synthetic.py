@@ -278,7 +278,7 @@ def _load_head(head: Eagle3Head, threads: int | None, on_step: Callable[[str], o
     on_step(f"making {source.display_name}")
     model = NativeHead.load(with_random_weights(source), threads=threads)
     on_step(f"measuring passes of {source.display_name}")
-    return _Loaded(model, source, calibrate.measure_head(model)[0], head)
+    return _Loaded(model, source, calibrate.measure_head(model), head)
 
 
 def _acceptance(

@@ -268,6 +268,14 @@ def size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
+def numbers(flag: str, text: str) -> list[float]:
+    """A flag's numbers, with commas between them. Raises ConfigError."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{flag} must be numbers with commas between them, not {text!r}") from None
+
+
 _default = "default: %(default)s"
 
 

@@ -105,12 +105,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     names = ("tokens", "epochs", "seed", "vocab", "steps", "batch", "rate", "max_prompt", "max_answer")
     found = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.temps is not None:
-        try:
-            found["temperatures"] = tuple(float(part) for part in args.temps.split(","))
-        except ValueError:
-            raise ConfigError(
-                f"--temps must be numbers with commas between them, not {args.temps!r}"
-            ) from None
+        found["temperatures"] = tuple(options.numbers("--temps", args.temps))
     return found
 
 

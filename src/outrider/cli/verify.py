@@ -230,10 +230,7 @@ def _prompt(llm: LLM, item: Item, *, raw: bool) -> dict[str, Any]:
 
 
 def _temperatures(text: str) -> list[float]:
-    try:
-        found = list(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError:
-        raise ConfigError(f"--temps must be numbers with commas between them, not {text!r}") from None
+    found = list(dict.fromkeys(options.numbers("--temps", text)))
     for value in found:
         if not 0 <= value < float("inf"):
             raise ConfigError(f"--temps must be finite and at least 0, not {value:g}")

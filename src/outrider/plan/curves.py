@@ -70,7 +70,8 @@ def _predicted(source: ModelSource, threads: int, drafts: bool) -> tuple[dict[in
 def _of_head(source: ModelSource, threads: int) -> tuple[dict[int, float], float]:
     """The same for a head, which is as small as a part of its target: all of it is measured."""
     head = NativeHead.load(with_random_weights(source), threads=threads)
-    return calibrate.measure_head(head, ROUNDS_SECONDS)
+    found = calibrate.measure_head(head, ROUNDS_SECONDS)
+    return found, calibrate.spread_of_head(head, found)
 
 
 def _frequent(vocab_size: int, share: float) -> IntArray | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from outrider.engines.base import StepEngine
 from outrider.errors import ConfigError, InsufficientMemoryError
 from outrider.llm import LLM
 from outrider.memory import available_bytes, size
+from outrider.models.sources.download import free_bytes
 from outrider.training.head import Head, HeadSizes
 from outrider.training.settings import Settings
 from outrider.training.states import Layout, capture
@@ -104,9 +104,7 @@ def training_bytes(sizes: HeadSizes, vocab: int, settings: Settings) -> int:
 
 def check_room(folder: Path, disk: int, memory: int) -> None:
     """Raise ConfigError where a disk has no room, InsufficientMemoryError where the memory has none."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
-    if disk > free:
+    if disk > (free := free_bytes(folder)):
         raise ConfigError(
             f"-o {folder}: hidden states take {size(disk)}, and {size(free)} are free; give fewer --tokens"
         )

@@ -79,19 +79,18 @@ def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
     facts = [*head.source.fingerprint(), *facts_of_kernels(head.isa, head.threads), HEAD]
     model = HeadAsModel(head)
     return _on_record(
-        place_of(facts, folder),
-        WIDTHS,
-        model,
-        lambda: _one_token(model),
-        lambda: measure(model, widths=WIDTHS, most_rows=DRAFT_ROWS),
+        place_of(facts, folder), WIDTHS, model, lambda: _one_token(model), lambda: measure_head(head)
     )
 
 
-def measure_head(head: NativeHead, seconds: float = SECONDS) -> tuple[dict[int, float], float]:
-    """What its passes cost, measured now, and the spread of that."""
-    model = HeadAsModel(head)
-    found = measure(model, seconds, widths=WIDTHS, most_rows=DRAFT_ROWS)
-    return found, _spread(model, found)
+def measure_head(head: HeadModel, seconds: float = SECONDS) -> dict[int, float]:
+    """`measure` a head, as `measure_curve` does a model."""
+    return measure(HeadAsModel(head), seconds, widths=WIDTHS, most_rows=DRAFT_ROWS)
+
+
+def spread_of_head(head: HeadModel, curve: Mapping[int, float]) -> float:
+    """`spread_of` for a head."""
+    return _spread(HeadAsModel(head), curve)
 
 
 def _on_record(

@@ -62,15 +62,20 @@ def one_line(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free on the disk of `folder`, which may not exist yet."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
 def check_disk(folder: Path, needed: int, what: str, *, setting: str = "OUTRIDER_CACHE") -> None:
     """Raise DownloadError unless `needed` bytes fit on the disk of `folder`, which may not exist yet.
 
     `setting` is the environment variable that names another folder, for the error.
     """
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = free_bytes(folder)
     if free < needed + DISK_MARGIN:
         raise DownloadError(
             f"{what}: needs {human(needed)} in {folder}, where {human(free)} are free;"
