@@ -12,7 +12,7 @@
 #include "threads/pool.h"
 
 int main(int argc, char** argv) {
-    const int pools = argc > 1 ? std::atoi(argv[1]) : 8000;
+    const int pools = argc > 1 ? std::atoi(argv[1]) : 3000;
     constexpr int phases = 3;
     for (int threads = 2; threads <= 4; threads++)
         for (int i = 0; i < pools; i++) {

@@ -85,7 +85,7 @@ def edits(draw: st.DrawFn, text: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(("rule", "params"), EXACT)
 @pytest.mark.parametrize("maker", MAKERS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(data=st.data())
 def test_no_prediction_changes_a_text(maker: str, rule: str, params: str, data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 3))

@@ -40,7 +40,7 @@ PARAMS = [
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "seeded"])
 def test_the_same_tokens_with_and_without_speculation(llms: list[LLM], params: SamplingParams) -> None:
     plain, ngram = llms
-    talks = [[{"role": "user", "content": item.prompt}] for item in ITEMS]
+    talks = [[{"role": "user", "content": item.prompt}] for item in ITEMS[:4]]
     expected = plain.chat(talks, params)
     found = ngram.chat(talks, params)
     for one, other in zip(expected, found, strict=True):

@@ -173,7 +173,7 @@ def test_windows_over_contexts_of_several_spans(
     alone = one_at_a_time(load(source, threads=2), tokens)
     assert not same_bits(alone[400:], one_at_a_time(load(plain, threads=2), tokens)[400:])
     for isa in usable_isas():
-        for threads, width in ((1, 600), (2, 5), (2, 33)):
+        for threads, width in ((1, 600), (2, 5), (2, 33)) if isa != "portable" else ((2, 33),):
             model = load(source, isa, threads)
             cache = model.new_cache(700)
             parts = [run(model, cache, tokens[i : i + width]) for i in range(0, 600, width)]

@@ -73,7 +73,7 @@ def test_generated_requests(
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
-        max_examples=12 if has_input else 1,
+        max_examples=8 if has_input else 1,
         derandomize=True,
         database=None,
         phases=(Phase.generate,),
