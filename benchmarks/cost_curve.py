@@ -1,12 +1,14 @@
 """Measures the cost curve T(n), the time of a forward pass over n tokens, of Outrider and of peers.
 
     python benchmarks/cost_curve.py -m MODEL.gguf [--peer llama.cpp=PYTHON] [--peer ik_llama.cpp=PYTHON]
+    python benchmarks/cost_curve.py --synthetic llama-3.1-8b:q4_k_m --peer …
 
 Each engine runs in its own process, and their passes are interleaved, so that other load slows all of them
 alike. A peer is given as a Python interpreter that has its package: llama-cpp-py-sync for llama.cpp,
-ik-llama-cpp-python for ik_llama.cpp. The columns GB/s and GMAC/s are Outrider's: weights read, and
-multiplications done, over time. The floor is the time to read the weights once at the bandwidth measured in
-this run. `outrider bench --cost-curve` measures Outrider alone.
+ik-llama-cpp-python for ik_llama.cpp. --synthetic writes a GGUF file of random weights in the shapes and
+types of a model for all engines, and deletes it at the end. The columns GB/s and GMAC/s are Outrider's:
+weights read, and multiplications done, over time. The floor is the time to read the weights once at the
+bandwidth measured in this run. `outrider bench --cost-curve` measures Outrider alone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from typing import Any
 from engine_process import EngineProcess
 from outrider.bench.cost_curve import WIDTHS, aligned, floor_line, floor_ms, gb_per_s, gmac_per_s
 from outrider.bench.machine import describe, drift, probe
+from outrider.plan.shapes import shape_source
+from start_up import write_model
 
 HERE = Path(__file__).parent
 
@@ -100,7 +105,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", "--model", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("-m", "--model", type=Path)
+    what.add_argument("--synthetic", metavar="NAME", help="shapes, as of outrider bench --synthetic")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
@@ -117,6 +124,17 @@ def main() -> None:
         "--plot", type=Path, metavar="FILE", help="a picture, .png or .svg (needs matplotlib)"
     )
     args = parser.parse_args()
+    if args.synthetic is None:
+        run(args)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        args.model = Path(folder) / f"{args.synthetic.replace(':', '-')}.gguf"
+        write_model(args.model, shape_source(args.synthetic))
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print, write."""
     peers = dict(peer.split("=", 1) for peer in args.peer)
     workers = [started(name, python, args) for name, python in {"outrider": sys.executable, **peers}.items()]
     before = probe()
@@ -129,7 +147,7 @@ def main() -> None:
     bandwidth = info["read_gb_per_s"]
     floor = floor_ms(info["weights_bytes"], bandwidth)
     result = {
-        "model": args.model.name,
+        "model": args.model.name if args.synthetic is None else f"{args.synthetic}, random weights",
         "context": args.context,
         "threads": args.threads,
         "isa": info["isa"],

@@ -1,11 +1,13 @@
 """Holds what `outrider plan` predicts against what happens: memory, plain speed and speed-up.
 
-    python benchmarks/predictions.py [--only memory,speed] [--contexts 512,2048] [--json FILE]
+    python benchmarks/predictions.py [--only memory,speed,speedup] [--contexts 512,2048] [--temps 0,0.7]
+        [--limit 3] [--tokens 96] [--json FILE]
 
 Every case runs in a process of its own, which loads a target (and a draft model), fills a context and
 decodes: the default model, the Qwen pair and Gemma 3 270M, as far as they are here. Memory is anonymous
 memory beyond that of the imported program. Speed is T(1) predicted from some layers, with an empty cache of
-curves, against plain decoding. Prints a table of errors and writes JSON. Speeds need a quiet machine.
+curves, against plain decoding. Speed-ups are those of prediction_speedups.py. Prints a table of errors and
+writes JSON, which keeps what it has of the parts that are not measured. Speeds need a quiet machine.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from outrider.models.quantization import for_draft, quantized
 from outrider.pipeline import build
 from outrider.plan import memory_parts
 from outrider.plan.curves import curve_of
+from prediction_speedups import KNOWN, rows
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CASES = (
@@ -148,24 +151,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="memory,speed", help="what to predict, with commas between")
+    parser.add_argument("--only", default="memory,speed,speedup", help="what to predict, with commas between")
     parser.add_argument(
         "--contexts", type=lambda s: [int(n) for n in s.split(",")], default=[512, 2048], help="tokens"
     )
+    parser.add_argument(
+        "--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7], help="for speedup"
+    )
+    parser.add_argument("--limit", type=int, default=3, help="prompts on record, and prompts measured")
+    parser.add_argument(
+        "--tokens", type=int, default=96, help="most tokens of a text whose speed-up is measured"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "predictions.json")
     args = parser.parse_args()
+    only = set(args.only.split(","))
     here: list[tuple[Path, Path | None]] = []
     for names in CASES:
         paths = [path for name in names if name is not None and (path := present_model(name)) is not None]
         if len(paths) == sum(name is not None for name in names):
             here.append((paths[0], paths[1] if len(paths) > 1 else None))
-    document: dict[str, Any] = {"machine": describe(), "memory": [], "speed": []}
-    if "memory" in args.only:
+    document: dict[str, Any] = {"memory": [], "speed": [], "speedup": [], "machine": {}}
+    if args.json.exists():
+        document |= json.loads(args.json.read_text("utf-8"))
+    document["machine"] |= {part: describe() for part in only}
+    if "memory" in only:
+        document["memory"] = []
         for target, draft in here:
             document["memory"] += [memory_row(target, draft, size) for size in args.contexts]
-    if "speed" in args.only:
+    if "speed" in only:
         document["speed"] = [speed_row(target) for target, draft in here if draft is None]
-    print(text(document))
+    if "speedup" in only:
+        pair = [present_model(name) for name in KNOWN]
+        if None in pair:
+            raise SystemExit(f"not here: outrider pull {' '.join(KNOWN)}")
+        one, other = (Path(str(path)) for path in pair)
+        found = rows(
+            *((one, other), args.temps, args.limit, args.tokens),
+            lambda row: print(json.dumps(row), file=sys.stderr, flush=True),
+        )
+        kept = [row for row in document["speedup"] if row["temperature"] not in args.temps]
+        document["speedup"] = [*kept, *found]
+    print(text({part: document[part] if part in only else [] for part in ("memory", "speed", "speedup")}))
     args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     return 0
 
@@ -173,8 +199,8 @@ def main() -> int:
 def text(document: dict[str, Any]) -> str:
     """The errors."""
     size = memory.size
-    rows = [["target", "draft", "context", "predicted", "measured", "error"]]
-    rows += [
+    sizes = [["target", "draft", "context", "predicted", "measured", "error"]]
+    sizes += [
         [
             m["target"],
             m["draft"] or "",
@@ -190,7 +216,21 @@ def text(document: dict[str, Any]) -> str:
         [s["target"], f"{s['predicted_ms']:.1f}", f"{s['measured_ms']:.1f}", f"{s['error']:+.1%}"]
         for s in document["speed"]
     ]
-    return "\n\n".join(aligned(table) for table in (rows, speeds) if len(table) > 1)
+    gains = [["workload", "T", "from", "method", "predicted", "measured", "error", "drift"]]
+    gains += [
+        [
+            s["workload"],
+            f"{s['temperature']:g}",
+            s["from"],
+            s["method"],
+            f"{s['predicted']:.2f}",
+            f"{s['measured']:.2f}",
+            f"{s['error']:+.0%}",
+            f"{s['drift']:.0%}",
+        ]
+        for s in document["speedup"]
+    ]
+    return "\n\n".join(aligned(table) for table in (sizes, speeds, gains) if len(table) > 1)
 
 
 if __name__ == "__main__":

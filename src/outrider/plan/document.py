@@ -165,6 +165,7 @@ def _speed(pair: Pair, curves: CurveOf, compatible: bool, place: Place | None) -
     found["draft"] = {
         **_curve(draft, read(pair.draft, "draft")),
         "seconds_ratio": draft.at(1) / target.at(1),
+        "prompt_ms": speed.reading(draft) * 1e3,
         "break_even": {str(n): speed.break_even(target, draft.at(1), n) for n in CHAINS},
         "table": [asdict(row) for row in speed.table(target, draft.at(1))],
         "pays": usual.speedup >= WORTH,

@@ -50,6 +50,12 @@ class Curve:
         return self.seconds[widths[-1]] * n / widths[-1]
 
 
+def reading(curve: Curve) -> float:
+    """Seconds to read one token of a prompt, which is read in wide passes: by the widest that is known."""
+    widest = max(curve.seconds)
+    return curve.seconds[widest] / widest
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The best of what one acceptance probability allows: drafts of `length` tokens (0: none pays)."""

@@ -66,6 +66,8 @@ def _speed(costs: dict[str, Any], kind: str) -> str:
         lines += [
             f"Speed of the draft: {_plain(draft)}; a token takes {draft['seconds_ratio']:.2f} of one of the "
             "target",
+            f"  reads 1000 tokens of a prompt in {draft['prompt_ms']:.1f} s before its first draft, as long "
+            f"as {1000 * draft['prompt_ms'] / target['ms']['1']:.0f} tokens of the target (predicted)",
             "  break-even acceptance: "
             + ", ".join(f"{n} tokens {_share(a)}" for n, a in draft["break_even"].items()),
         ]

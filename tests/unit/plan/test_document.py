@@ -49,6 +49,7 @@ def test_a_pair_that_fits_and_pays(target_file: Path, draft_file: Path) -> None:
     draft = found["speed"]["draft"]
     assert draft["pays"]
     assert draft["seconds_ratio"] == pytest.approx(0.1)
+    assert draft["prompt_ms"] == pytest.approx(30.0 / 16)
     # T(2) + t = 0.115 for 1 + a tokens of 0.1 seconds each.
     assert draft["break_even"]["1"] == pytest.approx(0.15, abs=1e-3)
     row = draft["table"][3]
@@ -57,7 +58,14 @@ def test_a_pair_that_fits_and_pays(target_file: Path, draft_file: Path) -> None:
     emitted = sum(0.8**i for i in range(k + 1))
     assert row["speedup"] == pytest.approx(0.1 * emitted / (TARGET.at(k + 1) + 0.01 * k))
     shown = text(found)
-    for words in ("It fits", "100.0 ms a token", "10.0 tokens/s", "predicted from some of its layers"):
+    for words in (
+        "It fits",
+        "1000 tokens of a prompt in 1.9 s",
+        "as 19 tokens of the target",
+        "100.0 ms a token",
+        "10.0 tokens/s",
+        "predicted from some of its layers",
+    ):
         assert words in shown
     assert "measured" in shown
     assert "Advice" not in shown
