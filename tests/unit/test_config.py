@@ -85,7 +85,7 @@ def test_old_names_mean_the_same() -> None:
         ({"model": "d", "prompt_lookup_max": 3}, ["prompt_lookup_max", "'auto'"]),
         ({"model": "d", "draft_tensor_parallel_size": 2}, ["draft_tensor_parallel_size=2", "one process"]),
         ({"model": "d", "draft_tensor_parallel_size": True}, ["draft_tensor_parallel_size=True"]),
-        ({"model": "d", "quantization": "awq"}, ["quantization='awq'", "file"]),
+        ({"model": "d", "quantization": "bitsandbytes"}, ["quantization='bitsandbytes'", "file"]),
         ({"model": "d", "draft_sample_method": "gredy"}, ["draft_sample_method", "did you mean 'greedy'"]),
         ({"method": "ngram", "draft_sample_method": "probabilistic"}, ["draft_sample_method", "looks"]),
         (

@@ -53,11 +53,20 @@ def for_draft(name: str | None, draft: ModelSource, target: ModelSource) -> str 
 def quantized(source: ModelSource, name: str | None) -> ModelSource:
     """`source` with its matrices to be quantized at load as `name` says, and a display name that says so.
 
-    The source itself is returned when `name` is None, and when q3 or q4 would change no matrix. Raises
-    ConfigError for an unknown name, and, except under q3 and q4, for a source that its file stores quantized.
+    The source itself is returned when `name` is None or says how its folder is stored, and when q3 or q4
+    would change no matrix. Raises ConfigError for an unknown name, for another way to store a folder than its
+    own, and, except under q3 and q4, for a source that its file stores quantized.
     """
     if name is None:
         return source
+    if (method := quantization.STORED_METHODS.get(name)) is not None:
+        if method == source.stored_method or source.transformers_class is not None:
+            return source
+        own = f"with {source.stored_method}" if source.stored_method else "in another way"
+        raise ConfigError(
+            f"{source.path}: quantization={name!r} is for folders that are stored so, and this model is "
+            f"stored {own}: leave it out"
+        )
     if name in quantization.LIGHT_QUANTIZATIONS:
         chosen = replace(source, quantization=name)
         if all(loaded_type(chosen, tensor) == tensor.type for tensor in source.tensors.values()):

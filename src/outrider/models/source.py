@@ -140,6 +140,7 @@ class ModelSource:
     chat_template: the template of conversations, if there is one; chat_templates has further ones by name, of
              which "tool_use" is for conversations with tools.
     quantization: how an engine quantizes the matrices at load (models/quantization.py); None: as stored.
+    stored_method: the `quant_method` of a quantized folder's config.json; None for all others.
     parts: the other files of a split GGUF model, of which `path` is the first.
     borrowed: names of tensors that are another model's, which are used as they are.
     transformers_class: the class of transformers that runs the model, where no family here does:
@@ -159,6 +160,7 @@ class ModelSource:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     transformers_class: str | None = None
     borrowed: frozenset[str] = frozenset()
+    stored_method: str | None = None
 
     def fingerprint(self) -> list[str | int | None]:
         """Identifies these weights in caches: for each file its absolute path, its size in bytes and the time

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from outrider.errors import ModelFileError, UnsupportedModelError
+from outrider.config.quantization import STORED_METHODS
+from outrider.errors import ConfigError, ModelFileError, UnsupportedModelError
 from outrider.machine import available_processors
 from outrider.models.formats import hf_quantized
 from outrider.models.formats.dequantize import dequantize
@@ -23,6 +24,7 @@ from outrider.models.formats.hf_quantization import read_quantization
 from outrider.models.formats.hf_quantized import DTYPES, unpack_modules
 from outrider.models.formats.safetensors import read_safetensors
 from outrider.models.open import open_model
+from outrider.models.quantization import quantized
 from outrider.models.source import ModelSource, Tensor
 from outrider.models.weight_types import FLOAT_TYPES
 from tests.support.models import Dims, hf_name, tiny_hf
@@ -478,3 +480,22 @@ def test_settings_without_tensors_that_fit_them(tmp_path: Path) -> None:
     folder = tiny_hf(tmp_path / "hf", config={"quantization_config": settings})
     with pytest.raises(ModelFileError, match="says that gptq quantized it, but it has none of its tensors"):
         open_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("W4_128", ("awq", "awq_marlin")), ("W8_32", ("gptq", "gptq_marlin")), ("F8_128", ("fp8",))],
+)
+def test_vllms_names_of_how_a_folder_is_stored(tmp_path: Path, kind: str, names: tuple[str, ...]) -> None:
+    """They ask for nothing where the folder is stored so, and are refused where it is not."""
+    how, dims = OF_TYPE[kind]
+    folder, _ = quantized_hf(tmp_path / "m", how, dims=dims)
+    source = open_model(folder)
+    for name in STORED_METHODS:
+        if name in names:
+            assert quantized(source, name) is source
+        else:
+            with pytest.raises(ConfigError, match=f"'{name}'.*is stored with {names[0]}: leave it out"):
+                quantized(source, name)
+    with pytest.raises(ConfigError, match="is stored in another way"):
+        quantized(open_model(tiny_hf(tmp_path / "floats")), "awq")

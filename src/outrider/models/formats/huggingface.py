@@ -101,6 +101,7 @@ def open_huggingface(folder: Path) -> ModelSource:
         chat_template=templates.pop("default", None),
         chat_templates=templates,
         recommended_sampling=huggingface_sampling(folder),
+        stored_method=None if how is None else how.method,
     )
 
 
