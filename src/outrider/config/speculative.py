@@ -222,10 +222,11 @@ def parse_speculative(
         raise ConfigError(f"give either speculative_config or {names}, not both")
     if isinstance(speculative_config, SpeculativeConfig):
         return _checked(speculative_config)
-    return _from_mapping(_mapping(speculative_config))
+    return _from_mapping(speculative_mapping(speculative_config))
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def speculative_mapping(value: object) -> dict[str, Any]:
+    """The keys of a mapping, of its JSON text, or the name of a method as one. Raises ConfigError."""
     if isinstance(value, str):
         return _mapping_of_text(value)
     if isinstance(value, Mapping):
