@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 
+from outrider.engines.vllm.self_check import Outcome, self_check
+from outrider.engines.vllm.upstream import Upstream
 from outrider.server.proxy.app import create_proxy
 from outrider.server.proxy.backend import Backend
 from outrider.server.proxy.guarded import About, Guarded
-from outrider.server.proxy.self_check import Outcome, self_check
-from outrider.server.proxy.upstream import Upstream
 from outrider.server.run import Listening, Server, bind
 from outrider.server.settings import Settings
 from tests.support.fake_vllm.vllm.server import FakeVllm

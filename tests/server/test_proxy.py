@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from outrider.server.proxy.self_check import Outcome
+from outrider.engines.vllm.self_check import Outcome
 from tests.server.proxy_support import NGRAM, Proxy, proxied
 from tests.support.fake_vllm.vllm.server import FakeVllm
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.proxy import sampling_test, self_check
-from outrider.server.proxy.sampling_test import Position, deviation, greedy_problem, sampling_problem
-from outrider.server.proxy.upstream import UpstreamError
+from outrider.engines.vllm import sampling_test, self_check
+from outrider.engines.vllm.sampling_test import Position, deviation, greedy_problem, sampling_problem
+from outrider.engines.vllm.upstream import UpstreamError
 from tests.server.proxy_support import NGRAM, checked
 from tests.support.fake_vllm.vllm.server import FakeVllm
 

@@ -20,10 +20,9 @@ import pytest
 
 import tests.support.fake_vllm
 from outrider.cli.main import main
-from outrider.engines.vllm import installed
+from outrider.engines.vllm import installed, self_check
 from outrider.engines.vllm.process import Child
 from outrider.server import run
-from outrider.server.proxy import self_check
 
 DOUBLE = str(Path(tests.support.fake_vllm.__file__).parent)
 INSPECT = installed._run

@@ -19,12 +19,14 @@ from typing import Any
 import httpx
 import pytest
 
+from outrider import LLM, SamplingParams
 from outrider.engines.vllm.installed import PYTHON, Installed, installed
 from outrider.errors import ConfigError
 from tests.scripts.dequantize_folder import write_folder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.model]
 BROKEN = ("0.32.0",)  # CPU builds
+SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
 PROMPT = "cat, dog, cat, horse, cat, dog, cow, cat, dog, horse, dog, cat, cow, cat, dog, cat, horse,"
 
 
@@ -48,9 +50,8 @@ def served(folder: Path, *words: str) -> Iterator[tuple[str, int, list[str]]]:
     """A server: (its address, its child's port, what it said until it was ready). It must end at SIGTERM."""
     command = [sys.executable, "-m", "outrider", "serve", str(folder), "--engine", "vllm", "--port", "0"]
     command += ["--enforce-eager", "-c", "1024", "--dtype", "float32", "-np", "4", "--alias", "smollm2"]
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
-        [*command, *words], stderr=subprocess.PIPE, text=True, env={**os.environ, **settings}
+        [*command, *words], stderr=subprocess.PIPE, text=True, env={**os.environ, **SETTINGS}
     )
     assert process.stderr is not None
     said: list[str] = []
@@ -71,7 +72,7 @@ def served(folder: Path, *words: str) -> Iterator[tuple[str, int, list[str]]]:
             assert made.connect_ex(("127.0.0.1", int(port[1])))
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def text(url: str, **fields: Any) -> httpx.Response:
@@ -103,3 +104,22 @@ def test_speculation_is_checked_guarded_and_counted(folder: Path, version: Insta
         page = httpx.get(url.removesuffix("/v1") + "/metrics").text
         assert "outrider:spec_decode_num_accepted_tokens_total{" in page
         assert "outrider:time_to_first_token_seconds_bucket{" in page
+
+
+def test_python_writes_the_same_text(
+    folder: Path, version: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With speculation, and without; at temperature 0, which every version can."""
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    params = SamplingParams(temperature=0, max_tokens=32)
+    texts = []
+    for speculative in (None, {"method": "ngram", "num_speculative_tokens": 4}):
+        with LLM(
+            folder, engine="vllm", speculative_config=speculative, dtype="float32", enforce_eager=True,
+            max_model_len=1024, max_num_seqs=4, self_check="off",
+        ) as llm:  # fmt: skip
+            (output,) = llm.generate(PROMPT, params)
+            texts.append(output.outputs[0].text)
+            assert len(output.outputs[0].token_ids) == 32
+    assert texts[0] == texts[1]

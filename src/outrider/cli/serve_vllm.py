@@ -27,7 +27,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.engines.vllm.launch import Launcher
-    from outrider.server.proxy.upstream import Upstream
+    from outrider.engines.vllm.upstream import Upstream
     from outrider.server.run import Listening
     from outrider.server.settings import Settings
 
@@ -209,7 +209,7 @@ def _speculation(args: argparse.Namespace) -> dict[str, Any]:
 
 def _plain(args: argparse.Namespace) -> Upstream | None:
     """What is measured against. Raises ConfigError."""
-    from outrider.server.proxy.upstream import Upstream
+    from outrider.engines.vllm.upstream import Upstream
 
     if args.plain_replica is None:
         if args.never_slower:
@@ -231,10 +231,10 @@ def _serve(
 ) -> None:
     """Start vLLM, check it, and serve until a signal or its end."""
     from outrider.engines.vllm.process import VllmError
+    from outrider.engines.vllm.starting import started
     from outrider.server.proxy.app import create_proxy
     from outrider.server.proxy.backend import Backend
     from outrider.server.proxy.guarded import About, Guarded
-    from outrider.server.proxy.starting import started
     from outrider.server.run import Server
 
     version = launcher.version

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from outrider.engines.vllm.upstream import UpstreamError
 from outrider.errors import OutriderError
 from outrider.server.http.app import add_middleware
 from outrider.server.http.dialects import registry
@@ -20,7 +21,6 @@ from outrider.server.http.metrics import CONTENT_TYPE
 from outrider.server.proxy.forward import Forwarded
 from outrider.server.proxy.guarded import Guarded
 from outrider.server.proxy.requests import generates, read_body, samples, target_path
-from outrider.server.proxy.upstream import UpstreamError
 from outrider.server.settings import Settings
 from outrider.version import __version__
 

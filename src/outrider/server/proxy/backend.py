@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TypeAlias
 
+from outrider.engines.vllm.upstream import Upstream
 from outrider.errors import OutriderError
 from outrider.server.http.errors import ApiError
-from outrider.server.proxy.upstream import Upstream
 
 logger = logging.getLogger("outrider")
 

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from outrider.engines.vllm.upstream import Answer, UpstreamError, whole
 from outrider.server.http.dialects import registry
 from outrider.server.http.disconnect import until_disconnect
 from outrider.server.http.errors import ApiError
 from outrider.server.http.guard import path_of
 from outrider.server.http.sse import MEDIA_TYPE, event, named_event
 from outrider.server.proxy.backend import Backend
-from outrider.server.proxy.upstream import Answer, UpstreamError, whole
 
 logger = logging.getLogger("outrider")
 

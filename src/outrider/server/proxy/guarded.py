@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from outrider.server.proxy import vllm_metrics, worth
+from outrider.engines.vllm import metrics as vllm_metrics
+from outrider.engines.vllm.metrics import Counts
+from outrider.engines.vllm.self_check import Outcome
+from outrider.engines.vllm.upstream import Upstream, UpstreamError
+from outrider.server.proxy import worth
 from outrider.server.proxy.backend import Backend, ChildServer
 from outrider.server.proxy.measure import Measurer
-from outrider.server.proxy.self_check import Outcome
-from outrider.server.proxy.upstream import Upstream, UpstreamError
-from outrider.server.proxy.vllm_metrics import Counts
 from outrider.version import __version__
 
 logger = logging.getLogger("outrider")

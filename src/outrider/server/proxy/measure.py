@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from outrider.engines.vllm.metrics import counts
+from outrider.engines.vllm.upstream import Upstream, UpstreamError
 from outrider.server.proxy.requests import measured_copy
-from outrider.server.proxy.upstream import Upstream, UpstreamError
-from outrider.server.proxy.vllm_metrics import counts
 from outrider.server.proxy.worth import SpeedUp, alike
 
 logger = logging.getLogger("outrider")

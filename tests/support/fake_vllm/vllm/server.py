@@ -223,7 +223,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.close()
                 return
             piece = _text(token)
-            choice = {"index": 0, **({"delta": {"content": piece}} if chat else {"text": piece})}
+            choice: dict[str, Any] = {"index": 0}
+            choice |= {"delta": {"content": piece}} if chat else {"text": piece}
+            choice["finish_reason"] = "length" if at == len(tokens) - 1 else None
+            if fields.get("return_token_ids"):
+                choice["token_ids"] = [token]
             self._event({"id": "x", "choices": [choice]})
         if (fields.get("stream_options") or {}).get("include_usage"):
             self._event({"id": "x", "choices": [], "usage": {"completion_tokens": len(tokens)}})

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
+from outrider.engines.vllm.metrics import counts
+from outrider.engines.vllm.sampling_test import MOST_GAPS, Position, greedy_problem, sampling_problem
+from outrider.engines.vllm.upstream import Upstream, UpstreamError
 from outrider.errors import OutriderError
-from outrider.server.proxy.sampling_test import MOST_GAPS, Position, greedy_problem, sampling_problem
-from outrider.server.proxy.upstream import Upstream, UpstreamError
-from outrider.server.proxy.vllm_metrics import counts
 
 State: TypeAlias = Literal["passed", "sampling is broken", "broken", "not checked", "off", "no speculation"]
 

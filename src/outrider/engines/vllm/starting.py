@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from outrider.engines.vllm.launch import Launch, Launcher
 from outrider.engines.vllm.process import VllmError
-from outrider.server.proxy.self_check import Outcome, self_check
-from outrider.server.proxy.upstream import Upstream, UpstreamError
+from outrider.engines.vllm.self_check import Outcome, self_check
+from outrider.engines.vllm.upstream import Upstream, UpstreamError
 
 logger = logging.getLogger("outrider")
 
