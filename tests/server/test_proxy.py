@@ -128,6 +128,14 @@ def test_other_paths_are_not_handed_on(proxy: Proxy, path: str) -> None:
     assert len(proxy.fake.requests) == before
 
 
+def test_other_methods_get_an_error_of_ours(proxy: Proxy) -> None:
+    with proxy.http(headers={"Authorization": "Bearer outer"}) as http:
+        answer = http.put("/v1/completions", json={})
+        assert http.head("/health").status_code == 200
+    assert answer.status_code == 405
+    assert error_of(answer)["message"] == "PUT is not possible at /v1/completions"
+
+
 def test_bases_without_v1_are_found(proxy: Proxy) -> None:
     assert post(proxy, "/completions", ASKED).status_code == 200
 

@@ -159,7 +159,7 @@ OLD_SPECULATIVE_NAMES = {
     "spec_decoding_acceptance_method": "acceptance_method",
 }
 
-ONE_PROCESS = "Outrider runs in one process on the CPU; leave it at 1"
+ONE_PROCESS = "Outrider runs in one process; leave it at 1, or use engine 'vllm'"
 IN_THE_FILE = "the model file says how its weights are stored; choose a file of the type you want"
 _NOT_BUILT_DRAFT = "no drafter here uses it; leave it out"
 _OTHER_HEADS = ("eagle", "medusa", "mtp", "mlp_speculator", "dflash", "dspark", "hydra")

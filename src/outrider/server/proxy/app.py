@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -70,6 +71,12 @@ def create_proxy(guarded: Guarded, settings: Settings) -> Starlette:
             shown = ApiError(502, f"the engine: {error}", code="engine_failed")
         return registry.error_response(api_error(shown), path_of(request.scope))
 
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} is not possible at {request.url.path[:200]}"
+        shown = ApiError(error.status_code, message if error.status_code == 405 else str(error.detail))
+        return registry.error_response(shown, path_of(request.scope))
+
     app = Starlette(
         routes=[
             Route("/health", health, methods=["GET"]),
@@ -80,7 +87,7 @@ def create_proxy(guarded: Guarded, settings: Settings) -> Starlette:
             Route("/v1/outrider/status", status, methods=["GET"]),
             Route("/{path:path}", forward, methods=_METHODS),
         ],
-        exception_handlers={ApiError: failed, OutriderError: failed, Exception: failed},
+        exception_handlers={ApiError: failed, OutriderError: failed, HTTPException: http, Exception: failed},
         lifespan=lifespan,
     )
     add_middleware(app, settings, frozenset(OPEN))
