@@ -52,6 +52,8 @@ class FakeVllm:
         self.drafts = self.drafted = self.accepted = 0
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.cancelled = 0
+        self.pages: dict[str, bytes] = {}  # by path, in the place of its own
+        self.last_event: dict[str, Any] | None = None  # of streams
         self.gate = threading.Event()
         self.gate.set()
         self.lock = threading.Lock()
@@ -138,7 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
     def do_GET(self) -> None:
-        if self.path == "/health":
+        if self.path in self.fake.pages:
+            self._send(200, self.fake.pages[self.path])
+        elif self.path == "/health":
             self._send(200, b"")
         elif self.path == "/metrics":
             self._send(200, self.fake.metrics().encode(), "text/plain")
@@ -231,6 +235,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._event({"id": "x", "choices": [choice]})
         if (fields.get("stream_options") or {}).get("include_usage"):
             self._event({"id": "x", "choices": [], "usage": {"completion_tokens": len(tokens)}})
+        if self.fake.last_event is not None:
+            self._event(self.fake.last_event)
         self._chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 
