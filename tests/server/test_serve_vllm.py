@@ -167,6 +167,16 @@ def test_refusals_come_before_the_launch(
     assert said in error(capsys)
 
 
+def test_the_help_is_of_this_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--engine", "vllm", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "--plain-replica URL" in said
+    assert "PyTorch" not in said
+    assert "--weights-cache" not in said
+
+
 def test_a_python_without_vllm_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Serve a model to OpenAI clients: chat and plain completions, streaming, tools, structured output.
-Flags have vLLM's names and llama-server's. Without --api-key anybody who reaches the port may use it."""
+Flags have vLLM's names and llama-server's. Without --api-key anybody who reaches the port may use it.
+vLLM itself, started and watched: see `outrider serve --engine vllm --help`."""
 NO_PAGE = Path(os.devnull)  # where there are no files of a page
 _LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _default = "default: %(default)s"

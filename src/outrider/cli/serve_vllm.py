@@ -41,6 +41,20 @@ _OLD_FLAGS = {
     "--speculative-disable-by-batch-size": "disable_by_batch_size",
     "--spec-decoding-acceptance-method": "acceptance_method",
 }  # of older versions of vLLM: their keys
+_HELP = {  # of flags that other engines have, too
+    "model": "target: a folder, or a name on the hub",
+    "model_draft": "draft model or head: a folder, or a name on the hub",
+    "engine": "vllm",
+    "threads": "threads of vLLM's build for CPUs (OMP_NUM_THREADS)",
+    "dtype": "of vLLM's weights",
+    "gpu_memory_utilization": "the part of a card's memory that vLLM uses",
+    "quantization": "of the target, as vLLM names it",
+    "spec": "a method of the installed vLLM, auto (its choice by the draft, or ngram without one) or none",
+    "draft": "most draft tokens per step (default: 5, or what the draft's own files say)",
+    "verification": "acceptance rule: rejection or block (default: vLLM's)",
+    "draft_quantization": "of the draft, as vLLM names it",
+    **dict.fromkeys(("device", "exact", "weights_cache"), argparse.SUPPRESS),
+}
 _DESCRIPTION = """\
 Serve a model with vLLM, started and watched by Outrider: its speculation checked and measured, with
 Outrider's errors, keys, metrics and /v1/outrider/status. Flags that are not named here are vLLM's own."""
@@ -86,6 +100,8 @@ def make_parser(prog: str) -> Parser:
     )
     options.add_models(parser)
     options.add_speculation(parser)
+    for action in parser._actions:
+        action.help = _HELP.get(action.dest, action.help)
     _add_engine(parser)
     _add_guard(parser)
     serve.add_address(parser)
