@@ -118,18 +118,17 @@ def proxied(
     plain: FakeVllm | None = None,
     share: float = 1.0,
     never_slower: bool = False,
-    pace: Callable[[int], float] = lambda _: 0.0,
     next_is_broken: bool = False,
     shutdown_seconds: float = 5.0,
     faults: set[str] | None = None,
     **settings: Any,
 ) -> Iterator[Proxy]:
-    """Serve a double. pace: seconds for each token with so many draft tokens."""
+    """Serve a double. next_is_broken: a child that takes its place does not start."""
     launched: list[ThreadLaunch] = []
 
     def launch(tokens: int) -> ThreadLaunch:
         keys = {**speculative, "num_speculative_tokens": tokens} if tokens else {}
-        fake = FakeVllm("tiny", key="inner", speculative=keys, faults=faults, pace=pace(tokens))
+        fake = FakeVllm("tiny", key="inner", speculative=keys, faults=faults)
         launched.append(ThreadLaunch(ThreadChild(fake, broken=next_is_broken and bool(launched)), keys))
         return launched[-1]
 

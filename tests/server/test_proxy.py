@@ -12,7 +12,10 @@ import httpx
 import openai
 import pytest
 
+from outrider.engines.vllm.metrics import counts, renamed
 from outrider.engines.vllm.self_check import Outcome
+from outrider.engines.vllm.upstream import Upstream
+from outrider.server.proxy import measure
 from tests.server.proxy_support import NGRAM, Proxy, proxied
 from tests.support.fake_vllm.vllm.server import FakeVllm
 
@@ -154,6 +157,20 @@ def test_metrics_have_our_names(proxy: Proxy) -> None:
     assert 'outrider:spec_decode_state{self_check="passed",worth="too few pairs"} 1' in lines
 
 
+def test_counts_are_read_under_both_names() -> None:
+    """A plain replica, and a server that is planned for, may have one of ours in front."""
+    fake = FakeVllm(speculative=NGRAM)
+    fake.drafts, fake.drafted, fake.accepted, fake.running = 4, 12, 7, 2
+    page = fake.metrics()
+    found = counts(page)
+    assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (4, 12, 7)
+    assert (found.running, found.per_position) == (2.0, (7,))
+    assert counts(renamed(page)) == found
+    assert counts("vllm:num_requests_running{ nonsense\n") == counts("")
+    with fake:
+        pass
+
+
 def test_the_status_says_what_runs(proxy: Proxy) -> None:
     status = proxy.get("/v1/outrider/status", headers={"Authorization": "Bearer outer"}).json()
     assert status["engine"]["name"] == "vllm"
@@ -244,9 +261,26 @@ def test_the_child_s_death_ends_the_server_with_a_line() -> None:
         assert made.backend.failure == "vLLM ended by signal 9 while it served"
 
 
-def slow_with_drafts(tokens: int) -> float:
-    """A fifth of the speed of plain decoding with any draft."""
-    return 0.005 if tokens else 0.001
+class Seconds:
+    """What a token takes, in the place of what a clock says: by the plain server, and by the other one. The
+    requests of the pairs are asked all the same."""
+
+    def __init__(self) -> None:
+        self.plain_port, self.plain, self.speculative = 0, 0.01, 0.01
+        self._real = measure.token_seconds
+
+    async def __call__(self, server: Upstream, path: str, fields: dict[str, Any]) -> float | None:
+        assert await self._real(server, path, fields) is not None
+        return self.plain if str(server).endswith(f":{self.plain_port}") else self.speculative
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    """Pairs with known times, of which a few are enough."""
+    made = Seconds()
+    monkeypatch.setattr(measure, "token_seconds", made)
+    monkeypatch.setattr("outrider.server.proxy.worth.LEAST_PAIRS", 4)
+    return made
 
 
 def ask_until(made: Proxy, condition: Any) -> None:
@@ -259,48 +293,47 @@ def ask_until(made: Proxy, condition: Any) -> None:
             assert time.monotonic() - began < 60
 
 
-@pytest.fixture
-def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.server.proxy.worth.LEAST_PAIRS", 4)
-
-
-@pytest.mark.usefixtures("few_pairs")
-def test_speculation_that_costs_time_is_turned_off() -> None:
+def test_speculation_that_costs_time_is_turned_off(seconds: Seconds) -> None:
     """By halves, drained, and without an answer lost."""
-    with FakeVllm("tiny", key="other", pace=0.001) as plain, proxied(
-        speculative={"method": "ngram", "num_speculative_tokens": 2},
-        plain=plain, never_slower=True, pace=slow_with_drafts,
-    ) as made:  # fmt: skip
+    with (
+        FakeVllm("tiny", key="other") as plain,
+        proxied(
+            speculative={"method": "ngram", "num_speculative_tokens": 2}, plain=plain, never_slower=True
+        ) as made,
+    ):
+        seconds.plain_port, seconds.speculative = plain.port, 0.02
         ask_until(made, lambda: made.guarded.draft_tokens == 0 and made.backend.state == "running")
         assert [launch.speculative.get("num_speculative_tokens", 0) for launch in made.launched] == [2, 1, 0]
         assert [launch.child.stops for launch in made.launched] == [1, 1, 0]
         status = made.get("/v1/outrider/status").json()
         assert len(status["worth"]["changes"]) == 2
+        assert status["worth"]["changes"][0].startswith("speculation ran at 0.50 times plain decoding (")
         assert status["worth"]["recommendation"] == "speculation is off"
         assert status["engine"]["restarts"] == 2
         assert status["self_check"]["state"] == "no speculation"
         assert plain.requests[-1][1]["stream"] is True
 
 
-@pytest.mark.usefixtures("few_pairs")
-def test_speculation_that_pays_is_kept() -> None:
+def test_speculation_that_pays_is_kept(seconds: Seconds) -> None:
     with (
-        FakeVllm("tiny", key="other", pace=0.005) as plain,
-        proxied(plain=plain, never_slower=True, pace=lambda _: 0.001) as made,
+        FakeVllm("tiny", key="other") as plain,
+        proxied(plain=plain, never_slower=True) as made,
     ):
+        seconds.plain_port, seconds.plain = plain.port, 0.02
         ask_until(made, lambda: made.guarded.measurer.speedup.pairs >= 6)
         assert len(made.launched) == 1
         worth = made.get("/v1/outrider/status").json()["worth"]
-        assert worth["speedup"] > 1
-        assert worth["recommendation"].startswith("keep speculation")
+        assert worth["speedup"] == pytest.approx(2)
+        assert worth["recommendation"].startswith("keep speculation: its speed is 2.00 times")
+        assert "outrider:spec_decode_measured_speedup 2\n" in made.get("/metrics").text
 
 
-@pytest.mark.usefixtures("few_pairs")
-def test_a_new_child_that_does_not_start_is_a_failure() -> None:
+def test_a_new_child_that_does_not_start_is_a_failure(seconds: Seconds) -> None:
     with (
-        FakeVllm("tiny", key="other", pace=0.001) as plain,
-        proxied(plain=plain, never_slower=True, pace=slow_with_drafts, next_is_broken=True) as made,
+        FakeVllm("tiny", key="other") as plain,
+        proxied(plain=plain, never_slower=True, next_is_broken=True) as made,
     ):
+        seconds.plain_port, seconds.speculative = plain.port, 0.02
         try:
             ask_until(made, lambda: made.backend.state == "failed")
         except (AssertionError, httpx.HTTPError):

@@ -120,8 +120,7 @@ async def drafted(server: Upstream, kind: Kind) -> Drafted:
     """What the server has counted so far, as far as this kind counts; of TensorRT-LLM, since it was last
     asked."""
     if kind in ("Outrider", "vLLM"):
-        page = (await _text(server, "/metrics")).replace("outrider:", "vllm:")
-        found = counts(page)
+        found = counts(await _text(server, "/metrics"))
         return Drafted(found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens)
     if kind == "SGLang":
         return Drafted(length=_gauge(await _text(server, "/metrics"), _LENGTH))

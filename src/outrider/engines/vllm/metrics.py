@@ -48,11 +48,11 @@ def renamed(text: str) -> str:
 
 def counts(text: str) -> Counts:
     """The counts of a page, of all engines behind it together; those that it lacks, or that cannot be read,
-    are 0."""
+    are 0. A page under Outrider's names is as good: a replica may have a server in front, too."""
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
     try:
-        for family in text_string_to_metric_families(_only_theirs(text)):
+        for family in text_string_to_metric_families(_only_theirs(text.replace(OURS, THEIRS))):
             for sample in family.samples:
                 if sample.value != sample.value:  # NaN
                     continue
