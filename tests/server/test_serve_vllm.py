@@ -229,11 +229,33 @@ def test_a_signal_ends_both() -> None:
         no_longer(port)
 
 
+_PARENT = """
+import sys
+from outrider.engines.vllm.process import Child, free_port
+from outrider.engines.vllm.translate import Command
+port = free_port()
+words = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "m", "--port", str(port))
+child = Child(Command(words, {}, {}), port)
+child.start()
+child.wait_until_ready(60)
+print(port, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_no_child_outlives_its_parent() -> None:
-    with started() as (process, _, port):
+    """Though nothing of the parent runs any more that could end it."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert parent.stdout is not None
+        port = int(parent.stdout.readline())
         assert listens(port)
-        process.kill()
-        no_longer(port)
+    finally:
+        parent.kill()
+        parent.communicate()
+    no_longer(port)
 
 
 def test_the_child_s_death_ends_the_server_with_a_line(
