@@ -13,6 +13,7 @@ from tqdm import tqdm
 from outrider.config.engine import parse_engine
 from outrider.config.speculative import SpeculativeConfig
 from outrider.config.unused import UNUSED_IN_CALLS
+from outrider.config.vllm import ENGINE as VLLM
 from outrider.decoding.events import Event, FinishEvent
 from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.sampling.params import SamplingParams
@@ -21,9 +22,10 @@ from outrider.errors import ConfigError, PromptError, nearest
 from outrider.generation import Generation, GenerationMaker, chat_and_tokenizer
 from outrider.metrics import Metric, metrics_of
 from outrider.outputs import Chunk, RequestOutput, merge
-from outrider.pipeline import BasePipeline, open_pipeline
+from outrider.pipeline import BasePipeline, WholePipeline, open_pipeline
 from outrider.prompts import Params, Prompt, params_list, prompt_list
 from outrider.transformers_tokenizer import Message, TransformersTokenizer
+from outrider.vllm_engine import open_vllm
 
 Bar: TypeAlias = bool | Callable[..., Any]
 
@@ -38,7 +40,8 @@ class LLM:
         "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
     arguments: engine, tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization,
         weights_cache, generation_config, override_generation_config, and vLLM's others where they change
-        nothing; see `outrider.config.engine.EngineConfig`.
+        nothing; see `outrider.config.engine.EngineConfig`. With engine="vllm" those of the installed vLLM,
+        and vllm_python and self_check; see `outrider.vllm_engine.open_vllm`.
 
     Raises ConfigError for an argument that is unknown (naming the right one, or the nearest) or cannot be
     honoured, and ModelError for a model that cannot be used or does not fit in memory. Not for several
@@ -52,7 +55,10 @@ class LLM:
         speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None,
         **arguments: Any,
     ) -> None:
-        self._setup(open_pipeline(parse_engine(path(model), speculative_config, **arguments)))
+        if arguments.get("engine") == VLLM:
+            self._setup(open_vllm(path(model), speculative_config, **arguments))
+        else:
+            self._setup(open_pipeline(parse_engine(path(model), speculative_config, **arguments)))
 
     @classmethod
     def from_pipeline(cls, pipeline: BasePipeline, *, shared: bool = True) -> LLM:
@@ -79,6 +85,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the model and its caches. The tokenizer can still be used; to call it again does nothing."""
+        if isinstance(self._open, WholePipeline):
+            self._open.engine.close()
         self._open = None
         self._conversations.close()
 

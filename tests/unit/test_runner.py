@@ -83,7 +83,7 @@ def test_a_whole_engine_takes_the_same_prompts(target_file: Path, whole: str) ->
 
 
 def test_an_unknown_engine_is_refused_by_name(target_file: Path) -> None:
-    for name, hint in (("nativ", r" \(did you mean 'native'\?\)"), ("vllm", "")):
+    for name, hint in (("nativ", r" \(did you mean 'native'\?\)"), ("lmdeploy", "")):
         known = "'auto' or 'native' or 'torch'"
         with pytest.raises(ConfigError, match=f"engine '{name}' is unknown; use {known}{hint}$"):
             LLM(target_file, engine=name)

@@ -27,6 +27,7 @@ from outrider.cli import (
     pull,
     run,
     serve,
+    serve_vllm,
     train,
     verify,
 )
@@ -90,6 +91,7 @@ def parser() -> Parser:
     commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         command.add_parser(commands)
+    serve_vllm.hook(commands.choices["serve"])
     for each in {id(command): command for command in commands.choices.values()}.values():
         add_config(each)
         each.siblings = commands.choices

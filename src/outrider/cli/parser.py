@@ -29,6 +29,8 @@ class Parser(argparse.ArgumentParser):
     expand:   called with the flags and the positional arguments of the command line; returns the flags to
               read in place of these. For `--config FILE`.
     settle:   called with the parsed arguments, to bring other spellings of a setting together.
+    instead:  called with the words of the command line; returns the parser that reads it in the place of this
+              one, or None. For an engine whose flags are its own.
     spelled:  the flags of the command line that was read last, as they were spelled.
     """
 
@@ -39,6 +41,7 @@ class Parser(argparse.ArgumentParser):
         self.spelled: tuple[str, ...] = ()
         self.expand: Callable[[list[str], list[str]], list[str]] = lambda flags, _: flags
         self.settle: Callable[[argparse.Namespace], None] = lambda _: None
+        self.instead: Callable[[Sequence[str]], Parser | None] = lambda _: None
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
@@ -47,6 +50,8 @@ class Parser(argparse.ArgumentParser):
         """As argparse's, but unknown arguments are refused here, where the subcommand's flags are known."""
         args = sys.argv[1:] if args is None else list(args)
         if self._subparsers is None:
+            if (other := self.instead(args)) is not None:
+                return other.parse_known_args(args, namespace)
             args = self._arranged(args)
         elif args and is_flag(args[0]) and args[0].split("=")[0] not in self.actions:
             self.error(f"give a command first, such as `outrider run {args[0]} …`")

@@ -7,7 +7,7 @@ import json
 import sys
 
 from outrider import memory
-from outrider.cli import plan_candidates, plan_gpu
+from outrider.cli import plan_candidates, plan_endpoint, plan_gpu
 from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, context_size, integer
@@ -61,12 +61,15 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("--json", action="store_true", help="print one JSON document")
     plan_candidates.add_flags(parser)
     plan_gpu.add_flags(parser)
+    plan_endpoint.add_flags(parser)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask; returns 0, or 1 when the pair does not fit. Raises OutriderError."""
+    if args.endpoint is not None or args.against is not None:
+        return plan_endpoint.run(args)
     for flag, value in (("--slots", args.slots), ("--threads", args.threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} must be 1 or more, not {value}")

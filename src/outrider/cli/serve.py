@@ -9,8 +9,9 @@ import os
 import shlex
 import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.cli import foreign, options, request_defaults
 from outrider.cli.parser import Parser, Subparsers, integer, number
@@ -18,9 +19,13 @@ from outrider.config.engine import EngineConfig, parse_engine
 from outrider.errors import ConfigError
 from outrider.models.text.tool_families import TOOL_PARSERS
 
+if TYPE_CHECKING:
+    from outrider.server.run import Listening
+
 _DESCRIPTION = """\
 Serve a model to OpenAI clients: chat and plain completions, streaming, tools, structured output.
-Flags have vLLM's names and llama-server's. Without --api-key anybody who reaches the port may use it."""
+Flags have vLLM's names and llama-server's. Without --api-key anybody who reaches the port may use it.
+vLLM itself, started and watched: see `outrider serve --engine vllm --help`."""
 NO_PAGE = Path(os.devnull)  # where there are no files of a page
 _LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _default = "default: %(default)s"
@@ -37,8 +42,8 @@ def add_parser(subparsers: Subparsers) -> Parser:
     options.add_models(parser)
     _add_engine(parser)
     options.add_speculation(parser)
-    _add_address(parser)
-    _add_keys(parser)
+    add_address(parser)
+    add_keys(parser)
     _add_chat(parser)
     request_defaults.add_flags(parser)
     _add_limits(parser)
@@ -63,7 +68,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="NAME", help="branch, tag or commit of a hub repository")
 
 
-def _add_address(parser: argparse.ArgumentParser) -> None:
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the address, of https and of logs."""
     add = parser.add_argument_group("address").add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help=f"{_default}; 0.0.0.0 for every network")
     add("--port", type=integer, default=8000, metavar="N", help=f"{_default}; 0 takes a free one")
@@ -82,7 +88,8 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
         help="no line for each request")  # fmt: skip
 
 
-def _add_keys(parser: argparse.ArgumentParser) -> None:
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of keys, of names of hosts and of CORS."""
     add = parser.add_argument_group("who may use it").add_argument
     add("--api-key", nargs="+", action="extend", default=[], metavar="KEY",
         help="a key that clients must send; may be repeated (also OUTRIDER_API_KEY)")  # fmt: skip
@@ -111,17 +118,23 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
-    add(
-        "--max-body-bytes", type=options.size, default="4M", metavar="SIZE", help=f"of a request ({_default})"
-    )
     add("--max-samples", type=integer, default=128, metavar="N",
         help=f"of one request, all prompts together ({_default})")  # fmt: skip
     add("--max-logprobs", type=integer, default=20, metavar="N",
         help=f"most log-probabilities at each position; -1 for no limit ({_default})")  # fmt: skip
+    add("--prepare-timeout", type=number, default=30, metavar="S",
+        help=f"seconds for rendering, tokenizing and compiling grammars ({_default})")  # fmt: skip
+    add_connection_limits(add)
+
+
+def add_connection_limits(add: Callable[..., object]) -> None:
+    """Add the flags of bodies and of the time that connections have. add: `add_argument` of a group."""
+    add(
+        "--max-body-bytes", type=options.size, default="4M", metavar="SIZE", help=f"of a request ({_default})"
+    )
     for name, seconds, text in (
         ("head", 15, "for a request's head to arrive"),
         ("body", 30, "for its body to arrive"),
-        ("prepare", 30, "for rendering, tokenizing and compiling grammars"),
         ("stall", 30, "that a client may leave an answer unread"),
         ("shutdown", 30, "for requests to end after SIGTERM"),
     ):
@@ -138,21 +151,10 @@ def run(args: argparse.Namespace) -> int:
     from outrider.server.engine.async_engine import ServerEngine
     from outrider.server.engine.capacity import before_loading
     from outrider.server.http.app import create_app
-    from outrider.server.run import Listening, Server, bind
+    from outrider.server.run import Server, bind
     from outrider.server.settings import Settings
 
-    settings = Settings(**arguments)
-    at = Listening(
-        host=args.host,
-        port=_port(args.port),
-        log_level=args.uvicorn_log_level,
-        access_log=not args.quiet,
-        shutdown_seconds=max(0.0, args.shutdown_timeout),
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=args.ssl_cert_reqs,
-    )
+    settings, at = Settings(**arguments), listening(args)
     with bind(at.host, at.port) as place:  # fails early if the port is taken
         pipeline = build(config, memory_check=before_loading(args.memory_limit))
         engine = ServerEngine(
@@ -166,15 +168,32 @@ def run(args: argparse.Namespace) -> int:
         service = app.state.service
         chat, page = bool(service.templates.source), (settings.static / "index.html").is_file()
         keys, model = bool(settings.api_keys), service.model.names[0]
-        server.on_ready = lambda base: _say(ready(base, model, chat=chat, page=page, keys=keys))
+        server.on_ready = lambda base: say(ready(base, model, chat=chat, page=page, keys=keys))
         names = " with ".join(name for name in pipeline.models.values() if name)
-        _say(f"serving {names}, speculation {pipeline.speculative.method}")
-        _say(pipeline.sampling.line())
+        say(f"serving {names}, speculation {pipeline.speculative.method}")
+        say(pipeline.sampling.line())
         server.run([place])
     return 0
 
 
-def _say(text: str) -> None:
+def listening(args: argparse.Namespace) -> Listening:
+    """Where and how the server of parsed flags listens. Raises ConfigError."""
+    from outrider.server.run import Listening
+
+    return Listening(
+        host=args.host,
+        port=_port(args.port),
+        log_level=args.uvicorn_log_level,
+        access_log=not args.quiet,
+        shutdown_seconds=max(0.0, args.shutdown_timeout),
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+    )
+
+
+def say(text: str) -> None:
     """Say it on stderr; a server does not end because nobody can read it."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
@@ -217,27 +236,20 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of Settings. Raises ConfigError."""
+def connection_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of Settings that every server has: names, keys, hosts and limits. Raises ConfigError."""
     if args.api_key_file is None and not any(args.api_key):
         keys = [key for key in os.environ.get("OUTRIDER_API_KEY", "").split(",") if key]
     else:
         keys = [*args.api_key, *_lines(args.api_key_file)]
     return {
-        "served_names": tuple(name for given in args.served for name in given.split(",") if name),
+        "served_names": served_names(args),
         "api_keys": tuple(keys),
         "host": args.host,
         "max_body_bytes": args.max_body_bytes,
         "head_seconds": args.head_timeout,
         "body_seconds": args.body_timeout,
-        "prepare_seconds": args.prepare_timeout,
         "stall_seconds": args.stall_timeout,
-        "max_samples": args.max_samples,
-        "max_logprobs": args.max_logprobs,
-        "chat_template": options.chat_template(args),
-        "tool_call_parser": args.tool_call_parser,
-        "reasoning_parser": request_defaults.reasoning_parser(args),
-        "trust_request_chat_template": args.trust_request_chat_template,
         "allowed_hosts": args.allowed_hosts,
         "allowed_origins": args.allowed_origins,
         "allowed_methods": args.allowed_methods,
@@ -245,6 +257,24 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "allow_credentials": args.allow_credentials,
         "request_ids": args.enable_request_id_headers,
         "root_path": args.root_path,
+    }
+
+
+def served_names(args: argparse.Namespace) -> tuple[str, ...]:
+    """The given names of the model."""
+    return tuple(name for given in args.served for name in given.split(",") if name)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of Settings. Raises ConfigError."""
+    return connection_settings(args) | {
+        "prepare_seconds": args.prepare_timeout,
+        "max_samples": args.max_samples,
+        "max_logprobs": args.max_logprobs,
+        "chat_template": options.chat_template(args),
+        "tool_call_parser": args.tool_call_parser,
+        "reasoning_parser": request_defaults.reasoning_parser(args),
+        "trust_request_chat_template": args.trust_request_chat_template,
         "template_variables": request_defaults.template_variables(args),
         "usage_in_streams": args.enable_force_include_usage,
         "tokens_as_ids": args.return_tokens_as_token_ids,

@@ -172,6 +172,10 @@ def parse_engine(
             raise ConfigError(f"unknown argument {name!r}{nearest(name, known)}")
         elif problem:
             raise ConfigError(problem)
+    if values.get("engine") == "vllm":
+        raise ConfigError(
+            "engine 'vllm' is a process of its own: use `outrider serve --engine vllm` or LLM(engine='vllm')"
+        )
     if model is None:
         raise ConfigError("there is no model: give a path or a name as `model`")
     if values.get("quantization") == "gguf":  # in vLLM: as stored

@@ -159,7 +159,7 @@ OLD_SPECULATIVE_NAMES = {
     "spec_decoding_acceptance_method": "acceptance_method",
 }
 
-ONE_PROCESS = "Outrider runs in one process on the CPU; leave it at 1"
+ONE_PROCESS = "Outrider runs in one process; leave it at 1, or use engine 'vllm'"
 IN_THE_FILE = "the model file says how its weights are stored; choose a file of the type you want"
 _NOT_BUILT_DRAFT = "no drafter here uses it; leave it out"
 _OTHER_HEADS = ("eagle", "medusa", "mtp", "mlp_speculator", "dflash", "dspark", "hydra")
@@ -222,10 +222,11 @@ def parse_speculative(
         raise ConfigError(f"give either speculative_config or {names}, not both")
     if isinstance(speculative_config, SpeculativeConfig):
         return _checked(speculative_config)
-    return _from_mapping(_mapping(speculative_config))
+    return _from_mapping(speculative_mapping(speculative_config))
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def speculative_mapping(value: object) -> dict[str, Any]:
+    """The keys of a mapping, of its JSON text, or the name of a method as one. Raises ConfigError."""
     if isinstance(value, str):
         return _mapping_of_text(value)
     if isinstance(value, Mapping):

@@ -61,3 +61,6 @@ class WholeEngine(Protocol):
 
     def runner(self) -> Runner:
         """A runner without requests; runners of one engine must not run at once."""
+
+    def close(self) -> None:
+        """Free what it holds outside this process."""

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outrider.errors import ConfigError
-from outrider.server.engine.async_engine import ServerEngine
 from outrider.server.http.errors import bad, json_bytes
 from outrider.server.settings import Settings
 
@@ -56,13 +55,25 @@ class Listening:
     ssl_cert_reqs: int = ssl.CERT_NONE
 
 
+class Served(Protocol):
+    """What is behind a server: it starts before it and ends with it."""
+
+    def start(self) -> None: ...
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, and let the others run for so long; cancelling it aborts them at once."""
+
+    def stop(self) -> None:
+        """Abort all requests and end."""
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with an engine. The first signal lets running requests end, the second aborts them.
 
     Raises ConfigError when a certificate or a key cannot be used.
     """
 
-    def __init__(self, app: FastAPI, engine: ServerEngine, settings: Settings, at: Listening) -> None:
+    def __init__(self, app: Starlette, engine: Served, settings: Settings, at: Listening) -> None:
         _check_certificates(at)
         self._engine, self._at = engine, at
         self._drain: asyncio.Task[None] | None = None

@@ -165,7 +165,7 @@ def test_vllms_server_in_its_older_form() -> None:
     assert found["complete"]
     dropped = {flag["theirs"]: flag["reason"] for flag in found["flags"] if flag["outcome"] == "dropped"}
     assert dropped == {
-        "-tp 1": "Outrider runs in one process on the CPU",
+        "-tp 1": "Outrider runs in one process",
         "--use-v2-block-manager": "changes nothing here",
         "VLLM_USE_V1": "the variable is not read here",
     }

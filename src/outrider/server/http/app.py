@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
@@ -101,6 +102,12 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         app, keys=bool(settings.api_keys), error_model=registry.error_model
     )
     pages = add_page(app, settings.static)
+    add_middleware(app, settings, frozenset(OPEN) | pages)
+    return app
+
+
+def add_middleware(app: Starlette, settings: Settings, is_open: frozenset[str]) -> None:
+    """Keys, names of hosts, limits of bodies, CORS and the like. is_open: paths that need no key."""
     # The middleware that is added last runs first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(
@@ -113,7 +120,7 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         Guard,
         keys=Keys(settings.api_keys),
         hosts=settings.hosts(),
-        is_open=frozenset(OPEN) | pages,
+        is_open=is_open,
         error_form=registry.error_response,
     )
     if settings.allowed_origins:
@@ -129,7 +136,6 @@ def create_app(pipeline: Pipeline, engine: ServerEngine, settings: Settings | No
         app.add_middleware(WithPrefix, prefix=settings.root_path)
     if settings.request_ids:
         app.add_middleware(RequestIds)
-    return app
 
 
 def _errors(app: FastAPI) -> None:

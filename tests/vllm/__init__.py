@@ -1,0 +1,1 @@
+"""Tests with a real vLLM, which tests/scripts/make_vllm_environment.py installs."""
