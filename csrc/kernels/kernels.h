@@ -43,13 +43,13 @@ struct HeadCache {
 };
 
 // Bytes of one head's keys, and of its values, in a cache block: whole lines of memory in CacheType::q8_0.
-inline size_t key_bytes(CacheType type, int head_dim) {
+static inline size_t key_bytes(CacheType type, int head_dim) {
     const size_t count = size_t(kCacheBlock) * size_t(head_dim);
     if (type != CacheType::q8_0) return count * (type == CacheType::f16 ? 2 : 4);
     const size_t groups = size_t(head_dim + kKeyGroup - 1) / kKeyGroup;
     return (count + groups * kCacheBlock * sizeof(uint16_t) + 63) / 64 * 64;
 }
-inline size_t value_bytes(CacheType type, int head_dim) {
+static inline size_t value_bytes(CacheType type, int head_dim) {
     const size_t count = size_t(kCacheBlock) * size_t(head_dim);
     return type == CacheType::q8_0 ? count + kCacheBlock * sizeof(float) : key_bytes(type, head_dim);
 }

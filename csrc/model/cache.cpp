@@ -5,6 +5,7 @@
 #include <string>
 
 #include "memory/half.h"
+#include "model/mixed_columns.h"
 
 namespace outrider {
 
@@ -42,11 +43,17 @@ void store_and_read(const Kernels& kernels, CacheType type, int positions, int h
     std::vector<uint8_t> block(values_at + value_bytes(type, head_dim));
     void* const pointer = block.data();
     const HeadCache cache{&pointer, 0, values_at, type};
+    const bool mixed = type == CacheType::q8_0;
     for (size_t p = 0; p < size_t(positions); p++) {
         const size_t slot = p % kCacheBlock, first = p * dim;
-        kernels.store_kv(cache, int(slot), head_dim, keys + first, values + first);
-        read_kv(type, block.data(), block.data() + values_at, slot, dim, held_keys + first,
-                held_values + first);
+        float* const key = held_keys + first;
+        std::copy_n(keys + first, dim, key);
+        if (mixed) mix_columns(key, head_dim);
+        kernels.store_kv(cache, int(slot), head_dim, key, values + first);
+        read_kv(type, block.data(), block.data() + values_at, slot, dim, key, held_values + first);
+        if (!mixed) continue;
+        mix_columns(key, head_dim);
+        for (size_t d = 0; d < dim; d++) key[d] /= float(mixed_columns(head_dim));
     }
 }
 
