@@ -1,4 +1,5 @@
-"""The process of one engine for cost_curve.py. Arguments: name, model, context, threads.
+"""The process of one engine for cost_curve.py and prefill.py. Arguments: name, model, context, threads, and
+perhaps the longest prompt.
 
 Prints one JSON line when ready. Then, for every number n read from stdin, it prints milliseconds: for n > 0
 of one pass over n tokens at the given context, with the logits of all of them; for n < 0 of the prefill of a
@@ -17,11 +18,11 @@ from typing import Any
 
 Pass = Callable[[int], float]
 WIDEST = 64
-LONGEST = 1024  # tokens of a prompt to prefill
+LONGEST = 1024  # tokens of a prompt to prefill, unless told otherwise
 FIRST_ID = 1000  # arbitrary: the work does not depend on the ids
 
 
-def outrider(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
+def outrider(model: Path, context: int, threads: int, longest: int) -> tuple[dict[str, Any], Pass]:
     from outrider.bench.cost_curve import Passes, macs_per_token
     from outrider.engines.native import NativeModel
     from outrider.models.open import open_model
@@ -41,18 +42,18 @@ def outrider(model: Path, context: int, threads: int) -> tuple[dict[str, Any], P
     return info, run
 
 
-def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
+def llama_cpp(model: Path, context: int, threads: int, longest: int) -> tuple[dict[str, Any], Pass]:
     from llama_cpp_py_sync._cffi_bindings import get_lib  # type: ignore[import-not-found]
 
     lib = get_lib()
     lib.llama_backend_init()
     loaded = lib.llama_model_load_from_file(str(model).encode(), lib.llama_model_default_params())
     options = lib.llama_context_default_params()
-    options.n_ctx = max(context + WIDEST, LONGEST)
-    options.n_batch = options.n_ubatch = max(LONGEST, context)
+    options.n_ctx = max(context + WIDEST, longest)
+    options.n_batch = options.n_ubatch = max(longest, context)
     options.n_threads = options.n_threads_batch = threads
     session = lib.llama_init_from_model(loaded, options)
-    batch = lib.llama_batch_init(max(LONGEST, context), 0, 1)
+    batch = lib.llama_batch_init(max(longest, context), 0, 1)
     memory = lib.llama_get_memory(session)
 
     def decode(n: int, start: int, logits: str) -> float:
@@ -72,7 +73,7 @@ def llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], 
     return {"package": "llama-cpp-py-sync"}, run
 
 
-def ik_llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any], Pass]:
+def ik_llama_cpp(model: Path, context: int, threads: int, longest: int) -> tuple[dict[str, Any], Pass]:
     from ik_llama_cpp import _ctypes_api as lib  # type: ignore[import-not-found]
 
     lib.llama_backend_init()
@@ -81,12 +82,12 @@ def ik_llama_cpp(model: Path, context: int, threads: int) -> tuple[dict[str, Any
     weights.use_mmap = False
     loaded = lib.llama_model_load_from_file(str(model).encode(), weights)
     options = lib.llama_context_default_params()
-    options.n_ctx = max(context + WIDEST, LONGEST)
-    options.n_batch = options.n_ubatch = max(LONGEST, context)
+    options.n_ctx = max(context + WIDEST, longest)
+    options.n_batch = options.n_ubatch = max(longest, context)
     options.n_threads = options.n_threads_batch = threads
     options.flash_attn = False  # its flash attention needs instructions that many processors lack
     session = lib.llama_init_from_model(loaded, options)
-    batch = lib.llama_batch_init(max(LONGEST, context), 0, 1)
+    batch = lib.llama_batch_init(max(longest, context), 0, 1)
     remove = lib._lib.llama_kv_cache_seq_rm  # the package does not wrap it
     remove.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
 
@@ -136,8 +137,9 @@ ENGINES = {"outrider": outrider, "llama.cpp": llama_cpp, "ik_llama.cpp": ik_llam
 
 
 def main() -> None:
-    name, model, context, threads = sys.argv[1:]
-    info, run = ENGINES[name](Path(model), int(context), int(threads))
+    name, model, context, threads, *longest = sys.argv[1:]
+    most = max([LONGEST, *map(int, longest)])
+    info, run = ENGINES[name](Path(model), int(context), int(threads), most)
     run(1)
     print(json.dumps(info), flush=True)
     for line in sys.stdin:

@@ -7,182 +7,13 @@
 // task.
 #pragma once
 #include <algorithm>
-#include <utility>
 
-#include "kernels/kernels.h"
-#include "kernels/simd.h"
+#include "kernels/attention_tiles.h"
 
 namespace outrider {
 namespace {
 
-// Most rows of a register tile, and most sums of 16 lanes, that leave registers for the operands.
-#if defined(OUTRIDER_AVX512)
-constexpr int kRows = 12, kSums = 24;
-#else
-constexpr int kRows = 6, kSums = 6;
-#endif
 constexpr int kSpanBlocks = kSpan / kCacheBlock;
-
-template <class T>
-inline T* key_of(const HeadCache& c, int slot) {
-    return reinterpret_cast<T*>(static_cast<uint8_t*>(c.blocks[slot / kCacheBlock]) + c.key_offset) +
-           slot % kCacheBlock;
-}
-template <class T>
-inline T* value_of(const HeadCache& c, int slot, int head_dim) {
-    return reinterpret_cast<T*>(static_cast<uint8_t*>(c.blocks[slot / kCacheBlock]) + c.value_offset) +
-           size_t(slot % kCacheBlock) * head_dim;
-}
-
-template <class T>
-void store_kv_as(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
-    T *k = key_of<T>(c, slot), *v = value_of<T>(c, slot, head_dim), column[16];
-    for (int d = 0; d < head_dim; d += 16) {
-        vstore(column, vload(key + d));
-        for (int i = 0; i < 16; i++) k[16 * (d + i)] = column[i];
-        vstore(v + d, vload(value + d));
-    }
-}
-void store_kv(const HeadCache& c, int slot, int head_dim, const float* key, const float* value) {
-    c.half ? store_kv_as<uint16_t>(c, slot, head_dim, key, value)
-           : store_kv_as<float>(c, slot, head_dim, key, value);
-}
-
-template <class T>
-void copy_kv_as(const HeadCache& c, int from, int to, int head_dim) {
-    const T* k = key_of<T>(c, from);
-    T* k2 = key_of<T>(c, to);
-    for (int d = 0; d < head_dim; d++) k2[16 * d] = k[16 * d];
-    std::memcpy(value_of<T>(c, to, head_dim), value_of<T>(c, from, head_dim), sizeof(T) * size_t(head_dim));
-}
-void copy_kv(const HeadCache& c, int from, int to, int head_dim) {
-    c.half ? copy_kv_as<uint16_t>(c, from, to, head_dim) : copy_kv_as<float>(c, from, to, head_dim);
-}
-
-// Copies up to a cache block of positions that are not contiguous (a path through a draft tree).
-template <class T>
-void gather_keys(const HeadCache& c, const int* slots, int count, int head_dim, T* keys) {
-    std::memset(keys, 0, sizeof(T) * kCacheBlock * size_t(head_dim));
-    for (int p = 0; p < count; p++) {
-        const T* k = key_of<T>(c, slots[p]);
-        for (int d = 0; d < head_dim; d++) keys[kCacheBlock * d + p] = k[kCacheBlock * d];
-    }
-}
-template <class T>
-void gather_values(const HeadCache& c, const int* slots, int count, int head_dim, T* values) {
-    for (int p = 0; p < count; p++)
-        std::memcpy(values + size_t(p) * head_dim, value_of<T>(c, slots[p], head_dim),
-                    sizeof(T) * size_t(head_dim));
-}
-
-// A chunk of cache blocks is multiplied by all rows while it is in the first-level cache. Meanwhile the next
-// ones are prefetched, because the hardware prefetchers stop at the end of a cache block: this span's values
-// while its keys are multiplied, the next span's keys while its values are, so that memory is never idle.
-constexpr int kChunk = 4;
-
-template <class T>
-struct Prefetch {
-    const T *keys = nullptr, *values = nullptr;
-
-    // Prefetches the lines of both that begin at element 16 d, if lines begin there. (Always inlined: GCC
-    // considers a function that only prefetches to be without effect, and removes calls of it.)
-    [[gnu::always_inline]] void fetch(int d) const {
-        constexpr int per_line = int(64 / (16 * sizeof(T)));
-        if (d % per_line) return;
-        if (keys) __builtin_prefetch(keys + 16 * size_t(d), 0, 3);
-        if (values) __builtin_prefetch(values + 16 * size_t(d), 0, 2);
-    }
-};
-
-// How many of 4, 2 or 1 blocks to take at once, so that the sums of G rows fit the registers.
-constexpr int blocks_at_once(int G) { return 4 * G <= kSums ? 4 : 2 * G <= kSums ? 2 : 1; }
-
-// Scores of G rows and B cache blocks: each position is a lane, and the sum over head_dim is in order.
-template <class T, int G, int B>
-inline void score_tile(const T* const* keys, const float* const* rows, int head_dim, float* scores,
-                       const Prefetch<T>* ahead) {
-    V16 sum[G][B];
-    const float* q[G];
-    const T* k[B];
-    for (int g = 0; g < G; g++) {
-        q[g] = rows[g];
-        for (int b = 0; b < B; b++) sum[g][b] = vset(0.0f);
-    }
-    for (int b = 0; b < B; b++) k[b] = keys[b];
-    for (int d = 0; d < head_dim; d++) {
-        if (ahead)
-            for (int b = 0; b < B; b++) ahead[b].fetch(d);
-        V16 lanes[B];
-        for (int b = 0; b < B; b++) lanes[b] = vload(k[b] + kCacheBlock * size_t(d));
-        for (int g = 0; g < G; g++) {
-            const V16 x = vset(q[g][d]);
-            for (int b = 0; b < B; b++) sum[g][b] = vfma(lanes[b], x, sum[g][b]);
-        }
-    }
-    for (int g = 0; g < G; g++)
-        for (int b = 0; b < B; b++) vstore(scores + size_t(g) * kSpan + kCacheBlock * b, sum[g][b]);
-}
-
-template <class T, int G>
-void score_rows(const T* const* keys, int blocks, const float* const* rows, int head_dim, float* scores,
-                const Prefetch<T>* ahead) {
-    constexpr int B = blocks_at_once(G);
-    int b = 0;
-    for (; b + B <= blocks; b += B)
-        score_tile<T, G, B>(keys + b, rows, head_dim, scores + kCacheBlock * b, ahead ? ahead + b : nullptr);
-    for (; b < blocks; b++)
-        score_tile<T, G, 1>(keys + b, rows, head_dim, scores + kCacheBlock * b, ahead ? ahead + b : nullptr);
-}
-
-// out[row][d] += weight[row][position] * value[position][d], for G rows and 16 D columns, positions in order.
-// With `ahead`, the same part of each of those blocks is prefetched.
-template <class T, int G, int D>
-inline void value_tile(const T* const* blocks, int count, int head_dim, int d, const float* weights,
-                       float* const* out, const T* const* ahead) {
-    constexpr int bytes = int(sizeof(T)) * 16 * D;  // of one position
-    V16 sum[G][D];
-    for (int g = 0; g < G; g++)
-        for (int i = 0; i < D; i++) sum[g][i] = vload(out[g] + d + 16 * i);
-    for (int first = 0; first < count; first += kCacheBlock) {
-        const T* values = blocks[first / kCacheBlock] + d;
-        const float* w = weights + first;
-        const int here = count - first < kCacheBlock ? count - first : kCacheBlock;
-        const T* block = ahead ? ahead[first / kCacheBlock] : nullptr;
-        const char* next = block ? reinterpret_cast<const char*>(block + kCacheBlock * d) : nullptr;
-        for (int p = 0; p < here; p++, values += head_dim, w++) {
-            if (next)
-                for (int i = 0; i < bytes; i += 64) __builtin_prefetch(next + bytes * p + i, 0, 2);
-            V16 v[D];
-            for (int i = 0; i < D; i++) v[i] = vload(values + 16 * i);
-            for (int g = 0; g < G; g++) {
-                const V16 x = vset(w[size_t(g) * kSpan]);
-                for (int i = 0; i < D; i++) sum[g][i] = vfma(v[i], x, sum[g][i]);
-            }
-        }
-    }
-    for (int g = 0; g < G; g++)
-        for (int i = 0; i < D; i++) vstore(out[g] + d + 16 * i, sum[g][i]);
-}
-
-// The columns [d, stop).
-template <class T, int G>
-void value_rows(const T* const* blocks, int count, int head_dim, int d, int stop, const float* weights,
-                float* const* out, const T* const* ahead) {
-    constexpr int D = blocks_at_once(G);
-    for (; d + 16 * D <= stop; d += 16 * D)
-        value_tile<T, G, D>(blocks, count, head_dim, d, weights, out, ahead);
-    for (; d < stop; d += 16) value_tile<T, G, 1>(blocks, count, head_dim, d, weights, out, ahead);
-}
-
-template <class T>
-struct RowFunctions {
-    decltype(&score_rows<T, 1>) scores[kRows];
-    decltype(&value_rows<T, 1>) values[kRows];
-};
-template <class T, size_t... G>
-constexpr RowFunctions<T> row_functions(std::index_sequence<G...>) {
-    return {{score_rows<T, int(G) + 1>...}, {value_rows<T, int(G) + 1>...}};
-}
 
 // One span, for a tile of tokens and the heads that share one key-value head.
 template <class T>
@@ -196,6 +27,7 @@ class Span {
           rows_(q.tokens * q.group),
           scores_(scratch),
           gathered_(reinterpret_cast<T*>(scratch + size_t(rows_) * kSpan)),
+          queries_(scratch + size_t(rows_) * kSpan + size_t(kCacheBlock) * q.head_dim),
           out_(out),
           out_stride_(out_stride) {
         shared_ = kSpanBlocks;
@@ -217,19 +49,25 @@ class Span {
     }
 
     void run() {
+        if constexpr (kIntegers) quantize_queries();
         shared_scores();
         for (int t = 0; t < q_.tokens; t++)
             if (seen(t) > hidden(t)) {
                 own_scores(t);
                 exponentiate(t);
+                if constexpr (kIntegers) quantize_weights(t);
             }
         clear();
         for (int t = 0; t < q_.tokens; t++) own_values(t, 0, shared_from_);
         shared_values();
         for (int t = 0; t < q_.tokens; t++) own_values(t, shared_, kSpanBlocks);
+        if constexpr (kIntegers) sums_to_floats();
     }
 
   private:
+    static constexpr bool kIntegers = std::is_same_v<T, int8_t>;
+    static constexpr float kMost = 32767.0f;       // of a query's and a weight's integers
+    static constexpr float kSmallest = 0x1p-100f;  // what is less is 0
     static constexpr RowFunctions<T> functions_ = row_functions<T>(std::make_index_sequence<kRows>());
 
     // Token t sees the positions [hidden, seen) of this span.
@@ -243,6 +81,16 @@ class Span {
                size_t(row % q_.group) * partial_floats(q_.head_dim);
     }
 
+    // Integers lie where the scores do, that they are made of.
+    Weight<T>* weights(int row) const { return reinterpret_cast<Weight<T>*>(scores_ + size_t(row) * kSpan); }
+    float* quantized(int row) const { return queries_ + size_t(row) * (size_t(q_.head_dim) / 2 + 1); }
+    Query<T> multiplied(int row) const {
+        if constexpr (kIntegers)
+            return {reinterpret_cast<const int16_t*>(quantized(row) + 1), *quantized(row)};
+        else
+            return {query(row)};
+    }
+
     // Calls each(first, count) for rows [from, to) in tiles of about the same size.
     template <class Each>
     static void tiles(int from, int to, const Each& each) {
@@ -254,8 +102,8 @@ class Span {
     }
 
     void score(int row, int count, const T* const* keys, int block, int blocks, const Prefetch<T>* ahead) {
-        const float* queries[kRows];
-        for (int i = 0; i < count; i++) queries[i] = query(row + i);
+        Query<T> queries[kRows];
+        for (int i = 0; i < count; i++) queries[i] = multiplied(row + i);
         functions_.scores[count - 1](keys, blocks, queries, q_.head_dim,
                                      scores_ + size_t(row) * kSpan + kCacheBlock * block, ahead);
     }
@@ -264,8 +112,8 @@ class Span {
                const T* const* ahead) {
         float* to[kRows];
         for (int i = 0; i < count; i++) to[i] = out(row + i);
-        functions_.values[count - 1](blocks, positions, q_.head_dim, d, stop,
-                                     scores_ + size_t(row) * kSpan + first, to, ahead);
+        functions_.values[count - 1](blocks, positions, q_.head_dim, d, stop, weights(row) + first, to,
+                                     ahead);
     }
 
     void shared_scores() {
@@ -329,6 +177,18 @@ class Span {
         });
     }
 
+    // Integers of 16 bits with one scale; it and they lie one after the other.
+    void quantize_queries() {
+        for (int row = 0; row < rows_; row++) {
+            const float *x = query(row), most = largest(x, q_.head_dim);
+            float* to = quantized(row);
+            const V16 factor = vset(most > kSmallest ? kMost / most : 0.0f);
+            *to = most / kMost;
+            for (int d = 0; d < q_.head_dim; d += 16)
+                vstore_i16(reinterpret_cast<int16_t*>(to + 1) + d, vmul(vload(x + d), factor));
+        }
+    }
+
     // Softmax without the division: scores become e^(score - maximum). (All maxima first, so that their
     // latencies overlap.)
     void exponentiate(int t) {
@@ -368,6 +228,51 @@ class Span {
         return vload(lanes);
     }
 
+    // Weights times the scales of their positions' values become integers of 16 bits, with one scale a row.
+    void quantize_weights(int t) {
+        const int row = t * q_.group, count = seen(t), first = hidden(t) / kCacheBlock * kCacheBlock;
+        const float* scales[kSpanBlocks];
+        float own[kSpan];  // of blocks that are not seen whole, or not in order: 0 where nothing is seen
+        own_blocks(t, 0, kSpanBlocks, [&](int b, int from, int to) {
+            const int *slots = path(t, b), at = first_ + kCacheBlock * b;
+            if (!slots && to - from == kCacheBlock) {
+                scales[b] = value_scales(values_of_block<int8_t>(cache_, at), q_.head_dim);
+                return;
+            }
+            float* s = own + kCacheBlock * b;
+            std::fill_n(s, kCacheBlock, 0.0f);
+            for (int p = from; p < to; p++)
+                s[p] = value_scale(cache_, slots ? slots[p] : at + p, q_.head_dim);
+            scales[b] = s;
+        });
+        for (int g = 0; g < q_.group; g++) {
+            float *w = scores_ + size_t(row + g) * kSpan, *stats = out(row + g) + q_.head_dim;
+            V16 most = vset(0.0f);
+            for (int p = first; p < count; p += kCacheBlock) {
+                const V16 x = vmul(vload(w + p), vload(scales[p / kCacheBlock]));
+                vstore(w + p, x);
+                most = vmax(x, most);
+            }
+            const float unit = reduce_max(most);
+            const V16 factor = vset(unit > kSmallest ? kMost / unit : 0.0f);
+            stats[2] = unit / kMost;
+            for (int p = first; p < count; p += kCacheBlock)  // (what is read lies behind what is written)
+                vstore_i16(weights(row + g) + p, vmul(vload(w + p), factor));
+        }
+    }
+
+    // Of tokens that see something of the span.
+    void sums_to_floats() {
+        for (int row = 0; row < rows_; row++) {
+            const int t = row / q_.group;
+            if (seen(t) <= hidden(t)) continue;
+            float* sums = out(row);
+            const V16 scale = vset(sums[q_.head_dim + 2]);
+            for (int d = 0; d < q_.head_dim; d += 16)
+                vstore(sums + d, vmul(to_floats(vload_integers(sums + d)), scale));
+        }
+    }
+
     void own_values(int t, int from, int to) {
         own_blocks(t, from, to, [&](int b, int first, int last) {
             const T* values = gathered_;
@@ -375,6 +280,7 @@ class Span {
                 gather_values<T>(cache_, slots, last, q_.head_dim, gathered_);
             else
                 values = value_of<T>(cache_, first_ + kCacheBlock * b, q_.head_dim);
+            if (kIntegers) first = 0;  // (what is not seen has a weight of 0)
             values += size_t(first) * q_.head_dim;
             const int row = t * q_.group;
             tiles(row, row + q_.group, [&](int at, int rows) {
@@ -387,9 +293,10 @@ class Span {
     const Queries& q_;
     int first_, rows_;  // first position; rows
     int shared_from_ = 0,
-        shared_;     // the blocks [shared_from_, shared_) are those that every token sees whole
-    float* scores_;  // [rows][kSpan]
-    T* gathered_;    // a block of keys or values
+        shared_;      // the blocks [shared_from_, shared_) are those that every token sees whole
+    float* scores_;   // [rows][kSpan]
+    T* gathered_;     // a block of keys or values
+    float* queries_;  // [rows], as integers
     float* out_;
     size_t out_stride_;
     const T *keys_[kSpanBlocks], *values_[kSpanBlocks], *next_[kSpanBlocks];
@@ -397,8 +304,14 @@ class Span {
 
 void attend(const HeadCache& c, const Queries& q, int span, const NextKeys& next, float* scratch, float* out,
             size_t out_stride) {
-    c.half ? Span<uint16_t>(c, q, span, next, scratch, out, out_stride).run()
-           : Span<float>(c, q, span, next, scratch, out, out_stride).run();
+    switch (c.type) {
+        case CacheType::f32:
+            return Span<float>(c, q, span, next, scratch, out, out_stride).run();
+        case CacheType::f16:
+            return Span<uint16_t>(c, q, span, next, scratch, out, out_stride).run();
+        case CacheType::q8_0:
+            return Span<int8_t>(c, q, span, next, scratch, out, out_stride).run();
+    }
 }
 
 // Rescales both partial results to their common maximum and adds them.

@@ -25,6 +25,14 @@ static bool drops_prefetches() {
 }
 const bool kDropsPrefetches = drops_prefetches();
 
+CacheType cache_type_by_name(const std::string& name) {
+    if (name == "f32") return CacheType::f32;
+    if (name == "f16") return CacheType::f16;
+    if (name == "q8_0") return CacheType::q8_0;
+    throw std::invalid_argument("keys and values cannot be held as \"" + name +
+                                "\"; choose f16, f32 or q8_0");
+}
+
 static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) {
     return cpu_has_it ? kernels : nullptr;
 }

@@ -1,5 +1,7 @@
 // The operations of a forward pass, compiled once for each instruction set and chosen at run time.
 #pragma once
+#include <string>
+
 #include "kernels/activations.h"
 #include "kernels/matrix.h"
 
@@ -22,13 +24,35 @@ inline int first_in_window(int positions, int window) {
     return window > 0 && positions > window ? positions - window : 0;
 }
 
+// What keys and values are held in.
+enum class CacheType : uint8_t { f32, f16, q8_0 };
+CacheType cache_type_by_name(const std::string& name);  // throws std::invalid_argument
+
+constexpr int kKeyGroup = 32;  // columns of a key that share a scale in CacheType::q8_0
+
 // Keys and values are stored in cache blocks. For one block, layer and key-value head, keys are
-// [head_dim][kCacheBlock] and values are [kCacheBlock][head_dim], in binary16 or float32.
+// [head_dim][kCacheBlock] and values are [kCacheBlock][head_dim], in float32 or binary16.
+//
+// CacheType::q8_0 holds bytes, with the two next to each other that one instruction multiplies and adds: keys
+// are [head_dim / 2][kCacheBlock][2], and after them scales in binary16, [groups][kCacheBlock]; values are
+// [kCacheBlock / 2][head_dim][2], and after them a scale of each position in float32, [kCacheBlock].
 struct HeadCache {
     void* const* blocks;              // of each cache block of the sequence; null where nobody looks any more
     size_t key_offset, value_offset;  // in bytes, of this layer and head inside a cache block
-    bool half;                        // binary16, else float32
+    CacheType type;
 };
+
+// Bytes of one head's keys, and of its values, in a cache block: whole lines of memory in CacheType::q8_0.
+static inline size_t key_bytes(CacheType type, int head_dim) {
+    const size_t count = size_t(kCacheBlock) * size_t(head_dim);
+    if (type != CacheType::q8_0) return count * (type == CacheType::f16 ? 2 : 4);
+    const size_t groups = size_t(head_dim + kKeyGroup - 1) / kKeyGroup;
+    return (count + groups * kCacheBlock * sizeof(uint16_t) + 63) / 64 * 64;
+}
+static inline size_t value_bytes(CacheType type, int head_dim) {
+    const size_t count = size_t(kCacheBlock) * size_t(head_dim);
+    return type == CacheType::q8_0 ? count + kCacheBlock * sizeof(float) : key_bytes(type, head_dim);
+}
 
 // Attention processes a sequence in spans of this many positions, and merges their results in order.
 constexpr int kSpan = 256;
@@ -57,8 +81,10 @@ struct NextKeys {
 // A partial result of attention: head_dim sums of values weighted by e^(score - top), then `top`, then the
 // sum of e^(score - top). The remaining floats are padding.
 static inline size_t partial_floats(int head_dim) { return size_t(head_dim) + 16; }
+// Scores of each row, a gathered block of keys or values, and each row's query in 16 bits with its scale.
 static inline size_t attend_scratch(const Queries& q) {
-    return size_t(q.tokens) * q.group * kSpan + size_t(kCacheBlock) * q.head_dim;
+    const size_t rows = size_t(q.tokens) * size_t(q.group);
+    return rows * kSpan + size_t(kCacheBlock) * size_t(q.head_dim) + rows * (size_t(q.head_dim) / 2 + 1);
 }
 
 struct MatmulOut {

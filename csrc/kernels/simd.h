@@ -193,11 +193,12 @@ inline V16 vscale2(V16 a, V16 n) {
     OUTRIDER_QUARTERS(vmulq_f32(
         a.v[i], vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))));
 }
+inline int16x4_t to_i16(float32x4_t a) {  // NaN becomes the lowest value, as on x86
+    return vqmovn_s32(vbslq_s32(vceqq_f32(a, a), vcvtnq_s32_f32(a), vdupq_n_s32(INT32_MIN)));
+}
 inline int32_t vstore_i8(int8_t* p, V16 a) {
     int16x4_t w[4];
-    for (int i = 0; i < 4; i++)  // NaN becomes the lowest value, as on x86
-        w[i] =
-            vqmovn_s32(vbslq_s32(vceqq_f32(a.v[i], a.v[i]), vcvtnq_s32_f32(a.v[i]), vdupq_n_s32(INT32_MIN)));
+    for (int i = 0; i < 4; i++) w[i] = to_i16(a.v[i]);
     const int8x16_t q =
         vcombine_s8(vqmovn_s16(vcombine_s16(w[0], w[1])), vqmovn_s16(vcombine_s16(w[2], w[3])));
     vst1q_s8(p, q);

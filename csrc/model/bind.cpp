@@ -219,6 +219,20 @@ NewBytes quantize(Model& model, const std::string& from, const std::string& to, 
     return NewBytes(out, {size_t(rows) * out_bytes}, owner);
 }
 
+// What a cache holds of keys and values, float32[positions, head_dim] each.
+nb::tuple held(const std::string& type, const std::string& isa, Floats2 keys, Floats2 values) {
+    const size_t positions = keys.shape(0), head_dim = keys.shape(1);
+    if (values.shape(0) != positions || values.shape(1) != head_dim || head_dim % 16 || head_dim > 4096)
+        throw std::invalid_argument("keys and values must be of one shape, with multiples of 16 columns");
+    const auto buffers = std::make_shared<outrider::Buffers>();
+    Rows held_keys = new_rows(*buffers, positions, head_dim),
+         held_values = new_rows(*buffers, positions, head_dim);
+    outrider::store_and_read(outrider::choose_kernels(isa.c_str()), outrider::cache_type_by_name(type),
+                             int(positions), int(head_dim), keys.data(), values.data(), held_keys.data(),
+                             held_values.data());
+    return nb::make_tuple(held_keys, held_values);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -235,6 +249,7 @@ NB_MODULE(_core, m) {
     m.def(
         "kernels", [](const std::string& isa) { return outrider::choose_kernels(isa.c_str()).name; },
         "isa"_a);
+    m.def("held", &held, "type"_a, "isa"_a, "keys"_a, "values"_a);
     m.def("unsupported", [](nb::handle spec) { return outrider::unsupported(model_spec(spec)); }, "spec"_a);
     m.def(
         "packed_bytes",
@@ -268,10 +283,11 @@ NB_MODULE(_core, m) {
     nb::class_<Model>(m, "Model")
         .def(
             "__init__",
-            [](Model* self, nb::handle spec, bool half_cache, int threads, const std::string& isa) {
-                new (self) Model(model_spec(spec), half_cache, threads, isa);
+            [](Model* self, nb::handle spec, const std::string& cache_type, int threads,
+               const std::string& isa) {
+                new (self) Model(model_spec(spec), outrider::cache_type_by_name(cache_type), threads, isa);
             },
-            nb::kw_only(), "spec"_a, "half_cache"_a, "threads"_a, "isa"_a)
+            nb::kw_only(), "spec"_a, "cache_type"_a, "threads"_a, "isa"_a)
         .def("add_matrix",
              [](Model& model, const std::string& name, const std::string& type, int rows, int columns,
                 Bytes1 data) {

@@ -4,10 +4,61 @@
 #include <stdexcept>
 #include <string>
 
+#include "memory/half.h"
+#include "model/mixed_columns.h"
+
 namespace outrider {
 
-CacheShape::CacheShape(const ModelSpec& spec, bool half)
-    : kv_heads(spec.kv_heads), head_dim(spec.head_dim), half(half) {
+template <class T>
+static T number(const uint8_t* bytes, size_t index) {
+    T value;
+    std::memcpy(&value, bytes + index * sizeof(T), sizeof(T));
+    return value;
+}
+
+// One position of a cache block as floats. See HeadCache for how it lies there.
+static void read_kv(CacheType type, const uint8_t* keys, const uint8_t* values, size_t at, size_t head_dim,
+                    float* key, float* value) {
+    for (size_t d = 0; d < head_dim; d++) {
+        const size_t key_at = kCacheBlock * d + at, value_at = head_dim * at + d;
+        if (type == CacheType::f32) {
+            key[d] = number<float>(keys, key_at);
+            value[d] = number<float>(values, value_at);
+        } else if (type == CacheType::f16) {
+            key[d] = half_to_float(number<uint16_t>(keys, key_at));
+            value[d] = half_to_float(number<uint16_t>(values, value_at));
+        } else {
+            const size_t scale_at = d / kKeyGroup * kCacheBlock + at, count = kCacheBlock * head_dim;
+            key[d] = half_to_float(number<uint16_t>(keys + count, scale_at)) *
+                     number<int8_t>(keys, 2 * (d / 2 * kCacheBlock + at) + d % 2);
+            value[d] = number<float>(values + count, at) *
+                       number<int8_t>(values, 2 * (at / 2 * head_dim + d) + at % 2);
+        }
+    }
+}
+
+void store_and_read(const Kernels& kernels, CacheType type, int positions, int head_dim, const float* keys,
+                    const float* values, float* held_keys, float* held_values) {
+    const size_t values_at = key_bytes(type, head_dim), dim = size_t(head_dim);
+    std::vector<uint8_t> block(values_at + value_bytes(type, head_dim));
+    void* const pointer = block.data();
+    const HeadCache cache{&pointer, 0, values_at, type};
+    const bool mixed = type == CacheType::q8_0;
+    for (size_t p = 0; p < size_t(positions); p++) {
+        const size_t slot = p % kCacheBlock, first = p * dim;
+        float* const key = held_keys + first;
+        std::copy_n(keys + first, dim, key);
+        if (mixed) mix_columns(key, head_dim);
+        kernels.store_kv(cache, int(slot), head_dim, key, values + first);
+        read_kv(type, block.data(), block.data() + values_at, slot, dim, key, held_values + first);
+        if (!mixed) continue;
+        mix_columns(key, head_dim);
+        for (size_t d = 0; d < dim; d++) key[d] /= float(mixed_columns(head_dim));
+    }
+}
+
+CacheShape::CacheShape(const ModelSpec& spec, CacheType type)
+    : kv_heads(spec.kv_heads), head_dim(spec.head_dim), type(type) {
     for (const LayerSpec& layer : spec.layers) {
         const auto found = std::find_if(groups.begin(), groups.end(),
                                         [&](const LayerGroup& g) { return g.window == layer.window; });
@@ -117,6 +168,8 @@ SharedBlocks Cache::share(int start, int stop) const {
 
 void Cache::adopt(const SharedBlocks& shared) {
     check_open();
+    if (shared.shape->type != shape_->type)
+        throw std::invalid_argument("adopt: the blocks hold keys and values of another type");
     if (!(*shared.shape == *shape_)) throw std::invalid_argument("adopt: the blocks are of another model");
     if (length_ % kCacheBlock)
         throw std::invalid_argument("adopt: the cache must hold a multiple of 16 positions");

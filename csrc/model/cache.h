@@ -42,22 +42,23 @@ struct CacheShape {
         bool operator==(const Place&) const = default;
     };
 
-    CacheShape(const ModelSpec& spec, bool half);
+    CacheShape(const ModelSpec& spec, CacheType type);
     bool operator==(const CacheShape&) const = default;
 
-    size_t element() const { return half ? 2 : 4; }
-    size_t head_bytes() const {
-        return size_t(kCacheBlock) * head_dim * element();
-    }  // keys or values of one head
-    size_t block_bytes(size_t group) const {
-        return size_t(groups[group].layers) * kv_heads * 2 * head_bytes();
-    }
+    // Keys and values of one head.
+    size_t head_bytes() const { return key_bytes(type, head_dim) + value_bytes(type, head_dim); }
+    size_t block_bytes(size_t group) const { return size_t(groups[group].layers) * kv_heads * head_bytes(); }
 
     int kv_heads, head_dim;
-    bool half;                       // binary16, else float32
+    CacheType type;
     std::vector<LayerGroup> groups;  // one for each window that layers have
     std::vector<Place> places;       // of each layer
 };
+
+// What a cache of this type holds of some keys and values of one head, [positions][head_dim] each: they are
+// stored by `kernels`, and read back as numbers.
+void store_and_read(const Kernels& kernels, CacheType type, int positions, int head_dim, const float* keys,
+                    const float* values, float* held_keys, float* held_values);
 
 // Gives the blocks of each group.
 using BlockStores = std::vector<std::shared_ptr<BlockStore>>;
@@ -105,8 +106,9 @@ class Cache {
 
     HeadCache head(int layer, int kv_head) const {
         const CacheShape::Place place = shape_->places[size_t(layer)];
-        const size_t at = (size_t(place.index) * shape_->kv_heads + kv_head) * 2 * shape_->head_bytes();
-        return {groups_[size_t(place.group)].pointers.data(), at, at + shape_->head_bytes(), shape_->half};
+        const size_t at = (size_t(place.index) * shape_->kv_heads + kv_head) * shape_->head_bytes();
+        return {groups_[size_t(place.group)].pointers.data(), at,
+                at + key_bytes(shape_->type, shape_->head_dim), shape_->type};
     }
 
   private:

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "model/mixed_columns.h"
 #include "model/model.h"
 
 namespace outrider {
@@ -183,7 +184,8 @@ void Model::rotate_and_store(int i, int t, int first, int last) {
         const size_t at = size_t(t) * size_t(rope.dim) / 2;
         kernels_.rope(head, rotation.cos.data() + at, rotation.sin.data() + at, rope.dim, rope.interleaved);
     };
-    const float scale = query_scale(layer, token.position);
+    const bool mixed = shape_->type == CacheType::q8_0;
+    const float scale = query_scale(layer, token.position) / float(mixed ? mixed_columns(spec_.head_dim) : 1);
     for (size_t h = size_t(first); h < size_t(last); h++) {
         const size_t at = h * dim, kv_at = size_t(t) * kv_width + at, q_at = h * q_dim;
         float *q = q_.data() + size_t(t) * size_t(spec_.q_width()) + q_at, *k = k_.data() + kv_at,
@@ -191,8 +193,10 @@ void Model::rotate_and_store(int i, int t, int first, int last) {
         add(q, w.q_bias, q_at, q_dim);
         for (size_t head = 0; head < q_dim; head += dim) norm_and_rotate(q + head, w.q_norm);
         for (size_t j = 0; j < q_dim; j++) q[j] *= scale;
+        for (size_t head = 0; mixed && head < q_dim; head += dim) mix_columns(q + head, spec_.head_dim);
         add(k, w.k_bias, at, dim);
         norm_and_rotate(k, w.k_norm);
+        if (mixed) mix_columns(k, spec_.head_dim);
         add(v, residuals, kv_at, dim);
         add(v, w.v_bias, at, dim);
         kernels_.store_kv(token.cache->head(i, int(h)), token.slot, spec_.head_dim, k, v);

@@ -10,9 +10,9 @@ static ModelSpec checked(ModelSpec spec) {
     return spec;
 }
 
-Model::Model(ModelSpec spec, bool half_cache, int threads, const std::string& isa)
+Model::Model(ModelSpec spec, CacheType cache_type, int threads, const std::string& isa)
     : spec_(checked(std::move(spec))),
-      shape_(std::make_shared<const CacheShape>(spec_, half_cache)),
+      shape_(std::make_shared<const CacheShape>(spec_, cache_type)),
       kernels_(choose_kernels(isa.c_str())),
       phases_(Pool::shared(threads), kernels_),
       weights_(Pool::shared(threads)),

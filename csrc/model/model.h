@@ -37,9 +37,9 @@ struct HeadStates {
 
 class Model {
   public:
-    // half_cache: keys and values in binary16, else float32. Throws std::invalid_argument for a spec that is
-    // not supported, and for an instruction set that this processor lacks.
-    Model(ModelSpec spec, bool half_cache, int threads, const std::string& isa);
+    // Throws std::invalid_argument for a spec that is not supported, and for an instruction set that this
+    // processor lacks.
+    Model(ModelSpec spec, CacheType cache_type, int threads, const std::string& isa);
 
     Weights& weights() { return weights_; }
     const Weights& weights() const { return weights_; }

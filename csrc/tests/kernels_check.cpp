@@ -272,11 +272,11 @@ struct Head {
     std::vector<void*> pointers;
     HeadCache cache;
 
-    Head(int positions, int head_dim, bool half) {
-        const size_t bytes = size_t(16) * head_dim * (half ? 2 : 4);
-        blocks.assign(size_t(positions + 15) / 16, std::vector<uint16_t>(bytes));  // keys and values
+    Head(int positions, int head_dim, CacheType type) {
+        const size_t keys = key_bytes(type, head_dim), bytes = keys + value_bytes(type, head_dim);
+        blocks.assign(size_t(positions + 15) / 16, std::vector<uint16_t>(bytes / sizeof(uint16_t)));
         for (auto& b : blocks) pointers.push_back(b.data());
-        cache = {pointers.data(), 0, bytes, half};
+        cache = {pointers.data(), 0, keys, type};
     }
 };
 
@@ -285,14 +285,17 @@ void same(const std::string& what, const Head& wanted, const Head& got) {
 }
 
 void check_attention(const Kernels& oracle, const Kernels& kernels, int positions, int head_dim, int group,
-                     bool half, int window = 0, float softcap = 0) {
+                     CacheType type, int window = 0, float softcap = 0) {
+    constexpr const char* names[] = {"float", "half", "bytes"};
     const std::string shape = std::to_string(positions) + " positions, head of " + std::to_string(head_dim) +
-                              ", group of " + std::to_string(group) + (half ? ", half" : ", float") +
-                              ", window " + std::to_string(window);
+                              ", group of " + std::to_string(group) + ", " + names[int(type)] + ", window " +
+                              std::to_string(window);
     const int slots = positions + 24;
-    Head wanted(slots, head_dim, half), got(slots, head_dim, half);
+    Head wanted(slots, head_dim, type), got(slots, head_dim, type);
     for (int slot = 0; slot < slots; slot++) {
-        const std::vector<float> key = floats(size_t(head_dim)), value = floats(size_t(head_dim));
+        const float scale = slot % 16 == 7 ? 0.0f : slot % 16 == 9 ? 1e-35f : 1.0f;
+        const std::vector<float> key = floats(size_t(head_dim), scale),
+                                 value = floats(size_t(head_dim), scale);
         oracle.store_kv(wanted.cache, slot, head_dim, key.data(), value.data());
         kernels.store_kv(got.cache, slot, head_dim, key.data(), value.data());
     }
@@ -368,16 +371,16 @@ void check(const Kernels& kernels) {
     check_matmuls(oracle, kernels);
     check_vectors(oracle, kernels);
     check_quantize(oracle, kernels);
-    for (bool half : {true, false}) {
+    for (const CacheType type : {CacheType::f16, CacheType::f32, CacheType::q8_0}) {
         for (int positions : {1, 15, 16, 17, 50})
             for (int head_dim : {16, 64, 128})
                 for (int group : {1, 2, 3, 4, 7})
-                    check_attention(oracle, kernels, positions, head_dim, group, half);
+                    check_attention(oracle, kernels, positions, head_dim, group, type);
         for (int positions : {256, 258, 600})
-            check_attention(oracle, kernels, positions, 48, positions % 5 + 4, half);
+            check_attention(oracle, kernels, positions, 48, positions % 5 + 4, type);
         for (int window : {1, 7, 16, 40, 256, 300})
             for (int positions : {17, 50, 300, 600})
-                check_attention(oracle, kernels, positions, 48, window % 3 + 1, half, window,
+                check_attention(oracle, kernels, positions, 48, window % 3 + 1, type, window,
                                 window % 2 * 3.0f);
     }
 }

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 from outrider.errors import InsufficientMemoryError, OutriderError, UnsupportedModelError
 from outrider.models.open import open_model
-from outrider.models.quantization import for_draft, loaded_bytes, quantized
+from outrider.models.quantization import for_draft, held_as, loaded_bytes, quantized
 from outrider.models.source import ModelSource, TokenizerData
 from outrider.models.sources.cached import cached_models
 from outrider.models.sources.download import cache_root
@@ -141,7 +141,7 @@ def _candidates(
         seen.add(place)
         try:
             source = open_model(path).for_context(target.architecture.max_positions)
-            source = quantized(source, for_draft(quantization, source, target))
+            source = held_as(target, quantized(source, for_draft(quantization, source, target)))
             share = loaded_bytes(source) / whole
             small = max(share, source.parameters / target.parameters) <= MOST_SHARE
             if small and compare_vocabularies(tokenizer, source.tokenizer).compatible:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import fields, make_dataclass
 from typing import Any
 
-from outrider.config.engine import EngineConfig, parse_engine
+from outrider.config.engine import KV_CACHE_DTYPE, EngineConfig, parse_engine
 from outrider.config.speculative import OLD_SPECULATIVE_NAMES, SpeculativeConfig
 from outrider.config.unused import UNUSED_BY_ENGINE
 
 _TEXTS = (
     *("model", "tokenizer", "revision", "quantization", "weights_cache", "engine", "speculative_model"),
-    *("device", "dtype", "exact"),
+    *("device", "dtype", "exact", "kv_quantization", KV_CACHE_DTYPE),
 )
 FOREIGN_ARGUMENTS = tuple(UNUSED_BY_ENGINE)
 _NAMES = (
@@ -23,6 +23,7 @@ _NAMES = (
     "speculative_config",
     *(f.name for f in fields(EngineConfig) if f.name not in ("model", "speculative")),
     *OLD_SPECULATIVE_NAMES,
+    KV_CACHE_DTYPE,
 )
 _Arguments: Any = make_dataclass("_Arguments", [(name, Any, None) for name in _NAMES], init=False)
 

@@ -33,7 +33,8 @@ def first_that_fits(config: EngineConfig, source: ModelSource, attempt: Callable
     attempt: raises InsufficientMemoryError and UnsupportedModelError before anything is loaded.
     """
     settled = config.engine != "auto" or config.device not in (None, "auto") or source.transformers_class
-    if settled or config.quantization or config.weights_cache or (gpu := gpu_name()) is None:
+    native = config.quantization or config.kv_quantization or config.weights_cache
+    if settled or native or (gpu := gpu_name()) is None:
         return attempt(config)
     try:
         found = attempt(replace(config, engine="torch"))

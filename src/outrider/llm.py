@@ -39,9 +39,9 @@ class LLM:
     speculative_config: `{"method": …, "model": …, "num_speculative_tokens": …}` with the method
         "draft_model", "ngram" or "none"; or the older speculative_model=, num_speculative_tokens=, ….
     arguments: engine, tokenizer, max_model_len, max_num_seqs, seed, threads, revision, quantization,
-        weights_cache, generation_config, override_generation_config, and vLLM's others where they change
-        nothing; see `outrider.config.engine.EngineConfig`. With engine="vllm" those of the installed vLLM,
-        and vllm_python and self_check; see `outrider.vllm_engine.open_vllm`.
+        kv_quantization, weights_cache, generation_config, override_generation_config, and vLLM's others where
+        they change nothing; see `outrider.config.engine.EngineConfig`. With engine="vllm" those of the
+        installed vLLM, and vllm_python and self_check; see `outrider.vllm_engine.open_vllm`.
 
     Raises ConfigError for an argument that is unknown (naming the right one, or the nearest) or cannot be
     honoured, and ModelError for a model that cannot be used or does not fit in memory. Not for several

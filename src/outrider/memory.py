@@ -22,7 +22,11 @@ from outrider.models.spec import ModelSpec
 # Of what is read of a vocabulary, and of the tokenizer that is made of it, for each token and merge: resident
 # memory of the catalog's models before and after (benchmarks/predictions.py --only memory)
 PIECES_BYTES, TOKENIZER_BYTES = (126, 130), (112, 234)
-KV_BYTES = 2  # a key or value is stored in fp16
+KV_ITEM_BYTES = {"f16": 2, "f32": 4}  # of a key's or value's number, where those have no scales
+KV_KEY_GROUP, KV_LINE = (
+    32,
+    64,
+)  # q8_0: columns of a key with one scale; bytes that a block's keys are rounded to
 BLOCK = 16  # positions: the cache grows by blocks
 PASS_WIDTH = 256  # most tokens of one pass of the target: a chunk of prefill
 WIDEST_PASS = 512  # the same of any model: a chunk of draft prefill
@@ -42,7 +46,17 @@ def kv_bytes(arch: ModelSpec, positions: int) -> int:
     """Most bytes of the keys and values of one sequence of `positions` positions. A layer with a sliding
     window holds what it shows, what one pass adds and what a rollback may take back."""
     held = sum(held_positions(positions, layer.window) for layer in arch.layers)
-    return 2 * arch.n_kv_heads * arch.head_dim * KV_BYTES * held
+    return arch.n_kv_heads * kv_head_bytes(arch) * held
+
+
+def kv_head_bytes(arch: ModelSpec) -> int:
+    """Bytes of the key and the value of one head and position, with their share of a block's scales
+    (csrc/kernels/kernels.h)."""
+    if arch.kv_type != "q8_0":
+        return 2 * arch.head_dim * KV_ITEM_BYTES[arch.kv_type]
+    groups = -(-arch.head_dim // KV_KEY_GROUP)
+    keys = -(-BLOCK * (arch.head_dim + 2 * groups) // KV_LINE) * KV_LINE
+    return (keys + BLOCK * (arch.head_dim + 4)) // BLOCK
 
 
 def held_positions(positions: int, window: int | None) -> int:

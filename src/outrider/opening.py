@@ -12,7 +12,7 @@ from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.models.eagle3.head import Eagle3Head
 from outrider.models.eagle3.open import open_head
 from outrider.models.open import open_model
-from outrider.models.quantization import for_draft, quantized
+from outrider.models.quantization import for_draft, held_as, quantized, with_kv_type
 from outrider.models.source import ModelSource
 from outrider.models.sources.references import parse_reference, resolve
 from outrider.models.text.tokenizer import Tokenizer
@@ -27,7 +27,8 @@ def open_target(config: EngineConfig, progress: bool) -> ModelSource:
         source = open_model(path)
     except UnsupportedModelError as error:
         source = other_model(config, path, error)
-    return quantized(source.for_context(config.max_model_len), config.quantization)
+    source = quantized(source.for_context(config.max_model_len), config.quantization)
+    return with_kv_type(source, config.kv_quantization)
 
 
 def fetch(reference: str, revision: str | None, progress: bool) -> Path:
@@ -91,8 +92,7 @@ def open_draft(
         return _open_head(choice, head, target, tokenizer)
     if isinstance(choice, Eagle3Config):
         raise ConfigError(f"{path}: is no EAGLE-3 head; the method 'draft_model' is for draft models")
-    source = open_model(path)
-    source = source.for_context(target.architecture.max_positions)
+    source = held_as(target, open_model(path).for_context(target.architecture.max_positions))
     if quantizes:
         source = quantized(source, for_draft(choice.quantization, source, target))
     elif choice.quantization not in (None, "auto"):
@@ -112,7 +112,7 @@ def head_on(head: Eagle3Head, target: ModelSource, quantization: str | None = "a
     """A head with what it takes of its target, as it is loaded. Its weights are so few that `auto` is always
     4 bits. Raises UnsupportedModelError for a head of another target."""
     head = head.for_target(target)
-    source = head.source.for_context(target.architecture.max_positions)
+    source = held_as(target, head.source.for_context(target.architecture.max_positions))
     return replace(head, source=quantized(source, "q4" if quantization == "auto" else quantization))
 
 

@@ -167,10 +167,12 @@ class BasePipeline(ABC):
 
     @property
     def quantized(self) -> bool:
-        """True when a model was quantized at load by request: of a target, the text is then not that of the
-        file's own weights."""
+        """True when a model was quantized at load by request, or the target's keys and values are: the text
+        is then not what the file's own weights give with keys and values in binary16."""
         usual = (None, *LIGHT_QUANTIZATIONS)
-        return any(s is not None and s.quantization not in usual for s in (self.source, self.draft))
+        return self.config.kv_quantization is not None or any(
+            s is not None and s.quantization not in usual for s in (self.source, self.draft)
+        )
 
     @property
     def models(self) -> dict[str, str | None]:

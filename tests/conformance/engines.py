@@ -78,8 +78,11 @@ def head_drafter(models: Models, draws: Draws = "coupled") -> Eagle3Drafter:
     )
 
 
-def native_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) -> Models:
-    """The same random weights twice, the draft rounded to 4 bits: it agrees most of the time."""
+def native_models(
+    arch: str = "llama", dims: Dims | None = None, *, kv_type: str | None = None, **keys: Any
+) -> Models:
+    """The same random weights twice, the draft rounded to 4 bits: it agrees most of the time. kv_type: of
+    keys and values in all caches; None for the usual one."""
     with tempfile.TemporaryDirectory() as folder:
         target, draft = (
             NativeModel.load(
@@ -95,19 +98,20 @@ def native_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) ->
                     )
                 ),
                 threads=2,
+                kv_dtype=kv_type,
             )
             for kind in ("Q8_0", "Q4_0")
         )
         with_head = open_head(speculators_folder(Path(folder) / "head", head_of(target)))
         assert with_head is not None
-        head = NativeHead.load(with_head.for_target(target.source).source, threads=2)
+        head = NativeHead.load(with_head.for_target(target.source).source, threads=2, kv_dtype=kv_type)
     return Models(target, draft, head)
 
 
 def windowed_models() -> Models:
-    """Gemma's layers: one sees twelve positions, one all."""
-    pattern = {"attention.sliding_window_pattern": 2}
-    return native_models("gemma3", Dims(window=12), **pattern)
+    """Gemma's layers: one sees twelve positions, one all. (test_windows.py has them with the usual cache.)"""
+    pattern: dict[str, Any] = {"attention.sliding_window_pattern": 2}
+    return native_models("gemma3", Dims(window=12), kv_type="q8_0", **pattern)
 
 
 def torch_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) -> Models:
@@ -131,7 +135,7 @@ ENGINES: dict[str, Callable[[], Models]] = {
     "toy": toy_models,
     "native": native_models,
     "native qwen3": functools.partial(native_models, "qwen3"),
-    "native windows": windowed_models,
+    "native windows, q8_0 cache": windowed_models,
 }
 if importlib.util.find_spec("torch") is not None:  # of the extra `torch`
     ENGINES["torch"] = torch_models

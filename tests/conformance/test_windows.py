@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ PROMPTS = [tuple(3 + i * i % 40 for i in range(150)), (4, 5, 6)]
 
 @cache
 def models() -> Models:
-    pattern = {"attention.sliding_window_pattern": 2}
+    pattern: dict[str, Any] = {"attention.sliding_window_pattern": 2}
     return native_models("gemma3", Dims(window=12, context=512), **pattern)
 
 

@@ -29,7 +29,7 @@ def core(threads: int = 1, isa: str = "portable") -> _core.Model:
         ropes=(RopeSpec(2, np.ones(1, np.float32)),),
         layers=(LayerSpec(FeedForwardSpec(16), attention_scale=0.25),),
     )
-    return _core.Model(spec=spec, half_cache=True, threads=threads, isa=isa)
+    return _core.Model(spec=spec, cache_type="f16", threads=threads, isa=isa)
 
 
 def usable_isas() -> list[str]:
@@ -44,7 +44,9 @@ def usable_isas() -> list[str]:
     return found
 
 
-def load(source: ModelSource, isa: str | None = None, threads: int = 1, kv_dtype: str = "f16") -> NativeModel:
+def load(
+    source: ModelSource, isa: str | None = None, threads: int = 1, kv_dtype: str | None = "f16"
+) -> NativeModel:
     return NativeModel.load(source, isa=isa, threads=threads, kv_dtype=kv_dtype)
 
 

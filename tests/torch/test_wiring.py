@@ -95,6 +95,7 @@ def test_strict_is_refused_where_bits_do_not_hold(folder: Path, monkeypatch: pyt
         ({"device": "cuda:x"}, "device 'cuda:x' is unknown"),
         ({"device": "cpu", "dtype": "int4"}, "dtype 'int4' is unknown; use 'auto', 'bfloat16'"),
         ({"device": "cpu", "quantization": "q8_0"}, "of the native engine"),
+        ({"device": "cpu", "kv_quantization": "q8_0"}, "of the native engine"),
     ],
 )
 def test_refusals_come_before_weights(

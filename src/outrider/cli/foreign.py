@@ -15,6 +15,7 @@ from typing import Any
 from outrider.cli import foreign_llama, foreign_vllm
 from outrider.cli.foreign_flags import RENAMED, ForeignFlag
 from outrider.cli.parser import Parser
+from outrider.config.quantization import kv_quantization
 from outrider.errors import ConfigError
 
 TABLE = (*foreign_llama.TABLE, *foreign_vllm.TABLE)
@@ -109,8 +110,32 @@ def settle(parser: Parser, args: argparse.Namespace) -> None:
             if getattr(args, dest) is not None:
                 raise ConfigError(f"give one of {own} and {flag}, not both")
             setattr(args, dest, hub_reference(flag, given, file))
+    _settle_cache_types(args)
     if args.spec_type is not None and getattr(args, "spec", "") is None:
         args.spec = spec_method(args.spec_type)
+
+
+def _settle_cache_types(args: argparse.Namespace) -> None:
+    """llama.cpp's two types of keys and of values, which are one here. Raises ConfigError."""
+    keys, values = args.cache_type_k, args.cache_type_v
+    if keys is None and values is None:
+        return
+    names = [str(name or "f16").lower() for name in (keys, values)]
+    if names[0] != names[1]:
+        raise ConfigError(
+            f"-ctk {names[0]} with -ctv {names[1]} is refused: keys and values are held in one type; give "
+            "both flags the same, q8_0 or f16"
+        )
+    flag = "-ctk" if keys is not None else "-ctv"
+    try:
+        kv_quantization(names[0])
+    except ConfigError:
+        raise ConfigError(
+            f"{flag} {names[0]} is refused: keys and values are held in f16 (the default) or q8_0"
+        ) from None
+    if args.kv_quantization not in (None, names[0]):
+        raise ConfigError(f"give one of --kv-quantization and {flag}, not both")
+    args.kv_quantization = names[0]
 
 
 def _engine_dest(row: ForeignFlag) -> str:

@@ -72,7 +72,9 @@ _LLAMA = (
     ignored("-fitt --fit-target -fitc --fit-ctx -dt --defrag-thold -lm --load-mode -lzm --lazy-mode --numa"),
     ignored("--mmap --no-mmap -mmp --mlock --swa-full --repack -nr --no-repack --check-tensors --direct-io "
         "-dio --no-direct-io -ndio", takes=0),
-    only("-ctk --cache-type-k -ctv --cache-type-v", ("f16",), "keys and values are kept in f16"),
+    ForeignFlag(("-ctk", "--cache-type-k"), LLAMA, stored="cache_type_k",
+        meaning="with `-ctv` of the same type `--kv-quantization`: `q8_0`, or `f16`"),
+    ForeignFlag(("-ctv", "--cache-type-v"), LLAMA, stored="cache_type_v", meaning="see `-ctk`"),
     ignored("-ctkd --cache-type-k-draft --spec-draft-type-k -ctvd --cache-type-v-draft --spec-draft-type-v"),
     # Threads and passes
     ignored("-b --batch-size -ub --ubatch-size"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from outrider import memory
@@ -71,6 +72,7 @@ def document(source: ModelSource) -> dict[str, Any]:
             "weights": needed.weights,
             "buffers": needed.buffers,
             "cache": needed.cache,
+            "cache_q8_0": memory.kv_bytes(replace(spec, kv_type="q8_0"), spec.max_positions),
             "tokenizer": needed.vocabulary,
             "total": needed.total,
         },
@@ -95,7 +97,8 @@ def text(found: dict[str, Any]) -> str:
         else "no: give one with --chat-template, or complete raw",
         "fill in the middle": "yes" if found["fim"] else "no",
         "memory": f"{human(needed['total'])} with a full context: weights {human(needed['weights'])}, "
-        f"cache {human(needed['cache'])}, buffers {human(needed['buffers'])}, "
+        f"cache {human(needed['cache'])} "
+        f"({human(needed['cache_q8_0'])} with --kv-quantization q8_0), buffers {human(needed['buffers'])}, "
         f"tokenizer {human(needed['tokenizer'])}",
     }
     return "\n".join(f"{name:<20}{value}" for name, value in rows.items())

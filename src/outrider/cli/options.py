@@ -11,7 +11,7 @@ from outrider.cli.escapes import unescaped
 from outrider.cli.foreign import engine_arguments
 from outrider.cli.parser import Parser, context_size, integer, number
 from outrider.config.engine import EngineConfig, parse_engine
-from outrider.config.quantization import QUANTIZATIONS
+from outrider.config.quantization import KV_QUANTIZATIONS, QUANTIZATIONS
 from outrider.config.speculative import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_NODES,
@@ -54,6 +54,12 @@ def add_models(parser: Parser, *, prompt: bool = False) -> None:
         "--quantization",
         metavar="TYPE",
         help=f"quantize a float target at load: {' or '.join(QUANTIZATIONS)}; it is another target then",
+    )
+    group.add_argument(
+        "--kv-quantization",
+        metavar="TYPE",
+        help=f"hold keys and values in 8 bits: {' or '.join(KV_QUANTIZATIONS)}; another target, too "
+        "(default: f16)",
     )
     group.add_argument(
         "--weights-cache",
@@ -357,6 +363,7 @@ def engine(
         max_model_len=context,
         threads=threads,
         quantization=args.quantization,
+        kv_quantization=args.kv_quantization,
         weights_cache=args.weights_cache,
         **engine_choice(args),
         max_num_seqs=1,

@@ -11,12 +11,12 @@ from outrider.cli import plan_candidates, plan_endpoint, plan_gpu
 from outrider.cli.info import open_present
 from outrider.cli.options import size, target
 from outrider.cli.parser import Parser, Subparsers, context_size, integer
-from outrider.config.quantization import QUANTIZATIONS
+from outrider.config.quantization import QUANTIZATIONS, kv_quantization
 from outrider.draft_choice import AUTO, choose
 from outrider.errors import ConfigError, DownloadError
 from outrider.models.eagle3.head import Eagle3Head
 from outrider.models.eagle3.open import open_head
-from outrider.models.quantization import for_draft, quantized
+from outrider.models.quantization import for_draft, held_as, quantized, with_kv_type
 from outrider.models.source import ModelSource
 from outrider.models.sources.known import KNOWN
 from outrider.models.sources.references import is_offline, parse_reference, resolve
@@ -79,10 +79,9 @@ def run(args: argparse.Namespace) -> int:
     plan_candidates.check(args, engine)
     name, _ = target(args)
     if args.candidates is not None:
-        pair = pair_of(args, quantized(_opened(name), args.quantization))
-        return plan_candidates.run(args, pair, _opened)
+        return plan_candidates.run(args, pair_of(args, _as_loaded(args, name)), _opened)
     if engine == "native":
-        found = document(pair_of(args, quantized(_opened(name), args.quantization)))
+        found = document(pair_of(args, _as_loaded(args, name)))
     else:
         pair = pair_of(args, _opened(name), as_stored=True)
         found = document(pair, place=plan_gpu.place_of(args, engine, pair))
@@ -113,8 +112,14 @@ def pair_of(args: argparse.Namespace, source: ModelSource, *, as_stored: bool = 
     elif name is not None:
         draft = _opened(name)
         if not as_stored:
-            draft = quantized(draft, for_draft("auto", draft, source))
+            draft = held_as(source, quantized(draft, for_draft("auto", draft, source)))
     return Pair(source, draft, context, args.slots, limit, why, args.threads)
+
+
+def _as_loaded(args: argparse.Namespace, name: str) -> ModelSource:
+    """The target as the native engine would load it."""
+    source = quantized(_opened(name), args.quantization)
+    return with_kv_type(source, kv_quantization(args.cache_dtype))
 
 
 def _head(reference: str) -> Eagle3Head | None:

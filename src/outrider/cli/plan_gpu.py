@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 
 from outrider.cli.parser import integer, number
+from outrider.config.quantization import KV_QUANTIZATIONS, kv_quantization
 from outrider.device_memory import DTYPE_BYTES, UTILIZATION
 from outrider.errors import ConfigError
 from outrider.plan.cards import parse_cards
@@ -32,8 +33,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"part of a card's memory that is used (default: {UTILIZATION})")  # fmt: skip
     add("--dtype", choices=tuple(DTYPE_BYTES), metavar="TYPE",
         help="of weights that are floats: %(choices)s (default: bfloat16)")  # fmt: skip
-    add("--kv-cache-dtype", dest="cache_dtype", choices=("auto", EIGHT_BITS), default="auto", metavar="TYPE",
-        help="vLLM's: %(choices)s (default: %(default)s)")  # fmt: skip
+    add("--kv-cache-dtype", "--kv-quantization", dest="cache_dtype", default="auto", metavar="TYPE",
+        help=f"of keys and values: {' or '.join(KV_QUANTIZATIONS)} with native, {EIGHT_BITS} with vLLM "
+        "(default: %(default)s)")  # fmt: skip
 
 
 def check(args: argparse.Namespace) -> str:
@@ -49,6 +51,7 @@ def check(args: argparse.Namespace) -> str:
             raise ConfigError(f"--engine {args.engine} is planned for graphics cards: name them with --gpu")
         if (flag := next((flag for flag, value in given.items() if value is not None), None)) is not None:
             raise ConfigError(f"{flag} is for graphics cards: name them with --gpu")
+        kv_quantization(args.cache_dtype)
         return "native"
     _, count = parse_cards(args.gpu)
     several = count > 1 or args.tensor_parallel is not None
@@ -62,6 +65,10 @@ def check(args: argparse.Namespace) -> str:
         raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, not {args.utilization}")
     if engine == "torch" and (args.quantization or args.cache_dtype != "auto"):
         raise ConfigError("the torch engine holds weights, keys and values as --dtype says")
+    if args.cache_dtype not in ("auto", EIGHT_BITS):
+        raise ConfigError(
+            f"vLLM's --kv-cache-dtype is auto or {EIGHT_BITS} here; {args.cache_dtype!r} is not"
+        )
     if args.quantization not in (None, EIGHT_BITS):
         raise ConfigError(f"vLLM's --quantization at load is {EIGHT_BITS}; {args.quantization!r} is not")
     return engine

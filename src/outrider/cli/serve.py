@@ -228,6 +228,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         tokenizer=args.tokenizer,
         revision=args.revision,
         quantization=args.quantization,
+        kv_quantization=args.kv_quantization,
         weights_cache=args.weights_cache,
         **options.engine_choice(args),
         generation_config=args.generation_config,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from outrider.config import foreign
-from outrider.config.quantization import check_quantization
+from outrider.config.quantization import check_quantization, kv_quantization
 from outrider.config.speculative import (
     IN_THE_FILE,
     OLD_SPECULATIVE_NAMES,
@@ -26,6 +26,7 @@ from outrider.value_checks import is_int, path_or_name, positive
 
 CPU_DEVICES = ("auto", "cpu", "none")  # "none" is llama.cpp's
 EXACT = ("auto", "strict", "fast")
+KV_CACHE_DTYPE = "kv_cache_dtype"  # vLLM's name of kv_quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class EngineConfig:
     revision:      branch, tag or commit when `model` is a repository on the hub.
     quantization:  "q8_0" or "q4_k" quantizes the target's float weights at load, which makes it another
                    target; None keeps them as stored.
+    kv_quantization: "q8_0" holds keys and values in 8 bits (vLLM's name: kv_cache_dtype), which makes it
+                   another target, too; None holds them in binary16.
     weights_cache: True or a folder keeps the packed weights on disk, so that the next start maps them; None
                    uses OUTRIDER_WEIGHTS_CACHE.
     generation_config: the sampling defaults of requests: "auto" (or "model") takes those that the model
@@ -68,6 +71,7 @@ class EngineConfig:
     threads: int | None = None
     revision: str | None = None
     quantization: str | None = None
+    kv_quantization: str | None = None
     weights_cache: bool | str | os.PathLike[str] | None = None
     engine: str = "auto"
     device: str | None = None
@@ -89,6 +93,7 @@ class EngineConfig:
                 positive(name, getattr(self, name))
         if self.quantization is not None:
             check_quantization(self.quantization)
+        object.__setattr__(self, "kv_quantization", kv_quantization(self.kv_quantization))
         if not isinstance(self.weights_cache, bool | None):
             if not isinstance(self.weights_cache, str | os.PathLike):
                 raise ConfigError(
@@ -147,6 +152,19 @@ def _override(given: object) -> Mapping[str, Any] | None:
     return given
 
 
+def _with_kv_quantization(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with vLLM's kv_cache_dtype under its name here. Raises ConfigError."""
+    found = {name: value for name, value in arguments.items() if name != KV_CACHE_DTYPE}
+    dtype, given = arguments.get(KV_CACHE_DTYPE), found.get("kv_quantization")
+    if dtype in (None, "auto"):
+        return found
+    if given is not None and kv_quantization(given) != kv_quantization(dtype):
+        raise ConfigError(
+            f"{KV_CACHE_DTYPE}={dtype!r} and kv_quantization={given!r} differ; give one of them"
+        )
+    return found | {"kv_quantization": dtype}
+
+
 def parse_engine(
     model: str | None,
     speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = None,
@@ -155,10 +173,10 @@ def parse_engine(
     """Parse the arguments of `LLM(…)`. Raises ConfigError, which names the nearest name to an unknown one, or
     the name here of an argument of another library."""
     own = {f.name for f in fields(EngineConfig)} - {"model", "speculative"}
-    known = own | OLD_SPECULATIVE_NAMES.keys() | {"model", "speculative_config"}
+    known = own | OLD_SPECULATIVE_NAMES.keys() | {"model", "speculative_config", KV_CACHE_DTYPE}
     values: dict[str, Any] = {}
     old: dict[str, Any] = {}
-    for name, value in arguments.items():
+    for name, value in _with_kv_quantization(arguments).items():
         if name in own:
             if value is not None:
                 values[name] = value

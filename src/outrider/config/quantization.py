@@ -1,4 +1,4 @@
-"""Names of the quantizations that a user may ask for, and the check of one."""
+"""Names of the quantizations that a user may ask for, and the checks of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ STORED_METHODS = {
     "compressed-tensors": "compressed-tensors",
     "fp8": "fp8",
 }
+KV_QUANTIZATIONS = ("q8_0",)  # of keys and values, in the native engine's caches
+USUAL_KV = ("auto", "f16", "fp16", "float16")  # no quantization of theirs: how they are held anyway
 
 
 def check_quantization(name: object, *, draft: bool = False) -> None:
@@ -31,3 +33,16 @@ def check_quantization(name: object, *, draft: bool = False) -> None:
             f"quantization={name!r} is refused{hint}: {' and '.join(QUANTIZATIONS)} quantize a float model "
             f"when it is loaded{also}; for any other type choose a file that is stored so"
         )
+
+
+def kv_quantization(name: object) -> str | None:
+    """How keys and values are held: one of KV_QUANTIZATIONS, or None for binary16, whose names are in
+    USUAL_KV. Raises ConfigError for others."""
+    if name is None or (isinstance(name, str) and name.lower() in USUAL_KV):
+        return None
+    if not isinstance(name, str) or name.lower() not in KV_QUANTIZATIONS:
+        raise ConfigError(
+            f"kv_quantization={name!r} is refused{nearest(str(name), KV_QUANTIZATIONS)}: keys and values are "
+            "held in binary16 (f16, the default) or in 8 bits (q8_0)"
+        )
+    return name.lower()

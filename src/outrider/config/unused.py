@@ -33,7 +33,6 @@ UNUSED_BY_ENGINE: Unused = {
     "enable_expert_parallel": (only(False), ONE_PROCESS),
     "distributed_executor_backend": (only("mp", "uni"), ONE_PROCESS),
     "load_format": (only("auto", "gguf", "safetensors"), "the format is read from the file"),
-    "kv_cache_dtype": (only("auto"), "the engine chooses how keys and values are stored"),
     "tokenizer_revision": (only(), "give `tokenizer` a reference that says it"),
     "hf_overrides": (only({}), "change the model's own configuration file"),
     "hf_config_path": (only(), "change the model's own configuration file"),

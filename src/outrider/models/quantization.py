@@ -84,6 +84,21 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
     return replace(chosen, display_name=f"{source.display_name} ({describe(chosen)})")
 
 
+def with_kv_type(source: ModelSource, name: str | None) -> ModelSource:
+    """`source` with keys and values held as `name` says, one of KV_QUANTIZATIONS, and a display name that
+    says so; the source itself when it is None."""
+    if name is None:
+        return source
+    held = replace(source.architecture, kv_type=name)
+    return replace(source, architecture=held, display_name=f"{source.display_name} ({name} keys and values)")
+
+
+def held_as(target: ModelSource, draft: ModelSource) -> ModelSource:
+    """A draft whose keys and values are held as its target's are. No text depends on it."""
+    held = replace(draft.architecture, kv_type=target.architecture.kv_type)
+    return replace(draft, architecture=held)
+
+
 def describe(source: ModelSource) -> str:
     """The quantization in words: "q4_k at load", or "q4_k at load; q8_0: ffn_down" when some matrices had to
     be given another type."""

@@ -137,6 +137,9 @@ class ModelSpec:
     logit_scale:     factor on the logits.
     logit_softcap:   c for c * tanh(logit / c), after the scale, or None.
     head:            None, or what a head has beside its layers.
+    kv_type:         what the native engine's caches hold keys and values in: "f16", "f32" or "q8_0". The last
+                     is 8 bits, with a scale for each position and 32 columns of a key, or all of a value
+                     (csrc/kernels/kernels.h).
     """
 
     name: str
@@ -156,6 +159,7 @@ class ModelSpec:
     long_rope: RopeSpec | None = None
     long_positions: int = 0
     head: HeadSpec | None = None
+    kv_type: str = "f16"
 
     def for_context(self, positions: int) -> ModelSpec:
         """The same for contexts of `positions` tokens: with the long rotary table where they are longer than

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outrider import memory
 from outrider.acceptance_record import recorded
 from outrider.errors import OutriderError
-from outrider.models.quantization import for_draft, quantized
+from outrider.models.quantization import for_draft, held_as, quantized
 from outrider.models.source import ModelSource
 from outrider.models.sources.known import known_name
 from outrider.models.text.vocabulary import compare_vocabularies
@@ -114,7 +114,7 @@ def _ranked(pair: Pair, offer: Offer, curves: CurveOf, acceptance: float, stated
     match = compare_vocabularies(pair.target.tokenizer, opened.tokenizer)
     if not match.compatible:
         raise _RefusedError(f"the vocabulary differs: {match.first_difference}")
-    draft = quantized(opened, for_draft("auto", opened, pair.target))
+    draft = held_as(pair.target, quantized(opened, for_draft("auto", opened, pair.target)))
     if opened.parameters >= pair.target.parameters:
         raise _RefusedError("it is no smaller than the target")
     most = memory_parts.needed(pair.target, draft, pair.context, pair.slots).most

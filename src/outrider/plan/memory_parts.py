@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from outrider import memory
+from outrider.config.quantization import KV_QUANTIZATIONS
 from outrider.config.speculative import DEFAULT_TREE_NODES
 from outrider.errors import InsufficientMemoryError
-from outrider.models.quantization import loaded_bytes, loaded_type, packed_bytes, resident_bytes, type_bytes
+from outrider.models.quantization import (
+    held_as,
+    loaded_bytes,
+    loaded_type,
+    packed_bytes,
+    resident_bytes,
+    type_bytes,
+    with_kv_type,
+)
 from outrider.models.source import ModelSource
-from outrider.models.spec import LayerSpec
+from outrider.models.spec import LayerSpec, ModelSpec
 from outrider.models.weight_types import FLOAT_TYPES
 
 LEAST_CONTEXT = 256  # tokens: a shorter one is not advised
@@ -133,12 +142,19 @@ def _caches(role: str, source: ModelSource, context: int, slots: int) -> list[Pa
         found.append(
             Part(
                 f"{role} keys and values" + (f", window {size}" if size else ""),
-                2 * spec.n_kv_heads * spec.head_dim * memory.KV_BYTES * held * count * slots,
-                f"2 x {kind} x {spec.n_kv_heads} heads x {spec.head_dim} x {memory.KV_BYTES} bytes x {held} "
-                f"tokens x {slots}",
+                spec.n_kv_heads * memory.kv_head_bytes(spec) * held * count * slots,
+                f"{kind} x {spec.n_kv_heads} heads x {_kv_head(spec)} x {held} tokens x {slots}",
             )
         )
     return found
+
+
+def _kv_head(spec: ModelSpec) -> str:
+    """Bytes of a head's key and value, in words."""
+    if spec.kv_type != "q8_0":
+        return f"2 x {spec.head_dim} x {memory.KV_ITEM_BYTES[spec.kv_type]} bytes ({spec.kv_type})"
+    total = memory.kv_head_bytes(spec)
+    return f"{total} bytes (2 x {spec.head_dim} in 8 bits, {total - 2 * spec.head_dim} of scales)"
 
 
 def _buffers(role: str, source: ModelSource, slots: int) -> Part:
@@ -198,6 +214,13 @@ def changes(
     if (shorter := largest_context(target, draft, context, slots, limit)) is not None and shorter < context:
         total = needed(target, draft, shorter, slots).most
         found.append(Change(f"a context of {shorter} tokens", f"-c {shorter}", total))
+    if target.architecture.kv_type == "f16":
+        held = with_kv_type(target, KV_QUANTIZATIONS[0])
+        total = needed(held, None if draft is None else held_as(held, draft), context, slots).most
+        if total <= limit:
+            found.append(
+                Change("keys and values in 8 bits", f"--kv-quantization {KV_QUANTIZATIONS[0]}", total)
+            )
     if draft is not None:
         alone = needed(target, None, context, slots).most
         if alone <= limit:

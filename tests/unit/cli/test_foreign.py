@@ -100,6 +100,7 @@ def test_what_is_refused_says_what_to_do() -> None:
     "line",
     [
         *("-ngl 99", "-ngl 0", "-ngl all", "-ngl99", "--n-gpu-layers 99", "-cb", "-tb 4", "-st" , "-ctk f16"),
+        *("-ctk q8_0 -ctv q8_0", "--kv-cache-dtype auto", "--kv-quantization q8_0", "-ctv f16"),
         *("-ngld 99", "--no-mmap", "--mlock", "--numa distribute", "-b 512", "-ub 512", "--jinja"),
         *("--no-warmup", "--spec-type none", "--draft-min 2", "--draft-p-min 0.75", "-v", "-fa", "-fa on"),
         *("--flash-attn auto", "--samplers 'top_k;temperature'", "--trust-remote-code", "-dev none"),
@@ -121,7 +122,13 @@ def test_what_people_type_is_accepted(command: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("run m -ctk q8_0 x", ["-ctk q8_0", "f16"]),
+        ("run m -ctk q8_0 x", ["-ctk q8_0", "-ctv f16", "one type"]),
+        ("run m -ctk q8_0 -ctv q4_0 x", ["-ctv q4_0", "one type"]),
+        ("run m -ctk q4_0 -ctv q4_0 x", ["-ctk q4_0", "f16", "q8_0"]),
+        ("run m -ctk q8_0 -ctv q8_0 --kv-quantization f16 x", ["--kv-quantization and -ctk"]),
+        ("run m --kv-quantization fp8 x", ["kv_quantization='fp8'", "q8_0"]),
+        ("run m --kv-cache-dtype fp8 x", ["'fp8'", "q8_0"]),
+        ("run m --kv-cache-dtype q8_0 --kv-quantization f16 x", ["kv_cache_dtype='q8_0'", "differ"]),
         ("run m --lora a.gguf x", ["--lora", "merge"]),
         ("run m --mmproj a.gguf x", ["--mmproj", "text only"]),
         ("run m --mirostat 2 x", ["--mirostat 2", "not built"]),

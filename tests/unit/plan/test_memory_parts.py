@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider import memory
 from outrider.models.open import open_model
+from outrider.models.quantization import with_kv_type
 from outrider.models.source import ModelSource
 from outrider.plan import memory_parts
 from outrider.plan.shapes import shape_source
@@ -48,6 +49,20 @@ def test_parts_add_up_to_the_estimate(tmp_path: Path, arch: str, tied: bool, con
         assert sum(found.values()) == estimate.total - fewer
         rows = memory.SAMPLER_ROWS * 4 * source.architecture.vocab_size
         assert texts == slots * (context * memory.TEXT_BYTES + rows)
+
+
+def test_keys_and_values_in_8_bits_are_counted_and_offered(tmp_path: Path) -> None:
+    """For both models of a pair, which hold them alike; not offered to those that have them."""
+    dims = Dims(layers=3, head_dim=64, context=8192)
+    source = open_model(tiny_gguf(tmp_path / "a.gguf", dims=dims))
+    held = with_kv_type(source, "q8_0")
+    usual, less = parts(source, 8192)["target keys and values"], parts(held, 8192)["target keys and values"]
+    assert usual * 17 // 32 == less == memory.kv_bytes(held.architecture, 8192)
+    most = memory_parts.needed(held, held, 8192, 1).most
+    offered = memory_parts.changes(source, source, 8192, 1, most)
+    assert [change.bytes for change in offered if change.flag == "--kv-quantization q8_0"] == [most]
+    flags = [change.flag for change in memory_parts.changes(held, held, 8192, 1, most - 1)]
+    assert "--kv-quantization q8_0" not in flags
 
 
 def test_windows_are_told_apart(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class NativeHead:
         *,
         threads: int | None = None,
         isa: str | None = None,
-        kv_dtype: str = "f16",
+        kv_dtype: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> NativeHead:
         """Repack a head's weights, quantized first where `source` asks for it. Its packed weights are not

@@ -19,6 +19,7 @@ from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.machine import available_processors
 from outrider.models.source import ModelSource
 
+KV_DTYPES = ("f16", "f32", "q8_0")  # of keys and values in a cache
 PANEL = 16  # rows of a weight matrix that lie together (csrc/kernels/types.h)
 
 
@@ -88,7 +89,7 @@ class NativeModel:
         *,
         threads: int | None = None,
         isa: str | None = None,
-        kv_dtype: str = "f16",
+        kv_dtype: str | None = None,
         weights_cache: bool | str | os.PathLike[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> NativeModel:
@@ -96,7 +97,7 @@ class NativeModel:
 
         threads:  None means one for each processor this process may use.
         isa:      "auto" (default, or the OUTRIDER_ISA variable), "portable", "avx2", "avx512" or "neon".
-        kv_dtype: "f16" or "f32".
+        kv_dtype: "f16", "f32" or "q8_0"; None is the source's own (`ModelSpec.kv_type`).
         weights_cache: keep the packed weights on disk and map them at the next start: True for Outrider's
                   cache folder, or a folder; None leaves it to OUTRIDER_WEIGHTS_CACHE (off by default).
         progress: called with (bytes done, bytes in all) after each tensor.
@@ -195,10 +196,11 @@ class NativeModel:
         return split(logits, [len(item.rows) for item in items])
 
 
-def new_core(source: ModelSource, threads: int | None, isa: str | None, kv_dtype: str) -> _core.Model:
+def new_core(source: ModelSource, threads: int | None, isa: str | None, kv_dtype: str | None) -> _core.Model:
     """A core for `source`, without weights yet; arguments and errors as those of `NativeModel.load`."""
-    if kv_dtype not in ("f16", "f32"):
-        raise ConfigError(f"kv_dtype {kv_dtype!r} is unknown; use 'f16' or 'f32'")
+    held = kv_dtype or source.architecture.kv_type
+    if held not in KV_DTYPES:
+        raise ConfigError(f"kv_dtype {held!r} is unknown; use {', '.join(map(repr, KV_DTYPES))}")
     if threads is not None and not 1 <= threads <= 1024:
         raise ConfigError(f"threads must be between 1 and 1024, not {threads}")
     if missing := _core.unsupported(source.architecture):
@@ -206,7 +208,7 @@ def new_core(source: ModelSource, threads: int | None, isa: str | None, kv_dtype
     try:
         return _core.Model(
             spec=source.architecture,
-            half_cache=kv_dtype == "f16",
+            cache_type=held,
             threads=threads or available_processors(),
             isa=isa or os.environ.get("OUTRIDER_ISA", "auto"),
         )

@@ -143,6 +143,11 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
             f"quantization={config.quantization!r} is of the native engine; the torch engine holds weights "
             "in their dtype"
         )
+    if config.kv_quantization is not None:
+        raise ConfigError(
+            f"kv_quantization={config.kv_quantization!r} is of the native engine; the torch engine holds "
+            "keys and values in the dtype of the weights"
+        )
     for source in sources:
         if source.transformers_class is not None and config.exact == "strict":
             raise ConfigError(
