@@ -195,6 +195,7 @@ def config(args: argparse.Namespace) -> VllmConfig:
         tokenizer=args.tokenizer,
         revision=args.revision,
         quantization=args.quantization,
+        kv_quantization=args.kv_quantization,
         weights_cache=args.weights_cache,
         served_model_name=list(served) or None,
         **choice,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from outrider.config.foreign import RENAMED
+from outrider.config.quantization import USUAL_KV
 from outrider.config.speculative import (
     AS_STORED,
     DEFAULT_DRAFT_TOKENS,
@@ -31,6 +32,7 @@ _WRONG_ON_PURPOSE = ("synthetic_acceptance_rates", "synthetic_acceptance_length"
 # Arguments of Outrider's own engines: the values that ask for nothing, and why others are refused.
 _OURS: dict[str, tuple[tuple[object, ...], str]] = {
     "weights_cache": ((None, False), "vLLM packs no weights; leave it out"),
+    "kv_quantization": ((None, *USUAL_KV), "use vLLM's own kv_cache_dtype, such as 'fp8'"),
     "exact": ((None, "auto", "fast"), "vLLM's logits depend on the batch; use engine='native' or 'torch'"),
     "device": ((None, "auto"), "vLLM takes the device that it was built for; leave it out"),
 }

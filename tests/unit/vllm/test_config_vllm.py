@@ -87,6 +87,7 @@ def test_what_no_version_can_do_is_refused(given: Any, said: str) -> None:
 def test_arguments_of_other_engines_are_refused() -> None:
     for name, value, said in (
         ("weights_cache", True, "packs no weights"),
+        ("kv_quantization", "q8_0", "use vLLM's own kv_cache_dtype"),
         ("exact", "strict", "depend on the batch"),
         ("device", "cuda:1", "the device that it was built for"),
         ("n_ctx", 512, "use 'max_model_len'"),
