@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from outrider.bench import report, workloads
 from outrider.bench.workloads import Item
-from outrider.cli import options
+from outrider.cli import bench_endpoint, options
 from outrider.cli.bench_output import STDOUT, check_writable, output, write
 from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer
@@ -35,8 +35,8 @@ PLOT_ROUNDS = 5  # of the cost curve
 _DESCRIPTION = """\
 Measure drafters against plain decoding on the same prompts, with their steps interleaved, and check
 that the tokens are the same. Speed-ups count decoding only, without the prompt's prefill.
-Or, with --cost-curve, measure what a pass of the target over n tokens costs; or, with --synthetic, how fast
-models of given shapes are."""
+Or, with --cost-curve, measure what a pass of the target over n tokens costs; with --synthetic, how fast
+models of given shapes are; with --endpoint, how fast a running server answers."""
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -105,6 +105,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
         metavar="FILE.html",
         help="also write a page with plots, the cost curve among them (needs the extra 'plots')",
     )
+    bench_endpoint.add_flags(parser)
     options.add_sampling(parser, temperature=TEMPERATURE)
     add_foreign(parser, "bench")
     parser.set_defaults(run=run)
@@ -113,6 +114,8 @@ def add_parser(subparsers: Subparsers) -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask. Returns 0, or 1 when a method changed the tokens."""
+    if bench_endpoint.asked(args):
+        return bench_endpoint.run(args)
     if args.synthetic:
         from outrider.cli.bench_synthetic import synthetic
 

@@ -8,6 +8,7 @@ step and a plain one is known, and with it the acceptance from which drafts of t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +28,16 @@ _MOST_EVENT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A streamed answer. tokens: by its usage, or else the events with text. drafted: what it tells
-    itself."""
+    """A streamed answer. tokens: by its usage, or else the events with text. drafted: what it tells itself.
+    text: all of it, thoughts too. gaps_s: between two events with text, of which each may have several
+    tokens."""
 
     ttft_s: float
     decode_s: float
     tokens: int
     drafted: Drafted
+    text: str = ""
+    gaps_s: tuple[float, ...] = ()
 
     @property
     def tpot_s(self) -> float | None:
@@ -97,7 +101,7 @@ async def survey(
     for place in places:
         progress(f"{place}")
         found = await servers.find(place)
-        measured.append(Measured(str(place), model or await _first_model(place), found))
+        measured.append(Measured(str(place), model or await first_model(place), found))
     order = list(zip(places, measured, strict=True))
     for place, one in order:
         progress(f"warming up {place}")
@@ -209,8 +213,9 @@ async def _read_answer(
     place: Upstream, path: str, body: bytes, headers: Sequence[tuple[bytes, bytes]], kind: Kind
 ) -> Answer:
     began = time.perf_counter()
-    first = last = 0.0
-    tokens = events = 0
+    written: list[str] = []
+    times: list[float] = []
+    tokens = 0
     drafted = Drafted()
     async with place.ask("POST", path, body, headers) as answer:
         if answer.status != 200:
@@ -223,16 +228,20 @@ async def _read_answer(
             if len(rest) > _MOST_EVENT:
                 raise UpstreamError(f"{place} sends events of more than {_MOST_EVENT >> 20} MB")
             for event in filter(None, map(_event, lines)):
-                if _has_text(event):
-                    first, last, events = first or now, now, events + 1
+                if text := _text_of(event):
+                    written.append(text)
+                    times.append(now)
                 usage = event.get("usage")
                 if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
                     tokens = usage["completion_tokens"]
                 told = servers.of_answer(kind, event)
                 drafted = told if told.tokens else drafted
-    if not events:
+    if not times:
         raise UpstreamError(f"{place} wrote nothing")
-    return Answer(first - began, last - first, tokens or events, drafted)
+    gaps = tuple(after - before for before, after in itertools.pairwise(times))
+    return Answer(
+        times[0] - began, times[-1] - times[0], tokens or len(times), drafted, "".join(written), gaps
+    )
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -245,15 +254,17 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _has_text(event: Mapping[str, Any]) -> bool:
+def _text_of(event: Mapping[str, Any]) -> str:
+    """What an event adds to the answer; calls of tools as JSON."""
     try:
         delta = (event.get("choices") or [{}])[0].get("delta") or {}
-        return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls"))
+        parts = [delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")]
     except (LookupError, AttributeError, TypeError):
-        return False
+        return ""
+    return "".join(part if isinstance(part, str) else json.dumps(part) for part in parts if part)
 
 
-async def _first_model(place: Upstream) -> str:
+async def first_model(place: Upstream) -> str:
     """The name of the server's first model. Raises UpstreamError."""
     status, found = await place.document("GET", "/v1/models", seconds=servers.SECONDS)
     try:
