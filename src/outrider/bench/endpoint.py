@@ -207,10 +207,9 @@ def text(document: Mapping[str, Any]) -> str:
     head = ["load", "", "requests", "tokens/s", "TTFT p50", "p95", "TPOT p50", "p95", "ITL p50", "p95"]
     table = [[*head, "accepted", "tokens a step"]]
     for load in document["loads"]:
-        named = str(Load(load["clients"] or 0, load["rate"] or 0.0))
         for name, f in zip(names, load["servers"], strict=False):
             table.append([
-                named, name, str(f["requests"]), f"{f['tokens_per_s']:.1f}",
+                _named(load), name, str(f["requests"]), f"{f['tokens_per_s']:.1f}",
                 *(_ms(f[key], p) for key in ("ttft_ms", "tpot_ms", "itl_ms") for p in ("p50", "p95")),
                 "-" if f["acceptance_rate"] is None else f"{f['acceptance_rate']:.0%}",
                 "-" if f["mean_acceptance_length"] is None else f"{f['mean_acceptance_length']:.2f}",
@@ -219,13 +218,16 @@ def text(document: Mapping[str, Any]) -> str:
     for load in document["loads"]:
         if "speedup" in load:
             low, high = load["speedup_ci"]
-            named = str(Load(load["clients"] or 0, load["rate"] or 0.0))
             lines.append(
-                f"{named}: A writes {load['speedup']:.2f} times as fast as B ({low:.2f} to {high:.2f}, 95%), "
-                f"throughput {load['throughput_ratio']:.2f}; {load['identical']} of {load['pairs']} texts "
-                "equal"
+                f"{_named(load)}: A writes {load['speedup']:.2f} times as fast as B "
+                f"({low:.2f} to {high:.2f}, 95%), throughput {load['throughput_ratio']:.2f}; "
+                f"{load['identical']} of {load['pairs']} texts equal"
             )
     return "\n".join(lines)
+
+
+def _named(load: Mapping[str, Any]) -> str:
+    return str(Load(load["clients"] or 0, load["rate"] or 0.0))
 
 
 def _ms(quantiles: Mapping[str, float] | None, name: str) -> str:

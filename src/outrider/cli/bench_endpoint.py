@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -14,12 +13,12 @@ from tqdm import tqdm
 from outrider.cli import options
 from outrider.cli.bench_output import check_writable, output
 from outrider.cli.parser import number
+from outrider.cli.server_flags import KEY, answer_seconds, api_key, refuse_local
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.bench.endpoint import Load
 
-KEY = "OUTRIDER_API_KEY"
 WORKLOADS = ("chat", "code", "edit")
 LIMIT = 4  # prompts of each
 TIMEOUT = 300.0
@@ -69,30 +68,20 @@ def run(args: argparse.Namespace) -> int:
     from outrider.bench import endpoint, workloads
     from outrider.engines.vllm.upstream import Upstream
 
-    for name in _LOCAL:
-        if getattr(args, name, None) not in (None, False):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} has no meaning with --endpoint, whose server runs already"
-            )
-    if args.words:
-        raise ConfigError(f"unexpected argument {args.words[0]!r}: -m names the model to ask for")
+    refuse_local(args, _LOCAL)
     if args.synthetic or args.cost_curve or args.raw:
         flag = "--synthetic" if args.synthetic else "--cost-curve" if args.cost_curve else "--raw"
         raise ConfigError(f"{flag} has no meaning with --endpoint, whose server answers conversations")
     if options.sampling(args).temperature:
         raise ConfigError("--endpoint measures at temperature 0; leave --temp out")
-    runs, limit = args.runs or 1, LIMIT if args.limit is None else args.limit
-    for flag, value in (("--runs", runs if args.runs is None else args.runs), ("--limit", limit)):
+    runs, limit = 1 if args.runs is None else args.runs, LIMIT if args.limit is None else args.limit
+    for flag, value in (("--runs", runs), ("--limit", limit)):
         if value < 1:
             raise ConfigError(f"{flag} must be at least 1, not {value}")
-    seconds = TIMEOUT if args.timeout is None else args.timeout
-    if not 0 < seconds < 1e6:
-        raise ConfigError(f"--timeout must be above 0 seconds, not {seconds:g}")
+    seconds = answer_seconds(args, TIMEOUT)
     items = [item for name in args.workload or WORKLOADS for item in workloads.load(name)[:limit]]
     loads = _loads(args, len(items))
-    key = os.environ.get(args.api_key_env or KEY, "")
-    if args.api_key_env and not key:
-        raise ConfigError(f"--api-key-env: the variable {args.api_key_env!r} is not set")
+    key = api_key(args)
     places = [Upstream(url, key) for url in (args.endpoint, args.against) if url is not None]
     check_writable(args)
     settings = endpoint.Settings(items, loads, args.model, args.n_predict, runs, seconds)
@@ -118,7 +107,7 @@ def _loads(args: argparse.Namespace, prompts: int) -> list[Load]:
 
 def _numbers(flag: str, text: str | None, kind: Callable[[str], _Number]) -> list[_Number]:
     found = []
-    for part in (text or "").split(",") if text is not None else ():
+    for part in [] if text is None else text.split(","):
         try:
             value = kind(part)
         except ValueError:

@@ -323,6 +323,12 @@ def sampling(args: argparse.Namespace, *, endless: bool = False, **more: Any) ->
 
 def speculation(args: argparse.Namespace) -> SpeculativeConfig:
     """The drafter's configuration of the parsed flags. Raises ConfigError."""
+    return parse_speculative(given_speculation(args))
+
+
+def given_speculation(args: argparse.Namespace, **more: Any) -> Any:
+    """`--speculative-config` as it is given, or the single flags by their names in it; `more` of these, None
+    for one that is not given. Raises ConfigError for both."""
     if args.draft is not None and args.draft < 1:
         raise ConfigError(f"--draft must be at least 1, not {args.draft}; --spec none turns speculation off")
     given = {
@@ -333,13 +339,14 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
         "prompt_lookup_min": args.prompt_lookup_min,
         "verification": args.verification,
         "quantization": args.draft_quantization,
+        **more,
     }
     given = {key: value for key, value in given.items() if value is not None}
     if args.speculative_config is not None:
         if given:
             raise ConfigError("give either --speculative-config or the single flags of speculation, not both")
-        return parse_speculative(args.speculative_config)
-    return parse_speculative(given)
+        return args.speculative_config
+    return given
 
 
 def sizes(args: argparse.Namespace) -> tuple[int | None, int | None]:

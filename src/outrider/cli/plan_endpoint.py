@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 
 from tqdm import tqdm
 
 from outrider.cli.parser import integer, number
+from outrider.cli.server_flags import KEY, answer_seconds, api_key, refuse_local
 from outrider.errors import ConfigError
 
-KEY = "OUTRIDER_API_KEY"
 WORKLOADS = ("chat", "code", "edit")
 TIMEOUT = 300.0
 _OTHERS = (
@@ -50,22 +49,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.endpoint is None:
         raise ConfigError("--against is what --endpoint is measured against: give that too")
-    for name in _OTHERS:
-        if getattr(args, name, None) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} has no meaning with --endpoint, whose server runs already"
-            )
-    if args.words:
-        raise ConfigError(f"unexpected argument {args.words[0]!r}: -m names the model to ask for")
+    refuse_local(args, _OTHERS)
     for flag, value in (("--rounds", args.rounds), ("-n", args.n_predict)):
         if value < 1:
             raise ConfigError(f"{flag} must be at least 1, not {value}")
-    seconds = TIMEOUT if args.timeout is None else args.timeout
-    if not 0 < seconds < 1e6:
-        raise ConfigError(f"--timeout must be above 0 seconds, not {seconds:g}")
-    key = os.environ.get(args.api_key_env or KEY, "")
-    if args.api_key_env and not key:
-        raise ConfigError(f"--api-key-env: the variable {args.api_key_env!r} is not set")
+    seconds, key = answer_seconds(args, TIMEOUT), api_key(args)
     server = Upstream(args.endpoint, key)
     plain = None if args.against is None else Upstream(args.against, key)
     items = [item for name in WORKLOADS for item in workloads.load(name)[:2]]

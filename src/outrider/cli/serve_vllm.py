@@ -204,24 +204,8 @@ def config(args: argparse.Namespace) -> VllmConfig:
 
 def _speculation(args: argparse.Namespace) -> dict[str, Any]:
     """vLLM's `speculative_config` of the flags; {} without any. Raises ConfigError."""
-    if args.draft is not None and args.draft < 1:
-        raise ConfigError(f"--draft must be at least 1, not {args.draft}; --spec none turns speculation off")
-    given = {
-        "method": args.spec,
-        "model": args.model_draft,
-        "num_speculative_tokens": args.draft,
-        "prompt_lookup_max": args.prompt_lookup_max,
-        "prompt_lookup_min": args.prompt_lookup_min,
-        "verification": args.verification,
-        "quantization": args.draft_quantization,
-        **{key: getattr(args, f"old_{key}") for key in _OLD_FLAGS.values()},
-    }
-    given = {key: value for key, value in given.items() if value is not None}
-    if args.speculative_config is not None:
-        if given:
-            raise ConfigError("give either --speculative-config or the single flags of speculation, not both")
-        return parse_vllm_speculative(args.speculative_config)
-    return parse_vllm_speculative(given)
+    old = {key: getattr(args, f"old_{key}") for key in _OLD_FLAGS.values()}
+    return parse_vllm_speculative(options.given_speculation(args, **old))
 
 
 def _plain(args: argparse.Namespace) -> Upstream | None:

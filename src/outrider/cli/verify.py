@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from outrider.bench.workloads import Item
 from outrider.cli import options
 from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer, number
+from outrider.cli.server_flags import KEY, answer_seconds, api_key
 from outrider.config.speculative import VERIFICATIONS, AutoConfig, NoneConfig, SpeculativeConfig
 from outrider.engines.base import LanguageModel
 from outrider.errors import ConfigError, OutriderError
@@ -36,7 +36,6 @@ BATCH = 4  # sequences that share a pass
 LIMIT = 1  # prompts of each built-in workload
 TEMPERATURES, SEEDS, SAMPLES = "0,0.7,1", 2, 2000
 TIMEOUT = 120.0  # seconds
-KEY = "OUTRIDER_API_KEY"
 
 # Flags that apply only to models, and only to servers; each is refused in the other case.
 FOR_MODELS = {
@@ -169,12 +168,7 @@ def _check_servers(args: argparse.Namespace, progress: Progress) -> Iterator[Cla
     if args.words:
         raise ConfigError(f"unexpected argument {args.words[0]!r}: -m names the model to ask the servers for")
     _at_least(args, "-n", 1)
-    timeout = TIMEOUT if args.timeout is None else args.timeout
-    if not 0 < timeout < 1e6:
-        raise ConfigError(f"--timeout must be above 0 seconds, not {timeout:g}")
-    key = os.environ.get(args.api_key_env or KEY, "")
-    if args.api_key_env and not key:
-        raise ConfigError(f"--api-key-env: the variable {args.api_key_env!r} is not set")
+    timeout, key = answer_seconds(args, TIMEOUT), api_key(args)
     one, other = (
         Endpoint(url, chat=args.chat, model=args.model, key=key, timeout=timeout)
         for url in (args.endpoint, args.against)

@@ -17,13 +17,20 @@ from typing import Any
 
 from outrider.bench import stats
 from outrider.bench.workloads import Item
-from outrider.engines.vllm.upstream import Upstream, UpstreamError, whole
+from outrider.engines.vllm.upstream import (
+    MOST_EVENT,
+    Upstream,
+    UpstreamError,
+    events,
+    text_of,
+    tokens_of,
+    whole,
+)
 from outrider.plan import servers
 from outrider.plan.servers import Drafted, Found, Kind
 from outrider.plan.speed import ACCEPTANCES
 
 LEAST_TOKENS = 8  # of an answer, for its speed to be seen
-_MOST_EVENT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,49 +226,21 @@ async def _read_answer(
     drafted = Drafted()
     async with place.ask("POST", path, body, headers) as answer:
         if answer.status != 200:
-            said = " ".join((await whole(answer, _MOST_EVENT)).decode("utf-8", "replace").split())
+            said = " ".join((await whole(answer, MOST_EVENT)).decode("utf-8", "replace").split())
             raise UpstreamError(f"{place} answered {answer.status}: {said[:200]}")
-        rest = b""
-        async for part in answer.body:
-            now = time.perf_counter()
-            *lines, rest = (rest + part).split(b"\n")
-            if len(rest) > _MOST_EVENT:
-                raise UpstreamError(f"{place} sends events of more than {_MOST_EVENT >> 20} MB")
-            for event in filter(None, map(_event, lines)):
-                if text := _text_of(event):
-                    written.append(text)
-                    times.append(now)
-                usage = event.get("usage")
-                if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-                    tokens = usage["completion_tokens"]
-                told = servers.of_answer(kind, event)
-                drafted = told if told.tokens else drafted
+        async for now, event in events(answer, place):
+            if text := text_of(event):
+                written.append(text)
+                times.append(now)
+            tokens = tokens_of(event) or tokens
+            told = servers.of_answer(kind, event)
+            drafted = told if told.tokens else drafted
     if not times:
         raise UpstreamError(f"{place} wrote nothing")
     gaps = tuple(after - before for before, after in itertools.pairwise(times))
     return Answer(
         times[0] - began, times[-1] - times[0], tokens or len(times), drafted, "".join(written), gaps
     )
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    if not line.startswith(b"data: {"):
-        return None
-    try:
-        found = json.loads(line[6:])
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _text_of(event: Mapping[str, Any]) -> str:
-    """What an event adds to the answer; calls of tools as JSON."""
-    try:
-        delta = (event.get("choices") or [{}])[0].get("delta") or {}
-        parts = [delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")]
-    except (LookupError, AttributeError, TypeError):
-        return ""
-    return "".join(part if isinstance(part, str) else json.dumps(part) for part in parts if part)
 
 
 async def first_model(place: Upstream) -> str:

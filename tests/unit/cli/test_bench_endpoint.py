@@ -126,6 +126,7 @@ URL = ["--endpoint", "http://127.0.0.1:1"]
         (["--against", "http://127.0.0.1:1"], "give --endpoint too"),
         (["--clients", "2", "x"], "give --endpoint too"),
         ([*URL, "-md", "x"], "--model-draft has no meaning with --endpoint"),
+        ([*URL, "--threads", "0"], "--threads has no meaning with --endpoint"),
         ([*URL, "--plot", "x.html"], "--plot has no meaning with --endpoint"),
         ([*URL, "--cost-curve"], "--cost-curve has no meaning with --endpoint"),
         ([*URL, "--temp", "0.7"], "measures at temperature 0"),

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from outrider.errors import ConfigError, OutriderError
 CONNECT_SECONDS = 5.0
 MOST_HEAD = 64 << 10
 MOST_DOCUMENT = 16 << 20
+MOST_EVENT = 1 << 20
 _CHUNK = 64 << 10
 
 
@@ -163,6 +165,40 @@ async def whole(answer: Answer, most: int = MOST_DOCUMENT) -> bytes:
             raise UpstreamError(f"the answer is larger than {most >> 20} MB")
         parts.append(part)
     return b"".join(parts)
+
+
+async def events(answer: Answer, name: object) -> AsyncIterator[tuple[float, dict[str, Any]]]:
+    """The JSON objects of a stream of server-sent events, each with when it came (time.perf_counter).
+    name: of the server. Raises UpstreamError for an event of more than MOST_EVENT bytes."""
+    rest = b""
+    async for part in answer.body:
+        now = time.perf_counter()
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > MOST_EVENT:
+            raise UpstreamError(f"{name} sends events of more than {MOST_EVENT >> 20} MB")
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                if line.startswith(b"data: {"):
+                    yield now, json.loads(line[6:])
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """What an event adds to an answer of OpenAI's API, thoughts too; calls of tools as JSON."""
+    try:
+        choice = (event.get("choices") or [{}])[0]
+        delta = choice.get("delta") or {}
+        names = ("content", "reasoning_content", "reasoning", "tool_calls")
+        parts = [choice.get("text"), *(delta.get(name) for name in names)]
+    except (LookupError, AttributeError, TypeError):
+        return ""
+    return "".join(part if isinstance(part, str) else json.dumps(part) for part in parts if part)
+
+
+def tokens_of(event: Mapping[str, Any]) -> int:
+    """The tokens of a completion by the usage that its last event has, or 0."""
+    usage = event.get("usage")
+    found = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return found if isinstance(found, int) else 0
 
 
 async def _next(connection: h11.Connection, reader: asyncio.StreamReader) -> Any:

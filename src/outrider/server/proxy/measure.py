@@ -11,12 +11,11 @@ import asyncio
 import json
 import logging
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
 from outrider.engines.vllm.metrics import counts
-from outrider.engines.vllm.upstream import Upstream, UpstreamError
+from outrider.engines.vllm.upstream import Upstream, UpstreamError, events, text_of, tokens_of
 from outrider.server.proxy.requests import measured_copy
 from outrider.server.proxy.worth import SpeedUp, alike
 
@@ -24,7 +23,6 @@ logger = logging.getLogger("outrider")
 
 LEAST_TOKENS = 16  # of a text, for its speed to be seen
 SECONDS = 300.0  # for one text
-_MOST_EVENT = 1 << 20
 
 
 class Measurer:
@@ -115,31 +113,8 @@ async def token_seconds(server: Upstream, path: str, fields: dict[str, Any]) -> 
     ):
         if answer.status != 200:
             raise UpstreamError(f"{server} answered {answer.status}")
-        rest = b""
-        async for part in answer.body:
-            now = time.perf_counter()
-            *lines, rest = (rest + part).split(b"\n")
-            if len(rest) > _MOST_EVENT:
-                raise UpstreamError(f"{server} sends events of more than {_MOST_EVENT >> 20} MB")
-            for line in lines:
-                wrote, total = _event(line)
-                if wrote:
-                    first, last = first or now, now
-                tokens = total or tokens
+        async for now, event in events(answer, server):
+            if text_of(event):
+                first, last = first or now, now
+            tokens = tokens_of(event) or tokens
     return (last - first) / (tokens - 1) if tokens >= LEAST_TOKENS and last > first else None
-
-
-def _event(line: bytes) -> tuple[bool, int]:
-    """(whether an event has text, the completion's tokens by its usage or 0)."""
-    if not line.startswith(b"data: {"):
-        return False, 0
-    try:
-        event = json.loads(line[6:])
-        usage, choices = event.get("usage") or {}, event.get("choices") or [{}]
-        total = usage.get("completion_tokens", 0)
-        delta = choices[0].get("delta") or {}
-        text = choices[0].get("text") or delta.get("content") or delta.get("reasoning_content")
-        text = text or delta.get("reasoning") or delta.get("tool_calls")
-        return bool(text), total if isinstance(total, int) else 0
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
-        return False, 0
