@@ -23,7 +23,7 @@ from tests.support.toy_model import ToyModel
 # No test may fail for the time that it took. The rest is the profile that hypothesis chose, here or in CI,
 # where the examples are the same in every run: more of them find nothing new there.
 _chosen = settings.get_profile(settings.get_current_profile_name())
-_examples = 60 if os.environ.get("CI") else _chosen.max_examples
+_examples = 40 if os.environ.get("CI") else _chosen.max_examples
 settings.register_profile("patient", _chosen, deadline=None, max_examples=_examples)
 settings.load_profile("patient")
 

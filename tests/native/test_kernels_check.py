@@ -83,7 +83,7 @@ def program(folder: Path) -> Path:
 
 
 def test_pools_end_while_helpers_come_late(folder: Path) -> None:
-    status, output = run(folder / "pool_check", timeout=300)  # takes two seconds, or for ever
+    status, output = run(folder / "pool_check", "1000", timeout=300)  # takes a second, or for ever
     assert status == 0, output
 
 

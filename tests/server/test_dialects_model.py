@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import ollama
 import pytest
 
 from outrider import LLM, SamplingParams
 from tests.server.http_support import MODEL, Running
+from tests.support.lazy import Lazy
+
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = Lazy("anthropic")
 
 pytestmark = pytest.mark.model
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 
 from tests.server.dialect_support import TEMPLATE, scripted
 from tests.server.http_support import MODEL, Running, running, toy_pipeline
+from tests.support.lazy import Lazy
+
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = Lazy("anthropic")
 
 HI: Any = [{"role": "user", "content": "the fox"}]
 WEATHER: Any = {

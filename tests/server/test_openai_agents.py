@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 
 from tests.server.dialect_support import THINKING, scripted
 from tests.server.http_support import MODEL, Running, run_async, running, toy_pipeline
+from tests.support.lazy import Lazy
+
+if TYPE_CHECKING:
+    import agents
+else:
+    agents = Lazy("agents")
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
@@ -24,9 +29,9 @@ def thinking(roomy_file: Path) -> Iterator[Running]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_agent_with_a_tool(thinking: Running, streamed: bool) -> None:
-    set_tracing_disabled(True)
+    agents.set_tracing_disabled(True)
 
-    @function_tool  # type: ignore[untyped-decorator]
+    @agents.function_tool  # type: ignore[untyped-decorator]
     def weather(city: str) -> str:
         """Tells the weather of a city."""
         return f"sun in {city}"
@@ -35,11 +40,11 @@ def test_an_agent_with_a_tool(thinking: Running, streamed: bool) -> None:
         async with openai.AsyncOpenAI(
             base_url=thinking.url + "/v1", api_key="none", max_retries=0, timeout=30
         ) as client:
-            model = OpenAIResponsesModel(model=MODEL, openai_client=client)
-            agent = Agent(name="reporter", instructions="be", model=model, tools=[weather])
+            model = agents.OpenAIResponsesModel(model=MODEL, openai_client=client)
+            agent = agents.Agent(name="reporter", instructions="be", model=model, tools=[weather])
             if not streamed:
-                return (await Runner.run(agent, "How is Paris?")).final_output
-            result = Runner.run_streamed(agent, "How is Paris?")
+                return (await agents.Runner.run(agent, "How is Paris?")).final_output
+            result = agents.Runner.run_streamed(agent, "How is Paris?")
             deltas = [
                 event.data.delta
                 async for event in result.stream_events()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ MUTATIONS = st.lists(
     min_size=1,
     max_size=4,
 )
-fuzz = settings(max_examples=300, suppress_health_check=list(HealthCheck))
+fuzz = settings(max_examples=100 if os.environ.get("CI") else 300, suppress_health_check=list(HealthCheck))
 
 
 def mutated(raw: bytes, mutations: list[tuple[str, float, int]], header: int) -> bytes:
