@@ -87,6 +87,7 @@ class Pair:
 
 def rows(
     paths: tuple[Path, Path],
+    kinds: Sequence[str],
     temperatures: Sequence[float],
     limit: int,
     tokens: int,
@@ -94,14 +95,15 @@ def rows(
 ) -> list[Any]:
     """One row for each source, workload and temperature.
 
-    paths: of the target and the draft model; limit: prompts on record, and as many measured.
+    paths: of the target and the draft model; kinds: workloads by name; limit: prompts on record, and as many
+    measured.
     """
     found = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OUTRIDER_CACHE"] = folder
         try:
             pair = Pair(*paths)
-            for workload in workloads.BUILT_IN:
+            for workload in kinds:
                 items = workloads.load(workload)
                 for temperature in temperatures:
                     case = Case(workload, temperature, items[:limit], items[limit : 2 * limit])

@@ -1,7 +1,7 @@
 """Holds what `outrider plan` predicts against what happens: memory, plain speed and speed-up.
 
     python benchmarks/predictions.py [--only memory,speed,speedup] [--contexts 512,2048] [--temps 0,0.7]
-        [--limit 3] [--tokens 96] [--json FILE]
+        [--workloads chat,code,…] [--limit 3] [--tokens 96] [--json FILE]
 
 Every case runs in a process of its own, which loads a target (and a draft model), fills a context and
 decodes: the default model, the Qwen pair and Gemma 3 270M, as far as they are here. Memory is anonymous
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from outrider import memory
+from outrider.bench import workloads
 from outrider.bench.cost_curve import aligned
 from outrider.bench.machine import describe
 from outrider.cli.demo import present_model
@@ -158,6 +159,9 @@ def main() -> int:
     parser.add_argument(
         "--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7], help="for speedup"
     )
+    parser.add_argument(
+        "--workloads", type=lambda s: s.split(","), default=list(workloads.BUILT_IN), help="for speedup"
+    )
     parser.add_argument("--limit", type=int, default=3, help="prompts on record, and prompts measured")
     parser.add_argument(
         "--tokens", type=int, default=96, help="most tokens of a text whose speed-up is measured"
@@ -186,10 +190,11 @@ def main() -> int:
             raise SystemExit(f"not here: outrider pull {' '.join(KNOWN)}")
         one, other = (Path(str(path)) for path in pair)
         found = rows(
-            *((one, other), args.temps, args.limit, args.tokens),
+            *((one, other), args.workloads, args.temps, args.limit, args.tokens),
             lambda row: print(json.dumps(row), file=sys.stderr, flush=True),
         )
-        kept = [row for row in document["speedup"] if row["temperature"] not in args.temps]
+        again = {(row["workload"], row["temperature"]) for row in found}
+        kept = [row for row in document["speedup"] if (row["workload"], row["temperature"]) not in again]
         document["speedup"] = [*kept, *found]
     print(text({part: document[part] if part in only else [] for part in ("memory", "speed", "speedup")}))
     args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")

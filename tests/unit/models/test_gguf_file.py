@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.formats import gguf_file
 from outrider.models.formats.gguf_file import read_gguf
+from outrider.models.formats.gguf_metadata import Metadata
 from tests.support.gguf_bytes import (
     ARRAY,
     BOOL,
@@ -44,6 +47,33 @@ def u32(value: int) -> bytes:
 
 def u64(value: int) -> bytes:
     return struct.pack("<Q", value)
+
+
+PIECES = st.lists(
+    st.binary(min_size=1, max_size=12).map(lambda raw: raw.replace(b"\0", b"z"))
+    | st.binary(max_size=300)
+    | st.sampled_from([b"\5" + bytes(7) + b"abcde", bytes(9), b"a" * 256])
+    | st.text(max_size=4).map(str.encode),
+    max_size=20,
+)
+
+
+@given(PIECES, st.binary(max_size=20))
+def test_strings_of_any_bytes_are_read(pieces: list[bytes], after: bytes) -> None:
+    """With zero bytes in them, empty or long, with anything after them, and cut."""
+    raw = b"".join(map(string, pieces))
+    cursor = gguf_file._Cursor(Path("x"), b"GGUF" + raw + after)
+    assert cursor._strings(len(pieces)) == tuple(pieces)
+    assert cursor.at == 4 + len(raw)
+    if pieces:
+        with pytest.raises(ModelFileError, match="truncated"):
+            gguf_file._Cursor(Path("x"), b"GGUF" + raw[:-1])._strings(len(pieces))
+
+
+@given(PIECES)
+def test_pieces_are_decoded_one_by_one_or_all_at_once(pieces: list[bytes]) -> None:
+    found = Metadata(Path("x"), {"pieces": tuple(pieces)}).pieces("pieces")
+    assert found == tuple(raw.decode(errors="backslashreplace") for raw in pieces)
 
 
 def test_reads_every_value_type(tmp_path: Path) -> None:
