@@ -50,7 +50,7 @@ def _facts(document: Mapping[str, Any]) -> str:
     version = document.get("outrider")
     same = [(load["identical"], load["pairs"]) for load in document["loads"] if "pairs" in load]
     equal = f"{sum(a for a, _ in same)} of {sum(b for _, b in same)} pairs of texts" if same else None
-    rounds = f"{document['prompts']} prompts, {document['runs']} rounds of each load"
+    rounds = f"{document['prompts']} prompts, rounds of each load: {document['runs']}"
     return facts(
         {
             "date": document.get("created"),
@@ -83,7 +83,7 @@ def curves(loads: Sequence[Mapping[str, Any]], key: str, words: str) -> str:
                     continue
                 middle, high = ([float("nan") if q is None else q[p] for q in found] for p in ("p50", "p95"))
                 axes.plot(at, middle, marker=plots.MARKERS[i], markersize=4, **style)
-                axes.plot(at, high, linestyle="--", **style)
+                axes.plot(at, high, linestyle="--", marker="_", **style)  # seen at a lone load too
             axes.set_title(report.TIMES.get(what, "throughput"), fontsize=10)
             axes.set(xlabel=words, ylabel="ms" if what in report.TIMES else "tokens/s")
             axes.set_ylim(0, 1.05 * axes.get_ylim()[1])

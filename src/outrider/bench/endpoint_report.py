@@ -70,7 +70,7 @@ def load_words(clients: int, rate: float) -> str:
     """A closed loop of clients; or, where these are 0, requests that arrive in a second."""
     if clients:
         return f"{clients} client{'' if clients == 1 else 's'}"
-    return f"{rate:g} requests/s"
+    return f"{rate:g} request{'' if rate == 1 else 's'}/s"
 
 
 def _ms(quantiles: Mapping[str, float] | None, name: str) -> str:

@@ -67,7 +67,12 @@ def test_the_page_has_what_the_terminal_has() -> None:
         "n = 12",
     ):
         assert cell in found.words
-    for fact in ("2026-01-02T03:04:05+00:00", "outrider 9.8.7", "6 prompts, 2 rounds", "outrider bench --e"):
+    for fact in (
+        "2026-01-02T03:04:05+00:00",
+        "outrider 9.8.7",
+        "6 prompts, rounds of each load: 2",
+        "outrider bench --e",
+    ):
         assert fact in Reader(source[: source.index("<h2>")]).words
     assert "Tokens/s: 1 client: A 100.0, B 80.0; 4 clients: A" in found.words  # in order, for who cannot see
     assert "http" not in source.replace("http-equiv", "")
