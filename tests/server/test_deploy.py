@@ -1,6 +1,7 @@
 """The files of deploy/: they are well-formed, and every command in them is one that Outrider reads.
 
-hadolint, kubernetes-validate and systemd-analyze check them too, where they are installed.
+hadolint, kubernetes-validate, Helm (helm-python-sdk) and systemd-analyze check them too, where they are
+installed.
 """
 
 from __future__ import annotations
@@ -67,6 +68,19 @@ def container() -> dict[str, Any]:
     return dict(found)
 
 
+def helm_values() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(text_of("helm/values.yaml"))
+    return found
+
+
+def helm_arguments(draft: str) -> list[str]:
+    """What the chart's container is started with; `test_helm_finds_nothing_…` holds Helm to it."""
+    values = helm_values()
+    drafts = [f"--model-draft={draft}"] if draft else []
+    fixed = ["--host=0.0.0.0", "--port=8000"]
+    return ["serve", values["model"], *drafts, *fixed, *values["flags"], "--api-key-file=/keys/keys.txt"]
+
+
 def unit() -> configparser.ConfigParser:
     found = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
     found.optionxform = str  # type: ignore[assignment,method-assign]
@@ -81,6 +95,8 @@ def commands() -> Iterator[Any]:
     yield pytest.param(argument("CMD"), id="Containerfile")
     yield pytest.param(compose()["services"]["outrider"]["command"], id="compose.yaml")
     yield pytest.param(container()["args"], id="kubernetes.yaml")
+    for name in ("", "qwen-coder-0.5b"):
+        yield pytest.param(helm_arguments(name), id=f"helm, draft {name or 'none'}")
     program, *words = shlex.split(unit()["Service"]["ExecStart"])
     assert Path(program).name == "outrider"
     yield pytest.param(words, id="outrider.service")
@@ -223,6 +239,42 @@ def test_hadolint_finds_nothing() -> None:
 
 def test_kubernetes_schemas_hold() -> None:
     assert found_by(tool("kubernetes-validate"), "--strict", str(DEPLOY / "kubernetes.yaml")) == ""
+
+
+def without_instance(part: Any) -> Any:
+    """Without the label that tells two releases of a chart from each other."""
+    if isinstance(part, dict):
+        return {k: without_instance(v) for k, v in part.items() if k != "app.kubernetes.io/instance"}
+    return [without_instance(each) for each in part] if isinstance(part, list) else part
+
+
+def test_helm_finds_nothing_and_the_chart_is_the_manifests(tmp_path: Path) -> None:
+    chart = pytest.importorskip("helm_python.chart", reason="needs helm-python-sdk")
+    report = chart.lint(str(DEPLOY / "helm"), strict=True, quiet=True)
+    assert (report["errors"], [m for m in report["messages"] if m["severity"] > 1]) == ([], [])
+    loaded = chart.Chart.load(str(DEPLOY / "helm"))
+
+    def rendered(values: dict[str, Any], name: str) -> tuple[str, dict[str, dict[str, Any]]]:
+        (text,) = loaded.render(values, name=name).values()
+        return text, {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+    text, found = rendered({}, "outrider")
+    assert without_instance(found) == kubernetes()
+    place = tmp_path / "rendered.yaml"
+    place.write_text(text, "utf-8")
+    if shutil.which("kubernetes-validate"):
+        assert found_by("kubernetes-validate", "--strict", str(place)) == ""
+    values = {"draft": "", "flags": ["--ctx-size=4096"], "resources": None, "image": "r/o:1", "keys": "k"}
+    _, found = rendered(values, "two")
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    (made,) = pod["containers"]
+    assert made["args"] == [*helm_arguments("")[:4], "--ctx-size=4096", "--api-key-file=/keys/keys.txt"]
+    assert (made["image"], made.get("resources")) == ("r/o:1", None)
+    claim = pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    assert claim == found["PersistentVolumeClaim"]["metadata"]["name"] == "two-models"
+    labels = found["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert found["Service"]["spec"]["selector"] == labels
+    assert labels["app.kubernetes.io/instance"] == "two"
 
 
 def test_systemd_reads_the_unit(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class FakeServer:
         self.url = ""
         self.model = "stand-in"
         self.logprobs = True
-        self.refuses_logprobs = False
+        self.refused: set[str] = set()  # fields
         self.requests: list[tuple[str, Mapping[str, str], Any]] = []  # (path, headers, body)
 
 
@@ -42,8 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         fake.requests.append((self.path, dict(self.headers), body))
         if fake.override is not None and fake.override(self):
             return
-        if fake.refuses_logprobs and "logprobs" in body:
-            self.reply({"error": {"message": "logprobs is not supported"}}, 400)
+        if refused := fake.refused & body.keys():
+            self.reply({"error": {"message": f"{min(refused)} is not supported"}}, 400)
         elif self.path == "/v1/completions":
             text = fake.generate(body["prompt"])
             logprobs = {"tokens": list(text)} if fake.logprobs else None
@@ -76,12 +76,16 @@ class Handler(BaseHTTPRequestHandler):
         """Keep the test's output clean."""
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # connections that come while one is taken up
+
+
 @contextmanager
 def serving(generate: Callable[[str], str]) -> Iterator[FakeServer]:
     """Run the server during the `with` statement."""
     fake = FakeServer(generate)
     kind = type("FakeHandler", (Handler,), {"fake": fake})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+    with _Server(("127.0.0.1", 0), kind) as server:
         server.daemon_threads = True
         server.block_on_close = False
         server.handle_error = lambda *_: None  # type: ignore[method-assign]

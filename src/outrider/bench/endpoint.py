@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from outrider.bench import stats
-from outrider.bench.cost_curve import aligned
+from outrider.bench.endpoint_report import load_words
 from outrider.bench.workloads import Item
 from outrider.engines.vllm.upstream import Upstream, UpstreamError
 from outrider.plan import servers
@@ -34,9 +34,7 @@ class Load:
     rate: float = 0.0
 
     def __str__(self) -> str:
-        if self.clients:
-            return f"{self.clients} client{'' if self.clients == 1 else 's'}"
-        return f"{self.rate:g} requests/s"
+        return load_words(self.clients, self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,8 @@ async def _round(
         await asyncio.sleep(after)
         await answered(item)
 
-    before = await servers.drafted(place, one.found.kind)
+    kind = one.found.kind
+    before = await servers.drafted(place, kind)
     began = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as group:
@@ -129,7 +128,7 @@ async def _round(
     except* UpstreamError as errors:
         raise UpstreamError(str(errors.exceptions[0])) from None
     seconds = time.perf_counter() - began
-    drafted = await servers.drafted(place, one.found.kind) - before
+    drafted = servers.since(kind, before, await servers.drafted(place, kind))
     for answer in answers.values():
         drafted += answer.drafted
     return Round(answers, seconds, drafted)
@@ -194,41 +193,3 @@ def compared(rounds: Sequence[Round], others: Sequence[Round]) -> dict[str, Any]
         raise UpstreamError(f"no prompt was answered with {LEAST_TOKENS} tokens by both servers")
     speedup, interval = stats.speedup(list(ratios.values()))
     return {"speedup": speedup, "speedup_ci": list(interval), "identical": same, "pairs": pairs}
-
-
-def text(document: Mapping[str, Any]) -> str:
-    """The document for a reader."""
-    names = "AB"
-    lines = []
-    for name, server in zip(names, document["servers"], strict=False):
-        settings = ", ".join(f"{k} {v}" for k, v in server["speculation"].items())
-        lines.append(f"{name}: {server['url']}, {server['server']}, model {server['model']}"
-                     + (f"; speculation: {settings}" if settings else ""))  # fmt: skip
-    head = ["load", "", "requests", "tokens/s", "TTFT p50", "p95", "TPOT p50", "p95", "ITL p50", "p95"]
-    table = [[*head, "accepted", "tokens a step"]]
-    for load in document["loads"]:
-        for name, f in zip(names, load["servers"], strict=False):
-            table.append([
-                _named(load), name, str(f["requests"]), f"{f['tokens_per_s']:.1f}",
-                *(_ms(f[key], p) for key in ("ttft_ms", "tpot_ms", "itl_ms") for p in ("p50", "p95")),
-                "-" if f["acceptance_rate"] is None else f"{f['acceptance_rate']:.0%}",
-                "-" if f["mean_acceptance_length"] is None else f"{f['mean_acceptance_length']:.2f}",
-            ])  # fmt: skip
-    lines += ["", aligned(table), "", "Times are milliseconds; TTFT is the time to the first text."]
-    for load in document["loads"]:
-        if "speedup" in load:
-            low, high = load["speedup_ci"]
-            lines.append(
-                f"{_named(load)}: A writes {load['speedup']:.2f} times as fast as B "
-                f"({low:.2f} to {high:.2f}, 95%), throughput {load['throughput_ratio']:.2f}; "
-                f"{load['identical']} of {load['pairs']} texts equal"
-            )
-    return "\n".join(lines)
-
-
-def _named(load: Mapping[str, Any]) -> str:
-    return str(Load(load["clients"] or 0, load["rate"] or 0.0))
-
-
-def _ms(quantiles: Mapping[str, float] | None, name: str) -> str:
-    return "-" if quantiles is None else f"{quantiles[name]:.1f}"

@@ -119,37 +119,51 @@ def methods(document: dict[str, Any]) -> list[str]:
 def speedups(document: dict[str, Any], temperature: float) -> str:
     """A plot of the speed-up over plain decoding by workload and method, with intervals where there are any
     and the number of pairs of runs behind each point."""
-    entries = _at(document, temperature)
-    names = methods(document)
-    drawn = any(has_interval(entry["methods"][name]) for entry in entries for name in names)
+    return points(
+        f"speedup{_code(temperature)}",
+        f"Speed-up by workload at temperature {temperature:g}",
+        [(e["workload"], pairs(e), e["methods"]) for e in _at(document, temperature)],
+        methods(document),
+        "plain decoding",
+    )
+
+
+def points(
+    name: str,
+    title: str,
+    rows: Sequence[tuple[str, int, Mapping[str, Mapping[str, Any]]]],
+    series: Sequence[str],
+    over: str,
+) -> str:
+    """A plot of speed-ups: a row for each label, of so many pairs, with a point and its interval for each
+    series. over: what they are speed-ups over."""
+    drawn = any(has_interval(found[one]) for _, _, found in rows for one in series)
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for i, method in enumerate(names):
+        for i, one in enumerate(series):
             colour = SERIES[i % len(SERIES)]
-            for row, entry in enumerate(entries):
-                m = entry["methods"][method]
-                y = row + (i + 1) / (len(names) + 1) - 0.5
+            for row, (_, _, found) in enumerate(rows):
+                m = found[one]
+                y = row + (i + 1) / (len(series) + 1) - 0.5
                 if has_interval(m):
                     axes.plot(m["speedup_ci"], [y, y], color=colour, linewidth=2, solid_capstyle="round")
                 axes.plot(
                     m["speedup"], y, MARKERS[i % len(MARKERS)], color=colour, markersize=6,
-                    label=method if row == 0 else None,
+                    label=one if row == 0 else None,
                 )  # fmt: skip
         axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
-        axes.set_xlabel(f"speed-up over plain decoding (×){', 95% interval' if drawn else ''}")
-        _rows(axes, [f"{label(entry['workload'])}\nn = {pairs(entry)}" for entry in entries])
+        axes.set_xlabel(f"speed-up over {over} (×){', 95% interval' if drawn else ''}")
+        _rows(axes, [f"{label(text)}\nn = {n}" for text, n, _ in rows])
         _legend(figure, axes)
 
     words = "; ".join(
-        f"{e['workload']}: " + ", ".join(f"{m} ×{e['methods'][m]['speedup']:.2f}" for m in names)
-        for e in entries
+        f"{text}: " + ", ".join(f"{one} ×{found[one]['speedup']:.2f}" for one in series)
+        for text, _, found in rows
     )
-    height = 1.2 + len(entries) * (0.25 + 0.16 * len(names))
-    return svg(
-        f"speedup{_code(temperature)}", f"Speed-up by workload at temperature {temperature:g}",
-        f"Points{' with 95% intervals' if drawn else ''}. {words}.", (7.5, height), draw,
-    )  # fmt: skip
+    height = 1.2 + len(rows) * (0.25 + 0.16 * len(series))
+    said = f"Points{' with 95% intervals' if drawn else ''}. {words}."
+    return svg(name, title, said, (7.5, height), draw)
 
 
 def phases(document: dict[str, Any], temperature: float) -> str:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tqdm import tqdm
 from outrider.bench import report, workloads
 from outrider.bench.workloads import Item
 from outrider.cli import bench_endpoint, options
-from outrider.cli.bench_output import STDOUT, check_writable, output, write
+from outrider.cli.bench_output import STDOUT, check_writable, now, output, write
 from outrider.cli.foreign import add_foreign
 from outrider.cli.parser import Parser, Subparsers, integer
 from outrider.config.speculative import (
@@ -168,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
         )
     document["settings"] = settings(
         params, choices, runs=args.runs, seeds=args.seeds, raw=args.raw, temperatures=temperatures
-    ) | {"command": args.command_line, "created": datetime.now(UTC).isoformat(timespec="seconds")}
+    ) | {"command": args.command_line, "created": now()}
     if args.plot is not None:
         _add_cost_curve(document, models[0], config.threads)
     output(document, report.text, args.json)

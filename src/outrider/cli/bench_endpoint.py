@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 from tqdm import tqdm
 
 from outrider.cli import options
-from outrider.cli.bench_output import check_writable, output
+from outrider.cli.bench_output import check_writable, now, output, write
 from outrider.cli.parser import number
 from outrider.cli.server_flags import KEY, answer_seconds, api_key, refuse_local
 from outrider.errors import ConfigError
+from outrider.version import __version__
 
 if TYPE_CHECKING:
     from outrider.bench.endpoint import Load
@@ -23,7 +24,7 @@ WORKLOADS = ("chat", "code", "edit")
 LIMIT = 4  # prompts of each
 TIMEOUT = 300.0
 _LOCAL = (
-    *("model_draft", "methods", "seeds", "plot", "temps", "quantization", "kv_quantization", "threads"),
+    *("model_draft", "methods", "seeds", "temps", "quantization", "kv_quantization", "threads"),
     *("draft", "spec", "speculative_config", "draft_quantization", "weights_cache"),
 )  # dests of what is about models that this process would load
 _Number = TypeVar("_Number", int, float)
@@ -65,7 +66,7 @@ def asked(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns 0. Raises OutriderError."""
-    from outrider.bench import endpoint, workloads
+    from outrider.bench import endpoint, endpoint_page, endpoint_report, workloads
     from outrider.engines.vllm.upstream import Upstream
 
     refuse_local(args, _LOCAL)
@@ -87,7 +88,10 @@ def run(args: argparse.Namespace) -> int:
     settings = endpoint.Settings(items, loads, args.model, args.n_predict, runs, seconds)
     with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), bar_format="{desc}", leave=False) as bar:
         document = asyncio.run(endpoint.measure(places, settings, bar.set_description_str))
-    output(document, endpoint.text, args.json)
+    document |= {"command": args.command_line, "created": now(), "outrider": __version__}
+    output(document, endpoint_report.text, args.json)
+    if args.plot is not None:
+        write("--plot", args.plot, endpoint_page.html(document))
     return 0
 
 

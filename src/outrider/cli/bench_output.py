@@ -6,12 +6,18 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
 
 STDOUT = Path("-")  # the value of --json without a file name
+
+
+def now() -> str:
+    """The time in UTC, for a document."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def check_writable(args: argparse.Namespace) -> None:

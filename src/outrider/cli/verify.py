@@ -35,6 +35,7 @@ DRAFTS = (1, 3, 5, 8)  # draft lengths that are checked without --draft
 BATCH = 4  # sequences that share a pass
 LIMIT = 1  # prompts of each built-in workload
 TEMPERATURES, SEEDS, SAMPLES = "0,0.7,1", 2, 2000
+SERVER_TEMPERATURES, SERVER_SAMPLES = "0,0.7", 200
 TIMEOUT = 120.0  # seconds
 
 # Flags that apply only to models, and only to servers; each is refused in the other case.
@@ -44,7 +45,7 @@ FOR_MODELS = {
         for name in ("spec", "draft", "speculative_config", "verification")
     },
     **{name: f"--{name.replace('_', '-')}" for name in ("prompt_lookup_max", "prompt_lookup_min", "raw")},
-    **{name: f"--{name}" for name in ("temps", "seeds", "samples")},
+    "seeds": "--seeds",
     "model_draft": "-md",
     "ctx_size": "-c",
     "threads": "-t",
@@ -83,11 +84,13 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("--temps", metavar="LIST", help=f"temperatures (default: {TEMPERATURES})")
     add("--seeds", type=integer, metavar="K", help=f"seeds of each (default: {SEEDS})")
     add("-n", "--n-predict", type=integer, default=48, metavar="N", help="tokens (default: %(default)s)")
-    add("--samples", type=integer, metavar="N", help=f"of `distribution` (default: {SAMPLES})")
+    add("--samples", type=integer, metavar="N",
+        help=f"of `distribution` (default: {SAMPLES}; of servers {SERVER_SAMPLES}, by 2 N requests to each "
+        "for a prompt; 0 leaves it out)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON document")
     add = parser.add_argument_group("two servers instead (OpenAI-compatible)").add_argument
     add("--endpoint", metavar="URL", help="such as http://127.0.0.1:8000; -m then names the model to ask for")
-    add("--against", metavar="URL", help="the server that it should answer like, at temperature 0")
+    add("--against", metavar="URL", help="the server that it should answer like")
     add("--chat", action="store_true", help="ask /v1/chat/completions instead of /v1/completions")
     add("--timeout", type=number, metavar="S", help=f"seconds an answer (default: {TIMEOUT:g})")
     add("--api-key-env", metavar="NAME", help=f"variable with the key (default: {KEY})")
@@ -168,6 +171,12 @@ def _check_servers(args: argparse.Namespace, progress: Progress) -> Iterator[Cla
     if args.words:
         raise ConfigError(f"unexpected argument {args.words[0]!r}: -m names the model to ask the servers for")
     _at_least(args, "-n", 1)
+    _at_least(args, "--samples", 0)
+    samples = SERVER_SAMPLES if args.samples is None else args.samples
+    temperatures = _temperatures(SERVER_TEMPERATURES if args.temps is None else args.temps)
+    warm = [t for t in temperatures if t > 0] if samples else []
+    if not warm and 0 not in temperatures:
+        raise ConfigError("--samples 0 leaves nothing to check above temperature 0; add 0 to --temps")
     timeout, key = answer_seconds(args, TIMEOUT), api_key(args)
     one, other = (
         Endpoint(url, chat=args.chat, model=args.model, key=key, timeout=timeout)
@@ -175,7 +184,34 @@ def _check_servers(args: argparse.Namespace, progress: Progress) -> Iterator[Cla
     )
     if one.chat != other.chat:
         raise ConfigError("one URL is of completions and the other of chat completions: give two of a kind")
-    yield servers.check(one, other, _items(args), args.n_predict, progress)
+    items = _items(args)
+    if 0 in temperatures:
+        yield servers.check(one, other, items, args.n_predict, progress)
+    if warm:
+        if args.prompts is None:
+            items = [*distribution.ITEMS, *items]
+        yield _check_samples((one, other), items, warm, samples, progress)
+
+
+def _check_samples(
+    pair: tuple[Endpoint, Endpoint],
+    items: Sequence[Item],
+    temperatures: Sequence[float],
+    samples: int,
+    progress: Progress,
+) -> Claim:
+    from outrider.engines.vllm.upstream import Upstream
+    from outrider.verify import server_distribution
+    from outrider.verify.server_samples import CountedDrafts, Drawing
+
+    _note(
+        f"distribution takes {server_distribution.requests(items, temperatures, samples)} requests to each "
+        f"server, for {len(items)} prompts: {samples} of one token and {samples} of "
+        f"{server_distribution.LENGTH} tokens at each temperature (--samples, --limit, --temps)"
+    )
+    one, other = (Upstream(server.base, server.key) for server in pair)
+    drawing = Drawing(pair, samples, CountedDrafts((one, other)))
+    return server_distribution.check(drawing, items, temperatures, progress)
 
 
 def _choices(args: argparse.Namespace) -> list[SpeculativeConfig]:

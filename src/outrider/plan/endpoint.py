@@ -121,7 +121,8 @@ async def survey(
                 answer = await ask(place, one, item.prompt, max_tokens, seconds)
                 one.answers.setdefault(item.id, []).append(answer)
     for place, one, start in zip(places, measured, before, strict=True):
-        total = await servers.drafted(place, one.found.kind) - start
+        kind = one.found.kind
+        total = servers.since(kind, start, await servers.drafted(place, kind))
         for answers in one.answers.values():
             for answer in answers:
                 total += answer.drafted

@@ -71,6 +71,11 @@ class Found:
     def __str__(self) -> str:
         return f"{self.kind} {self.version}".strip()
 
+    @property
+    def counts(self) -> bool:
+        """Whether it counts drafted tokens; SGLang tells a mean length only."""
+        return self.tells != "" and self.kind != "SGLang"
+
 
 async def find(server: Upstream) -> Found:
     """What answers there. Raises UpstreamError where nothing does."""
@@ -128,6 +133,11 @@ async def drafted(server: Upstream, kind: Kind) -> Drafted:
         rows = _read(await _text(server, "/metrics"))
         return _of_iterations(rows if isinstance(rows, list) else [])
     return Drafted()
+
+
+def since(kind: Kind, before: Drafted, now: Drafted) -> Drafted:
+    """What was counted between two answers of `drafted`."""
+    return now if kind == "TensorRT-LLM" else now - before
 
 
 def of_answer(kind: Kind, event: Mapping[str, Any]) -> Drafted:

@@ -11,19 +11,19 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.bench.workloads import Item
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.llm import LLM
 from outrider.pipeline import Pipeline
 from outrider.verify import gtest
 from outrider.verify.claims import Claim, Progress
+from outrider.verify.g_tests import NamedTest, first_broken, held_words
 from outrider.verify.memoized_model import MemoizedModel, Text
 
-ALPHA = 0.001  # family-wise false positive rate of a claim
 TOP_K = 6  # so that there are at most 6 + 36 + 216 texts
 LENGTH = 3
 PROGRESS_EVERY = 200  # samples between two progress reports
@@ -33,15 +33,7 @@ PROMPTS = {
     "animals": "cat, dog, cat, horse, cat, dog, cow, cat, dog, horse, dog, cat,",
     "story": "The boy saw the dog. The girl saw the cat. The man saw the bird. The woman saw the",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Test:
-    """One G-test and what it was about."""
-
-    name: str
-    result: gtest.GTest
-    samples: int
+ITEMS = [Item(name, name, words) for name, words in PROMPTS.items()]
 
 
 def probabilities(
@@ -80,7 +72,7 @@ def check(
     rule = pipeline.verifier.name
     llm = LLM.from_pipeline(pipeline)
     vocab_size = pipeline.vocab_size
-    tests: list[_Test] = []
+    tests: list[NamedTest] = []
     drafted = 0
     with ExitStack() as stack:
         for model in models:
@@ -106,7 +98,7 @@ def _params(temperature: float, seed: int) -> SamplingParams:
     return SamplingParams(temperature=temperature, top_k=TOP_K, seed=seed, max_tokens=LENGTH, ignore_eos=True)
 
 
-def _test(counts: Counter[Text], expected: Mapping[Text, float], size: int, where: str) -> _Test:
+def _test(counts: Counter[Text], expected: Mapping[Text, float], size: int, where: str) -> NamedTest:
     """Test the first `size` tokens. Whatever has no probability shares one cell of probability 0."""
     index: dict[Text, int] = {}
     for text in expected:
@@ -117,30 +109,13 @@ def _test(counts: Counter[Text], expected: Mapping[Text, float], size: int, wher
     for text, count in counts.items():
         found[index.get(text[:size], -1)] += count
     name = f"{where}, first {size} token{'s' if size > 1 else ''}"
-    return _Test(name, gtest.g_test(found, wanted), int(found.sum()))
+    return NamedTest(name, gtest.g_test(found, wanted), int(found.sum()))
 
 
-def _claim(rule: str, tests: Sequence[_Test], samples: int, drafted: int, passes: int) -> Claim:
-    corrected = gtest.holm([test.result.p for test in tests])
-    least = int(np.argmin(corrected))
-    cases = sum(test.samples for test in tests) // LENGTH
+def _claim(rule: str, tests: Sequence[NamedTest], samples: int, drafted: int, passes: int) -> Claim:
+    cases = sum(int(test.samples) for test in tests) // LENGTH
     about = f"{rule}: {cases} samples of {LENGTH} tokens ({drafted} drafted), {len(tests)} G-tests"
-    if corrected[least] < ALPHA:
-        broken = tests[least]
-        detail = (
-            f"{about}: not the target's distribution: {broken.name}: G = {broken.result.statistic:.4g} on "
-            f"{broken.result.degrees} degrees, corrected p = {corrected[least]:.2g} (below {ALPHA:g})"
-        )
-        return Claim("distribution", False, cases, detail)
-    able = [t for t in tests if t.result.degrees]
-    blind = len(tests) - len(able)
-    seen = [gtest.detectable(t.result.degrees, t.samples, ALPHA / len(tests)) for t in able]
-    power = (
-        f"a total-variation distance of {min(seen):.3f} in the sharpest and {max(seen):.3f} in the bluntest "
-        "would show with 95% power"
-        if seen
-        else "none has a choice to test"
-    )
-    blunt = f", {blind} without a choice to test" if blind and seen else ""
-    detail = f"{about}{blunt}: least corrected p = {corrected[least]:.2g} (broken below {ALPHA:g}); {power}"
-    return Claim("distribution", True, cases, f"{detail}; {passes} target texts scored")
+    if (broken := first_broken(tests)) is not None:
+        return Claim("distribution", False, cases, f"{about}: not the target's distribution: {broken[1]}")
+    detail = f"{about}{held_words(tests)}; {passes} target texts scored"
+    return Claim("distribution", True, cases, detail)

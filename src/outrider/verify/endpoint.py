@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -29,10 +29,12 @@ class EndpointError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server wrote. tokens: pieces of the text, or None when the server did not report them."""
+    """What a server wrote. tokens: pieces of the text, or None when the server did not report them. told:
+    what the answer says of its making, as it is (`plan.servers.of_answer` reads it)."""
 
     text: str
     tokens: tuple[str, ...] | None
+    told: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -68,10 +70,10 @@ class Endpoint:
         for ending in ("/chat/completions", "/completions"):
             base = base.removesuffix(ending)
         self.base = base if parts.path.rstrip("/") else f"{base}/v1"
-        self._model, self._key, self._timeout = model, key, timeout
+        self.key, self._model, self._timeout = key, model, timeout
         proxies = [urllib.request.ProxyHandler({})] if host in _LOOPBACK else []
         self._opener = urllib.request.build_opener(_NoRedirect, *proxies)
-        self._logprobs = True
+        self._refused: set[str] = set()
 
     def __str__(self) -> str:
         return self.base
@@ -91,21 +93,34 @@ class Endpoint:
 
     def complete(self, prompt: str, max_tokens: int) -> Answer:
         """The greedy continuation of a prompt (as one turn of a user, for chat). Raises EndpointError."""
-        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "seed": 0}
+        fields = {"max_tokens": max_tokens, "temperature": 0, "seed": 0}
+        return self._ask(prompt, fields, "logprobs", True if self.chat else 1)
+
+    def sample(self, prompt: str, max_tokens: int, temperature: float, seed: int) -> Answer:
+        """A continuation that is drawn from the whole distribution. The seed is left out where the server
+        refuses one. Raises EndpointError."""
+        fields = {"max_tokens": max_tokens, "temperature": temperature, "top_p": 1.0}
+        return self._ask(prompt, fields, "seed", seed)
+
+    def _ask(self, prompt: str, fields: Mapping[str, Any], extra: str, value: Any) -> Answer:
+        """One answer. extra: the name of a field that a server may refuse; it is then left out for good."""
+        body: dict[str, Any] = {"model": self.model, **fields}
         if self.chat:
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
         path = "/chat/completions" if self.chat else "/completions"
-        if self._logprobs:
+        if extra not in self._refused:
             try:
-                return self._answer(self._call(path, body | {"logprobs": True if self.chat else 1}))
+                return self._answer(self._call(path, body | {extra: value}))
             except _RefusedError as error:
-                self._logprobs, refused = False, error
+                refused = error
             try:
-                return self._answer(self._call(path, body))
+                answer = self._answer(self._call(path, body))
             except _RefusedError:
-                raise refused from None  # it was not the log-probabilities
+                raise refused from None  # it was not this field
+            self._refused.add(extra)
+            return answer
         return self._answer(self._call(path, body))
 
     def _answer(self, document: Any) -> Answer:
@@ -118,13 +133,14 @@ class Endpoint:
             text = ""
         if not isinstance(text, str):
             raise EndpointError(f"{self}: the answer's text is not text: {_short(text)}")
-        return Answer(text, _tokens(choice.get("logprobs"), text))
+        told = {name: document[name] for name in ("timings", "stats", "usage") if name in document}
+        return Answer(text, _tokens(choice.get("logprobs"), text), told)
 
     def _call(self, path: str, body: Mapping[str, Any] | None) -> Any:
         """POST `body`, or GET without one; the answer's JSON."""
         headers = {"Accept": "application/json", "User-Agent": "outrider-verify"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
         data = None
         if body is not None:
             data = json.dumps(body).encode()

@@ -10,6 +10,7 @@ the distribution that is hardest to detect.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,14 +109,19 @@ def critical(degrees: int, alpha: float) -> float:
     return _solve(lambda x: chi2_tail(x, degrees) - alpha, float(degrees))
 
 
-def detectable(degrees: int, samples: int, alpha: float, power: float = 0.95) -> float:
+def detectable(degrees: int, samples: float, alpha: float, power: float = 0.95) -> float:
     """The smallest total-variation distance, 0..1, that a test at level alpha catches with this power,
     whatever the direction in which the distribution is off."""
     if degrees == 0:
         return 1.0
+    return min(1.0, math.sqrt(_noncentrality(degrees, alpha, power) / (4.0 * samples)))
+
+
+@functools.cache
+def _noncentrality(degrees: int, alpha: float, power: float) -> float:
+    """That of the statistic with which a test at level alpha has this power."""
     bar = critical(degrees, alpha)
-    needed = _solve(lambda n: power - noncentral_tail(bar, degrees, n), float(degrees))
-    return min(1.0, math.sqrt(needed / (4.0 * samples)))
+    return _solve(lambda n: power - noncentral_tail(bar, degrees, n), float(degrees))
 
 
 def _solve(falling: Callable[[float], float], guess: float) -> float:

@@ -127,7 +127,7 @@ URL = ["--endpoint", "http://127.0.0.1:1"]
         (["--clients", "2", "x"], "give --endpoint too"),
         ([*URL, "-md", "x"], "--model-draft has no meaning with --endpoint"),
         ([*URL, "--threads", "0"], "--threads has no meaning with --endpoint"),
-        ([*URL, "--plot", "x.html"], "--plot has no meaning with --endpoint"),
+        ([*URL, "--plot", "absent/x.html"], "--plot: 'absent/x.html' cannot be written"),
         ([*URL, "--cost-curve"], "--cost-curve has no meaning with --endpoint"),
         ([*URL, "--temp", "0.7"], "measures at temperature 0"),
         ([*URL, "x"], "-m names the model"),

@@ -5,56 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.bench import machine, page, plots, report
+from outrider.bench import machine, page, page_parts, plots, report
 from outrider.cli.main import main
 from outrider.version import __version__
+from tests.support.html_page import HOSTILE, Reader, harmless
 
 pytest.importorskip("matplotlib")
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "$\\frac{1$ {0} %s",
-    "_hidden",
-    "nul\x00 and bell\x07",
-    "言葉 \u202e desrever",
-    "]]></style></svg><iframe>",
-    "x" * 300,
-]
-
-
-class _Reader(HTMLParser):
-    """What a browser would find: elements, ids, references, text."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.handlers: list[str] = []
-        self.words = ""
-        self.feed(source)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        for key, value in attrs:
-            if key == "id":
-                self.ids.append(value or "")
-            if key in ("href", "src", "xlink:href", "action"):
-                self.references.append(value or "")
-            if key.startswith("on"):
-                self.handlers.append(key)
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
 
 
 def _method(speedup: float, **more: Any) -> dict[str, Any]:
@@ -116,18 +77,9 @@ def _document(names: list[str], *, temperatures: tuple[float, ...] = (0.0, 0.7))
     }
 
 
-def _harmless(source: str) -> bool:
-    found = _Reader(source)
-    return (
-        not found.handlers
-        and not found.tags.keys() & {"script", "img", "iframe", "object", "link", "base", "form"}
-        and all(r.startswith("#") for r in found.references)
-    )
-
-
 def test_the_page_shows_everything() -> None:
     source = page.html(_document(["chat", "edit"]))
-    found = _Reader(source)
+    found = Reader(source)
     for words in ("×2.50", "×3.00", "edit, T 0.7", "floor 6.7 ms", "none 25%, suffix 75%", "×2.90", "T(n)"):
         assert words in found.words
     assert found.tags["svg"] == found.tags["desc"] == 6  # two temperatures twice, acceptance, cost
@@ -141,7 +93,7 @@ def test_the_page_shows_everything() -> None:
 
 def test_what_was_measured_stands_at_the_top() -> None:
     source = page.html(_document(["chat", "edit"]))
-    top = _Reader(source[: source.index("<h2>")]).words
+    top = Reader(source[: source.index("<h2>")]).words
     for words in (
         "2026-01-02T03:04:05+00:00",
         "outrider 9.8.7",
@@ -155,11 +107,11 @@ def test_what_was_measured_stands_at_the_top() -> None:
     document["workloads"][0]["methods"] = document["workloads"][0]["methods"] | {
         "auto": document["workloads"][0]["methods"]["auto"] | {"identical": False}
     }
-    assert "NO (18 runs" in _Reader(page.html(document)).words
+    assert "NO (18 runs" in Reader(page.html(document)).words
 
 
 def test_counts_stand_behind_the_curves() -> None:
-    words = _Reader(page.html(_document(["chat", "edit"]))).words
+    words = Reader(page.html(_document(["chat", "edit"]))).words
     assert "each point is the median of 5 passes" in words
     assert "n = 3" in words
     source = page.html(_document(["chat"], temperatures=(0.0,)))
@@ -175,7 +127,7 @@ def test_no_interval_where_there_is_none() -> None:
     document = _document(["chat"], temperatures=(0.0,))
     for m in document["workloads"][0]["methods"].values():
         m |= {"speedup": 1.54, "speedup_ci": [1.54, 1.54]}
-    words = _Reader(page.html(document)).words
+    words = Reader(page.html(document)).words
     assert "1.54–1.54" not in words
     assert "95% interval" not in words.replace("95% intervalaccepted", "")  # the table's heading stays
     tight = _method(1.54, speedup_ci=[1.541, 1.544])
@@ -184,7 +136,7 @@ def test_no_interval_where_there_is_none() -> None:
 
 
 def test_ids_are_unique_and_lead_somewhere() -> None:
-    found = _Reader(page.html(_document(["chat", "edit"])))
+    found = Reader(page.html(_document(["chat", "edit"])))
     assert len(found.ids) == len(set(found.ids)) > 20
     assert {r.removeprefix("#") for r in found.references} <= set(found.ids)
 
@@ -201,8 +153,8 @@ def test_colours_are_the_pages_own() -> None:
 @pytest.mark.filterwarnings("error")
 def test_names_of_others_stay_text() -> None:
     source = page.html(_document(HOSTILE))
-    assert _harmless(source)
-    assert _Reader(source).tags["svg"] == 6
+    assert harmless(source)
+    assert Reader(source).tags["svg"] == 6
     assert "&lt;script&gt;alert(1)" in source
     assert "\x00" not in source
     assert "\u202e" not in source
@@ -210,8 +162,8 @@ def test_names_of_others_stay_text() -> None:
 
 
 def test_a_page_that_does_not_escape_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_text", str)
-    assert not _harmless(page.html(_document(HOSTILE)))
+    monkeypatch.setattr(page_parts, "escaped", str)
+    assert not harmless(page.html(_document(HOSTILE)))
 
 
 def test_broken_identity_and_other_load_are_reported_first() -> None:
@@ -219,7 +171,7 @@ def test_broken_identity_and_other_load_are_reported_first() -> None:
     entry = document["workloads"][0]
     entry["methods"]["auto"] = entry["methods"]["auto"] | {"identical": False}
     entry["drift"] = 0.4
-    found = _Reader(page.html(document)).words
+    found = Reader(page.html(document)).words
     assert "The tokens were not plain decoding's: auto on chat." in found
     assert "moved during chat (40%)" in found
 
@@ -229,7 +181,7 @@ def test_nothing_drafted_and_no_cost_curve() -> None:
     del document["cost_curve"]
     for m in document["workloads"][0]["methods"].values():
         m |= {"num_drafts": 0, "accepted_per_pos": []}
-    found = _Reader(page.html(document))
+    found = Reader(page.html(document))
     assert "Nothing was drafted." in found.words
     assert "Not measured" in found.words
     assert found.tags["svg"] == 2
@@ -256,10 +208,10 @@ def test_the_command_writes_it(
     assert main([*args, "--plot", str(place)]) == 0
     assert "speed-up" in capsys.readouterr().out
     source = place.read_text("utf-8")
-    assert _harmless(source)
+    assert harmless(source)
     assert "&lt;b&gt;one" in source
     assert "<b>one" not in source
-    words = _Reader(source).words
+    words = Reader(source).words
     assert f"commandoutrider bench -m {target_file} --workload" in words
     assert f"versionoutrider {__version__}" in words
     assert re.search(r"date20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", words)

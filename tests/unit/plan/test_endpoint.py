@@ -188,3 +188,9 @@ def test_servers_that_do_not_answer_are_one_line(capsys: pytest.CaptureFixture[s
         fake.pages = {"/v1/models": b'{"data": []}'}
         assert main(["plan", "--endpoint", fake.url]) == 2
         assert "lists no model" in capsys.readouterr().err
+
+
+def test_counts_since_the_last_answer_are_not_subtracted() -> None:
+    before, now = Drafted(1, 4, 2), Drafted(3, 9, 3)
+    assert servers.since("vLLM", before, now) == Drafted(2, 5, 1)
+    assert servers.since("TensorRT-LLM", before, now) == now

@@ -43,13 +43,13 @@ def other() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def verify(one: FakeServer, other: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run `outrider verify --endpoint ONE --against OTHER …`; gives (status, stdout, stderr)."""
+    """Run `outrider verify --endpoint ONE --against OTHER --temps 0 …`; gives (status, stdout, stderr)."""
     path = tmp_path / "prompts.jsonl"
     rows = [{"id": name, "workload": "w", "prompt": f"tell of the {name}"} for name in ("fox", "dog")]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
 
     def call(*args: str) -> tuple[int, str, str]:
-        line = ["--endpoint", one.url, "--against", other.url, "--prompts", str(path), *args]
+        line = ["--endpoint", one.url, "--against", other.url, "--prompts", str(path), "--temps", "0", *args]
         status = main(["verify", *line])
         out, err = capsys.readouterr()
         return status, out, err
@@ -136,7 +136,7 @@ def test_an_empty_text_differs_from_another(verify: Any, other: FakeServer) -> N
 def test_log_probabilities_are_left_out_where_refused(
     verify: Any, one: FakeServer, other: FakeServer
 ) -> None:
-    one.refuses_logprobs = True
+    one.refused = {"logprobs"}
     other.logprobs = False
     status, out, _ = verify()
     assert status == 0
@@ -315,8 +315,10 @@ def test_urls_that_are_refused(url: str) -> None:
         (["--timeout", "nan"], "--timeout"),
         (["-md", "x"], "-md"),
         (["--spec", "ngram"], "--spec"),
-        (["--temps", "0"], "--temps"),
-        (["--samples", "10"], "--samples"),
+        (["--temps", "warm"], "--temps"),
+        (["--samples", "-1"], "--samples"),
+        (["--samples", "0", "--temps", "0.7"], "nothing to check"),
+        (["--seeds", "3"], "--seeds"),
         (["--raw"], "--raw"),
         (["-t", "2"], "-t"),
         (["--api-key-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE"),
