@@ -25,10 +25,11 @@ TYPES = tuple(
     _core.weight_types()
 )  # in the order of the C++ enumeration, whose values are in the functions' names
 # For each integer product instruction, how many of them one group needs for each token.
-PRODUCTS = {"vpmaddubsw": 16, "vpdpbusd": 8, "sdot": 32}
+# ({vex}: of AVX-VNNI, on 256-bit registers.)
+PRODUCTS = {"vpmaddubsw": 16, "{vex} vpdpbusd": 16, "vpdpbusd": 8, "sdot": 32}
 MACS = 512
 _SYMBOL = re.compile(r"^[0-9a-f]+ <.*panel_tile<\(outrider::WeightType\)(\d+), (\d+)>")
-_LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
+_LINE = re.compile(r"^\s*([0-9a-f]+):\s+((?:\{vex\} )?\S+)\s*(.*)$")
 _TARGET = re.compile(r"\b([0-9a-f]+) <")
 
 

@@ -10,7 +10,11 @@ namespace {
 constexpr int kTokenTile = 10, kUsualTokenTile = 8;
 // Tokens that are multiplied by both halves of a panel at once: eight registers of sums, so that a weight is
 // unpacked once for four tokens, and an activation loaded once for 16 rows.
+#if defined(OUTRIDER_EMULATED_AVXVNNI)
+constexpr int kRegisterTile = 2;  // half the time to compile
+#else
 constexpr int kRegisterTile = 4;
+#endif
 
 // sum[part][token] = start(part, token) + the products of one group of 32 columns and NT tokens; with
 // kHalfGroups the halves are two parts.

@@ -49,6 +49,19 @@ constexpr float kProductScale = float(2 << kExtraShift<W>) / float(1 << kFractio
 template <WeightType W>
 constexpr float kMinimumScale = kHasHalfMinimums<W> ? 0.0625f : 0.125f;
 
+// The first type that is packed alike: types that differ only in the file have one product.
+constexpr WeightType packed_type(WeightType type) {
+    const WeightTypeInfo& a = info(type);
+    for (const WeightTypeInfo& b : kWeightTypes)
+        if (a.block_columns == b.block_columns && a.bits == b.bits && a.scale_columns == b.scale_columns &&
+            a.scale_bytes == b.scale_bytes && a.offset == b.offset && a.extra_shift == b.extra_shift &&
+            a.is_float == b.is_float && a.is_superblock == b.is_superblock &&
+            a.has_minimum == b.has_minimum && a.codebook == b.codebook &&
+            a.fraction_bits == b.fraction_bits && a.has_zero_point == b.has_zero_point)
+            return b.type;
+    return type;
+}
+
 template <WeightType W>
 constexpr int largest_integer() {
     constexpr int integers = 1 << kBits<W>;
@@ -320,10 +333,36 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
 // tiles, kTokenTile and kUsualTokenTile.
 #define OUTRIDER_MATMUL_CASE(type) \
     case WeightType::type:         \
-        return integer_matmul<WeightType::type>(m, a, p0, p1, out);
+        return integer_matmul<packed_type(WeightType::type)>(m, a, p0, p1, out);
 #define OUTRIDER_FLOAT_MATMUL_CASE(type) \
     case WeightType::type:               \
         return float_matmul<WeightType::type>(m, a, p0, p1, out);
+#define OUTRIDER_INTEGER_MATMUL_CASES \
+    OUTRIDER_MATMUL_CASE(Q3_0)        \
+    OUTRIDER_MATMUL_CASE(Q4_0)        \
+    OUTRIDER_MATMUL_CASE(Q4_1)        \
+    OUTRIDER_MATMUL_CASE(Q5_0)        \
+    OUTRIDER_MATMUL_CASE(Q5_1)        \
+    OUTRIDER_MATMUL_CASE(Q8_0)        \
+    OUTRIDER_MATMUL_CASE(Q4_K)        \
+    OUTRIDER_MATMUL_CASE(Q5_K)        \
+    OUTRIDER_MATMUL_CASE(Q6_K)        \
+    OUTRIDER_MATMUL_CASE(IQ4_NL)      \
+    OUTRIDER_MATMUL_CASE(IQ4_XS)      \
+    OUTRIDER_MATMUL_CASE(MXFP4)       \
+    OUTRIDER_MATMUL_CASE(Q3_K)        \
+    OUTRIDER_MATMUL_CASE(Q2_K)        \
+    OUTRIDER_MATMUL_CASE(TQ1_0)       \
+    OUTRIDER_MATMUL_CASE(TQ2_0)       \
+    OUTRIDER_MATMUL_CASE(IQ3_XXS)     \
+    OUTRIDER_MATMUL_CASE(IQ3_S)       \
+    OUTRIDER_MATMUL_CASE(W4_32)       \
+    OUTRIDER_MATMUL_CASE(W4_128)      \
+    OUTRIDER_MATMUL_CASE(W8_32)       \
+    OUTRIDER_MATMUL_CASE(W8_128)      \
+    OUTRIDER_MATMUL_CASE(IQ2_XXS)     \
+    OUTRIDER_MATMUL_CASE(IQ2_XS)      \
+    OUTRIDER_MATMUL_CASE(IQ2_S)
 #define OUTRIDER_KERNEL_TABLE(function, label)                                                        \
     static void matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) { \
         switch (m.type) {                                                                             \
@@ -332,31 +371,7 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
             OUTRIDER_FLOAT_MATMUL_CASE(BF16)                                                          \
             OUTRIDER_FLOAT_MATMUL_CASE(F8_32)                                                         \
             OUTRIDER_FLOAT_MATMUL_CASE(F8_128)                                                        \
-            OUTRIDER_MATMUL_CASE(Q3_0)                                                                \
-            OUTRIDER_MATMUL_CASE(Q4_0)                                                                \
-            OUTRIDER_MATMUL_CASE(Q4_1)                                                                \
-            OUTRIDER_MATMUL_CASE(Q5_0)                                                                \
-            OUTRIDER_MATMUL_CASE(Q5_1)                                                                \
-            OUTRIDER_MATMUL_CASE(Q8_0)                                                                \
-            OUTRIDER_MATMUL_CASE(Q4_K)                                                                \
-            OUTRIDER_MATMUL_CASE(Q5_K)                                                                \
-            OUTRIDER_MATMUL_CASE(Q6_K)                                                                \
-            OUTRIDER_MATMUL_CASE(IQ4_NL)                                                              \
-            OUTRIDER_MATMUL_CASE(IQ4_XS)                                                              \
-            OUTRIDER_MATMUL_CASE(MXFP4)                                                               \
-            OUTRIDER_MATMUL_CASE(Q3_K)                                                                \
-            OUTRIDER_MATMUL_CASE(Q2_K)                                                                \
-            OUTRIDER_MATMUL_CASE(TQ1_0)                                                               \
-            OUTRIDER_MATMUL_CASE(TQ2_0)                                                               \
-            OUTRIDER_MATMUL_CASE(IQ3_XXS)                                                             \
-            OUTRIDER_MATMUL_CASE(IQ3_S)                                                               \
-            OUTRIDER_MATMUL_CASE(W4_32)                                                               \
-            OUTRIDER_MATMUL_CASE(W4_128)                                                              \
-            OUTRIDER_MATMUL_CASE(W8_32)                                                               \
-            OUTRIDER_MATMUL_CASE(W8_128)                                                              \
-            OUTRIDER_MATMUL_CASE(IQ2_XXS)                                                             \
-            OUTRIDER_MATMUL_CASE(IQ2_XS)                                                              \
-            OUTRIDER_MATMUL_CASE(IQ2_S)                                                               \
+            OUTRIDER_INTEGER_MATMUL_CASES                                                             \
         }                                                                                             \
     }                                                                                                 \
     const Kernels* function() {                                                                       \

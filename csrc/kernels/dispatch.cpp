@@ -33,16 +33,28 @@ CacheType cache_type_by_name(const std::string& name) {
                                 "\"; choose f16, f32 or q8_0");
 }
 
+#if defined(__x86_64__)
+static bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+// (Not every compiler has a name for it. Its registers are AVX2's, which the system must save.)
+static bool has_avxvnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!has_avx2() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || a < 1) return false;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
 static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) {
     return cpu_has_it ? kernels : nullptr;
 }
 
 const Kernels& choose_kernels(const char* name) {
-    const Kernels *avx2 = nullptr, *avx512 = nullptr, *neon = nullptr;
+    const Kernels *avx2 = nullptr, *avxvnni = nullptr, *avx512 = nullptr, *neon = nullptr;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    avx2 = usable(avx2_kernels(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                                      __builtin_cpu_supports("f16c"));
+    avx2 = usable(avx2_kernels(), has_avx2());
+    avxvnni = usable(avxvnni_kernels(), has_avxvnni());
     avx512 = usable(avx512_kernels(),
                     __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -53,13 +65,16 @@ const Kernels& choose_kernels(const char* name) {
     neon = neon_kernels();  // all of Apple's processors have the dot products
 #endif
     const std::string wanted = name;
-    if (wanted == "auto") return avx512 ? *avx512 : avx2 ? *avx2 : neon ? *neon : *portable_kernels();
+    if (wanted == "auto")
+        for (const Kernels* best : {avx512, avxvnni, avx2, neon, portable_kernels()})
+            if (best) return *best;
     if (wanted == "portable") return *portable_kernels();
     if (wanted == "avx2" && avx2) return *avx2;
+    if (wanted == "avxvnni" && avxvnni) return *avxvnni;
     if (wanted == "avx512" && avx512) return *avx512;
     if (wanted == "neon" && neon) return *neon;
     throw std::invalid_argument("this processor has no \"" + wanted +
-                                "\" kernels; choose auto, portable, avx2, avx512 or neon");
+                                "\" kernels; choose auto, portable, avx2, avxvnni, avx512 or neon");
 }
 
 }  // namespace outrider

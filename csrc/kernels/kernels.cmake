@@ -1,6 +1,6 @@
 # The kernels' sources and how each is compiled, for the extension and for csrc/tests.
 set(OUTRIDER_KERNEL_SOURCES)
-foreach(name matrix decode pack dispatch portable avx2 avx512 neon)
+foreach(name matrix decode pack dispatch portable avx2 avxvnni avx512 neon)
   list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()
 list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/../memory/allocate.cpp)
@@ -16,6 +16,12 @@ set(OUTRIDER_OPTIONS -O3 $<$<CXX_COMPILER_ID:GNU>:-fno-split-loops>
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/avx2.cpp PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mtune=znver3")
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag("-mavxvnni -mtune=alderlake" OUTRIDER_HAS_AVXVNNI)
+  if(OUTRIDER_HAS_AVXVNNI)
+    set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/avxvnni.cpp PROPERTIES
+      COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mavxvnni;-mtune=alderlake;-O2")
+  endif()
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/avx512.cpp PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-mtune=cascadelake;-Wno-maybe-uninitialized;-Wno-uninitialized")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")

@@ -136,12 +136,13 @@ struct Kernels {
 extern const bool kDropsPrefetches;
 
 const Kernels* portable_kernels();
-const Kernels* avx2_kernels();    // null when not compiled for this architecture
-const Kernels* avx512_kernels();  // needs AVX-512 F, BW, DQ, VL and VNNI
-const Kernels* neon_kernels();    // needs the dot products of ARMv8.2
+const Kernels* avx2_kernels();     // null when not compiled for this architecture
+const Kernels* avxvnni_kernels();  // also null when the compiler does not know AVX-VNNI
+const Kernels* avx512_kernels();   // needs AVX-512 F, BW, DQ, VL and VNNI
+const Kernels* neon_kernels();     // needs the dot products of ARMv8.2
 
-// `name` is "auto", "portable", "avx2", "avx512" or "neon". Throws std::invalid_argument for one that this
-// CPU lacks.
+// `name` is "auto", "portable", "avx2", "avxvnni", "avx512" or "neon". Throws std::invalid_argument for one
+// that this CPU lacks.
 const Kernels& choose_kernels(const char* name);
 
 }  // namespace outrider

@@ -20,6 +20,10 @@
 
 using namespace outrider;
 
+namespace outrider {
+const Kernels* emulated_avxvnni_kernels();  // null where AVX2 is not compiled
+}
+
 namespace {
 
 std::mt19937 g_random(20240607);
@@ -385,6 +389,15 @@ void check(const Kernels& kernels) {
     }
 }
 
+// Null for kernels that this processor cannot run.
+const Kernels* usable(const std::string& name) {
+    try {
+        return &choose_kernels(name.c_str());
+    } catch (const std::invalid_argument&) {
+        return nullptr;
+    }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -394,20 +407,21 @@ int main(int count, char** arguments) {
         std::fprintf(stderr, "usage: kernels_check [--flip OP]\n");
         return 2;
     }
-    for (const char* name : {"portable", "avx2", "avx512", "neon"}) {
-        const Kernels* kernels = nullptr;
-        try {
-            kernels = &choose_kernels(name);
-        } catch (const std::invalid_argument&) {
-            continue;  // not on this processor
+    for (const std::string name : {"portable", "avx2", "avxvnni", "avx512", "neon"}) {
+        std::string label = name;
+        const Kernels* kernels = usable(name);
+        if (!kernels && name == "avxvnni" && usable("avx2")) {
+            kernels = emulated_avxvnni_kernels();
+            label += " with vpdpbusd emulated";
         }
+        if (!kernels) continue;
         try {
             check(*kernels);
         } catch (const Failure& failure) {
-            std::printf("%s: %s\n", name, failure.what());
+            std::printf("%s: %s\n", label.c_str(), failure.what());
             return 1;
         }
-        std::printf("%s: the same bits\n", name);
+        std::printf("%s: the same bits\n", label.c_str());
     }
     return 0;
 }
