@@ -91,6 +91,7 @@ def rows(
     temperatures: Sequence[float],
     limit: int,
     tokens: int,
+    *,
     on_row: Callable[[Any], None],
 ) -> list[Any]:
     """One row for each source, workload and temperature.

@@ -191,7 +191,7 @@ def main() -> int:
         one, other = (Path(str(path)) for path in pair)
         found = rows(
             *((one, other), args.workloads, args.temps, args.limit, args.tokens),
-            lambda row: print(json.dumps(row), file=sys.stderr, flush=True),
+            on_row=lambda row: print(json.dumps(row), file=sys.stderr, flush=True),
         )
         again = {(row["workload"], row["temperature"]) for row in found}
         kept = [row for row in document["speedup"] if (row["workload"], row["temperature"]) not in again]
