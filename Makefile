@@ -18,10 +18,10 @@ demo: $(VENV)/.package
 
 test: lint tests
 
-# Three files at a time, on two cores, since servers and browsers wait for one another; in their order: the
+# Four files at a time, on two cores, since servers and browsers wait for one another; in their order: the
 # long ones come first.
 tests: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

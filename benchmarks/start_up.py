@@ -7,11 +7,11 @@ The model has random weights in exactly the shapes, types and vocabulary size of
 `outrider bench --synthetic`); it is written into FOLDER, with its packed weights later, and both are deleted
 at the end. Each round measures, with no byte of the file in the page cache: the time to read the file once,
 from front to back; the time to the first token of a prompt of four tokens without packed weights; with them,
-which a start before has kept. The last is measured once more with the packed weights in the page cache, as after a
-restart of the server. `opened` is the time until the weights are ready; the rest is the first pass. The
-processors' time tells a machine that is busy with other things from a start that is slow. A virtual machine
-may get memory from its host only when it is first touched, which takes ten times as long as clearing it; so
-as much as a start needs is touched before each.
+which a start before has kept. The last is measured once more with the packed weights in the page cache, as
+after a restart of the server. `opened` is the time until the weights are ready; the rest is the first pass.
+The processors' time tells a machine that is busy with other things from a start that is slow. A virtual
+machine may get memory from its host only when it is first touched, which takes ten times as long as clearing
+it; so as much as a start needs is touched before each.
 """
 
 from __future__ import annotations
