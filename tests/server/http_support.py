@@ -117,12 +117,19 @@ def running(
     if send_buffer is not None:  # connections inherit it
         place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = place.getsockname()[1]
-    thread = threading.Thread(target=server.run, args=([place],), daemon=True)
-    thread.start()
-    found = Running(f"http{'s' if key else ''}://127.0.0.1:{port}", server, engine, pipeline, thread)
-    try:
+    with in_thread(server, place) as thread:
+        found = Running(f"http{'s' if key else ''}://127.0.0.1:{port}", server, engine, pipeline, thread)
         found.until(lambda: server.started)
         yield found
+
+
+@contextlib.contextmanager
+def in_thread(server: Server, place: socket.socket) -> Iterator[threading.Thread]:
+    """Run a server on a bound socket, in a thread that must end when it is asked to at the end."""
+    thread = threading.Thread(target=server.run, args=([place],), daemon=True)
+    thread.start()
+    try:
+        yield thread
     finally:
         server.should_exit = True
         thread.join(15)

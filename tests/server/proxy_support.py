@@ -19,6 +19,7 @@ from outrider.server.proxy.backend import Backend
 from outrider.server.proxy.guarded import About, Guarded
 from outrider.server.run import Listening, Server, bind
 from outrider.server.settings import Settings
+from tests.server.http_support import in_thread
 from tests.support.fake_vllm.vllm.server import FakeVllm
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
@@ -153,14 +154,10 @@ def proxied(
     backend.on_failure = lambda: setattr(server, "should_exit", True)
     place = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{place.getsockname()[1]}"
-    thread = threading.Thread(target=server.run, args=([place],), daemon=True)
-    thread.start()
-    found = Proxy(url, server, guarded, backend, launched, thread)
     try:
-        found.until(lambda: server.started)
-        yield found
+        with in_thread(server, place) as thread:
+            found = Proxy(url, server, guarded, backend, launched, thread)
+            found.until(lambda: server.started)
+            yield found
     finally:
-        server.should_exit = True
-        thread.join(15)
-        assert not thread.is_alive(), "the proxy did not end"
         assert launched[-1].child.stops
