@@ -16,6 +16,7 @@ from outrider.draft_choice import AUTO, choose
 from outrider.errors import ConfigError, DownloadError
 from outrider.models.eagle3.head import Eagle3Head
 from outrider.models.eagle3.open import open_head
+from outrider.models.formats.shared_strings import shared_strings
 from outrider.models.quantization import for_draft, held_as, quantized, with_kv_type
 from outrider.models.source import ModelSource
 from outrider.models.sources.known import KNOWN
@@ -66,6 +67,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     return parser
 
 
+@shared_strings()
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed arguments ask; returns 0, or 1 when the pair does not fit. Raises OutriderError."""
     if args.endpoint is not None or args.against is not None:

@@ -30,6 +30,7 @@ from outrider.models.families import shown
 from outrider.models.foreign import HEAD_BYTES, cut_piece, describe_file
 from outrider.models.formats.gguf_metadata import Metadata, Value
 from outrider.models.formats.mapped import map_file
+from outrider.models.formats.shared_strings import current
 from outrider.models.source import Tensor
 from outrider.models.weight_types import SUPPORTED_TYPES
 
@@ -294,6 +295,10 @@ class _Cursor:
     def _strings(self, count: int) -> tuple[bytes, ...]:
         if count > (self.end - self.at) // 8:
             raise self.past_end()
+        first, known = self.at, current()
+        if known is not None and (found_before := known.find(count, self._peek)) is not None:
+            self.at += found_before[0]
+            return found_before[1]
         # Opening a model spends most of its time here: 300k iterations for a large vocabulary.
         data, at, end, length_at, found = self.data, self.at, self.end, _SCALARS[_U64].unpack_from, []
         for _ in range(count):
@@ -305,7 +310,13 @@ class _Cursor:
                 raise self.past_end()
             found.append(data[start:at])
         self.at = at
-        return tuple(found)
+        strings = tuple(found)
+        if known is not None:
+            known.add(data[first:at], strings)
+        return strings
+
+    def _peek(self, size: int) -> bytes:
+        return self.data[self.at : min(self.at + size, self.end)]
 
     def entry(self) -> TensorEntry:
         name = self.name("tensor name")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import ModelFileError
+from outrider.models.formats.shared_strings import current
 
 # Strings stay bytes until they are asked for: not every string of a file has to be valid UTF-8.
 Value: TypeAlias = int | float | bool | bytes | npt.NDArray[Any] | tuple[bytes, ...]
@@ -103,7 +104,8 @@ class Metadata:
         value = self.pairs[key]
         if not isinstance(value, tuple):
             raise self._wrong(key, "an array of strings")
-        return tuple([raw.decode(errors="backslashreplace") for raw in value])
+        known = current()
+        return _decoded(value) if known is None else known.texts(value, _decoded)
 
     def array(self, key: str, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
         """An array of integers or of floats, as `dtype` says, copied as that type (integers that do not fit
@@ -128,3 +130,7 @@ class Metadata:
         value = self.pairs[key]
         kind = "an array" if isinstance(value, np.ndarray | tuple) else type(value).__name__
         return ModelFileError(f"{self.path}: {key} is {kind}, not {wanted}")
+
+
+def _decoded(strings: tuple[bytes, ...]) -> tuple[str, ...]:
+    return tuple([raw.decode(errors="backslashreplace") for raw in strings])

@@ -60,7 +60,8 @@ def compare_vocabularies(
     added, and which they are. Differences in roles are reported, not refused.
     """
     target_pieces, draft_pieces = _pieces(target), _pieces(draft)
-    targets, drafts = _used_texts(target_pieces), _used_texts(draft_pieces)
+    targets = _used_texts(target_pieces)
+    drafts = targets if _same(target_pieces, draft_pieces) else _used_texts(draft_pieces)
     difference = None
     common = max(len(targets), len(drafts))
     if targets != drafts:
@@ -92,6 +93,11 @@ def _pieces(source: Tokenizer | TokenizerData) -> Pieces:
     if isinstance(source, Tokenizer):
         return source.pieces
     return Tokenizer.from_data(source).pieces if source.kind == "json" else Pieces.from_data(source)
+
+
+def _same(a: Pieces, b: Pieces) -> bool:
+    """Whether two files gave one array of pieces (shared_strings), and the same types."""
+    return a.texts is b.texts and np.array_equal(a.types, b.types)
 
 
 def _used_texts(pieces: Pieces) -> list[str | None]:
