@@ -6,6 +6,7 @@ where the native engine would load its weights.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import settings
 from outrider import pipeline
 from outrider.engines.base import LanguageModel
 from outrider.models.source import ModelSource
+from tests.support.grids import left_out
 from tests.support.models import tiny_gguf
 from tests.support.real import real_model
 from tests.support.toy_model import ToyModel
@@ -29,6 +31,23 @@ settings.load_profile("patient")
 
 # Tests that want a record of acceptance turn it on, in a cache of their own.
 os.environ["OUTRIDER_ACCEPTANCE_RECORD"] = "0"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In CI, leave out what is another commit's part of the grids."""
+    if not os.environ.get("CI") or config.getoption("keyword") or any("::" in arg for arg in config.args):
+        return
+    dropped = left_out(items)
+    if dropped:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in dropped])
+        items[:] = [item for item in items if item.nodeid not in dropped]
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
 
 ToyLoader = Callable[[ModelSource, int | None], LanguageModel]
 

@@ -179,11 +179,13 @@ def test_no_parameter_is_forgotten() -> None:
         assert all(name in arguments for arguments in cases)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("arguments", ALL_CASES)
 def test_speculation_changes_nothing(bench: Bench, arguments: dict[str, Any]) -> None:
     assert bench.differ(arguments) == 0
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", CASES)
 def test_no_parameter_is_ignored(bench: Bench, name: str) -> None:
     """Without it the output is another one."""

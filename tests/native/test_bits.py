@@ -60,6 +60,7 @@ def one_at_a_time(model: NativeModel, tokens: list[int]) -> np.ndarray:
     return np.concatenate([run(model, cache, [t]) for t in tokens])
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("kind", CASES)
 def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: str) -> None:
     model = load(sources[kind], kv_dtype="f32")
@@ -72,6 +73,7 @@ def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: st
     assert error.max() < (1e-5 if kind.split(maxsplit=1)[0] in FLOATS else 0.02)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     "types",
     [
@@ -99,6 +101,7 @@ def test_is_near_the_dequantized_weights(tmp_path: Path, types: str | dict[str, 
     assert same_bits(got, one_at_a_time(model, PROMPT[:24]))
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("isa", usable_isas())
 def test_width_does_not_change_a_bit(sources: dict[str, ModelSource], kind: str, isa: str) -> None:
@@ -157,6 +160,7 @@ def test_contexts_of_several_spans(tmp_path: Path, isa: str) -> None:
     assert (error / np.linalg.norm(wanted, axis=1)).max() < 1e-5
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("windows", "kind"), [((1, 40), "F32"), ((None, 256), "F32"), ((300, 17), "F32"), ((40, None), "Q4_K")]
 )

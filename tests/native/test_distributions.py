@@ -22,6 +22,7 @@ from outrider.engines.native import _sampler
 from tests.native.rows import NATIVE, WIDTHS, agrees, cases, spread
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("vocab", [1, 2, 255, 256, 257, 1000, 4001])
 @pytest.mark.parametrize("wide", [np.float32, np.float64])
 def test_distributions_are_the_specified_ones(vocab: int, wide: type[np.floating[Any]]) -> None:

@@ -30,6 +30,7 @@ def specified(row: Row, params: SamplingParams, seed: int, position: int) -> int
     return Sampler(params, len(row), seed=seed).draw(row, row, position)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("vocab", "rounds"), [(1, 1), (2, 3), (255, 2), (256, 2), (257, 3), (1000, 3), (4001, 2)]
 )

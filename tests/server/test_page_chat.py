@@ -15,6 +15,8 @@ from outrider.server.http import chat
 from tests.server.http_support import Running, running
 from tests.server.page_support import Page, writer
 
+pytestmark = pytest.mark.grid(2, whole_file=True)
+
 ANSWER = """\
 ## Sums
 

@@ -39,6 +39,7 @@ ALPHA = 0.01
 BAR = ALPHA / len(CASES)  # Bonferroni's correction
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(("rule", "drafter", "params"), CASES)
 def test_texts_come_with_the_targets_probabilities(rule: str, drafter: str, params: str) -> None:
     found = sample(VERIFIERS[rule](), DRAFTERS[drafter](), SIZE, params)
@@ -91,6 +92,7 @@ class Generous(StepRandomness):
         return super().accepts(1.5 * probability, node)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("rule", "twin"),
     [

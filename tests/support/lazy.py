@@ -13,4 +13,7 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        # pytest asks all that a test file names whether it wraps a fixture or is a mock.
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)

@@ -160,6 +160,7 @@ def started(
 RUN = "import sys; from outrider.cli.main import main; sys.exit(main({args!r}))"
 
 
+@pytest.mark.grid(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "args",

@@ -258,6 +258,7 @@ RULES = [
 ]
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     ("broken", "args", "claims"),
     [

@@ -87,6 +87,7 @@ def test_after_a_chain_the_output_has_the_targets_law(rule: Rule, name: str, wor
     assert error(world, CHAINS[name], rule) < 1e-12
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", TREES)
 @settings(max_examples=8)
 @given(world=worlds(depth=2))

@@ -314,6 +314,7 @@ def test_copies_that_lookups_wrote_are_not_read() -> None:
     assert unprocessed[-1] <= len(source) + COPY_TAIL_TOKENS + MIN_COPY < len(source) + len(copied)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("model", [True, False])
 @pytest.mark.parametrize("tree", [True, False])
 def test_the_text_is_plain_decodings_own_and_takes_fewer_passes(model: bool, tree: bool) -> None:
