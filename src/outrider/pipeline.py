@@ -42,6 +42,7 @@ from outrider.engines.runner import Runner, WholeEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError, nearest
 from outrider.machine import available_processors
+from outrider.models.formats.shared_strings import shared_strings
 from outrider.models.source import ModelSource
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.opening import OpenedDraft, distinct, open_draft, open_target, tokenizer_source
@@ -268,6 +269,7 @@ def build(
     return build_all(config, choices, loader, memory_check=memory_check, progress=progress)[0]
 
 
+@shared_strings()
 def build_all(
     config: EngineConfig,
     choices: Sequence[SpeculativeConfig],
