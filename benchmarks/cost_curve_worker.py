@@ -43,9 +43,7 @@ def outrider(model: Path, context: int, threads: int, longest: int) -> tuple[dic
 
 
 def llama_cpp(model: Path, context: int, threads: int, longest: int) -> tuple[dict[str, Any], Pass]:
-    from llama_cpp_py_sync._cffi_bindings import get_lib  # type: ignore[import-not-found]
-
-    lib = get_lib()
+    lib, package = llama_cpp_binding()
     lib.llama_backend_init()
     loaded = lib.llama_model_load_from_file(str(model).encode(), lib.llama_model_default_params())
     options = lib.llama_context_default_params()
@@ -70,7 +68,19 @@ def llama_cpp(model: Path, context: int, threads: int, longest: int) -> tuple[di
         return one_pass(decode, truncate, n, context)
 
     decode(context, 0, "none")
-    return {"package": "llama-cpp-py-sync"}, run
+    return {"package": package}, run
+
+
+def llama_cpp_binding() -> tuple[Any, str]:
+    """llama.cpp's functions, and the package that has them: one with a library, which needs a new system, or
+    one that can be built from source."""
+    try:
+        from llama_cpp_py_sync._cffi_bindings import get_lib  # type: ignore[import-not-found]
+    except ImportError:
+        import llama_cpp as lib  # type: ignore[import-not-found]
+
+        return lib, f"llama-cpp-python {lib.__version__}"
+    return get_lib(), "llama-cpp-py-sync"
 
 
 def ik_llama_cpp(model: Path, context: int, threads: int, longest: int) -> tuple[dict[str, Any], Pass]:

@@ -50,7 +50,8 @@ from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, VocabS
 from outrider.engines.native import calibrate
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
-from outrider.pipeline import build_all, load_native, native_rows
+from outrider.native_engine import native_rows
+from outrider.pipeline import build_all, load_native
 from outrider.policy.cost_model import CostCurve, CostModel
 
 RESULTS = Path(__file__).resolve().parent / "results"

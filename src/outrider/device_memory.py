@@ -22,8 +22,9 @@ def usable(free: int, total: int, utilization: float | None) -> int:
 
 
 def weights_bytes(source: ModelSource, itemsize: int) -> int:
-    """Bytes of the weights on a device: all of them as floats of `itemsize` bytes."""
-    return sum(type_bytes("F32", tensor.shape) for tensor in source.tensors.values()) // 4 * itemsize
+    """Bytes of the weights on a device: all of them that are its own, as floats of `itemsize` bytes."""
+    own = [tensor for name, tensor in source.tensors.items() if name not in source.borrowed]
+    return sum(type_bytes("F32", tensor.shape) for tensor in own) // 4 * itemsize
 
 
 def slot_bytes(spec: ModelSpec, itemsize: int) -> int:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from outrider.config.speculative import SpeculativeConfig
 from outrider.drafters.vocab_subset import frequent_blocks
-from outrider.drafting import Costs, DraftHead, DraftModel
+from outrider.drafting import Costs, DraftHead, DraftModel, HeadCosts, HeadEngine
 from outrider.engines.base import LanguageModel
 from outrider.engines.heads import HeadModel
 from outrider.errors import ConfigError
@@ -18,15 +18,6 @@ from outrider.opening import OpenedDraft, distinct, weights_key
 from outrider.policy.cost_model import CostModel
 
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
-HeadCosts: TypeAlias = Callable[[HeadModel], CostModel]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadEngine:
-    """How an engine loads a head, by its description and the number of threads, and what its passes cost."""
-
-    load: Callable[[ModelSource, int | None], HeadModel]
-    cost: HeadCosts
 
 
 def load_native_head(source: ModelSource, threads: int | None) -> HeadModel:
@@ -43,7 +34,10 @@ def native_head_cost(head: HeadModel) -> CostModel:
     return head_cost_model(head)
 
 
-NATIVE_HEADS = HeadEngine(load_native_head, native_head_cost)
+def native_heads(loader: ModelLoader) -> HeadEngine:
+    """The native engine runs heads beside models of any loader."""
+    del loader
+    return HeadEngine(load_native_head, native_head_cost)
 
 
 def guessed_head_cost(head: HeadModel) -> CostModel:

@@ -29,6 +29,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.with_prediction import WithPrediction
 from outrider.engines.base import LanguageModel
 from outrider.engines.heads import HeadModel
+from outrider.models.source import ModelSource
 from outrider.policy.auto import AutoController
 from outrider.policy.cost_model import CostModel
 from outrider.policy.fixed import FixedController
@@ -37,11 +38,20 @@ from outrider.policy.report import Reporting
 
 Costs: TypeAlias = Callable[[LanguageModel, IntArray | None], CostModel]
 """What a model's passes cost, with the logits of some vocabulary blocks (see `VocabSubsetModel`) or all."""
+HeadCosts: TypeAlias = Callable[[HeadModel], CostModel]
 
 
 def guessed_costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
     """Costs of an engine that nobody has timed: a guess, which the first steps correct."""
     return CostModel()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEngine:
+    """How an engine loads a head, by its description and the number of threads, and what its passes cost."""
+
+    load: Callable[[ModelSource, int | None], HeadModel]
+    cost: HeadCosts
 
 
 @dataclass(frozen=True, slots=True)

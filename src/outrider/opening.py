@@ -88,24 +88,38 @@ def open_draft(
     path = fetch(choice.model, choice.revision, progress)
     if (head := open_head(path)) is not None:
         if not heads:
-            raise UnsupportedModelError(f"{path}: is an EAGLE-3 head, which only the native engine runs")
-        return _open_head(choice, head, target, tokenizer)
+            raise UnsupportedModelError(f"{path}: is an EAGLE-3 head, which this engine does not run")
+        return _open_head(choice, head, target, tokenizer, quantizes)
     if isinstance(choice, Eagle3Config):
         raise ConfigError(f"{path}: is no EAGLE-3 head; the method 'draft_model' is for draft models")
     source = held_as(target, open_model(path).for_context(target.architecture.max_positions))
     if quantizes:
         source = quantized(source, for_draft(choice.quantization, source, target))
-    elif choice.quantization not in (None, "auto"):
-        raise ConfigError(f"the draft's quantization {choice.quantization!r} is of the native engine only")
+    else:
+        _not_quantized(choice)
     match = ensure_compatible(tokenizer, source.tokenizer)
     return OpenedDraft(source, match.common_size)
 
 
-def _open_head(choice: WithDraft, head: Eagle3Head, target: ModelSource, tokenizer: Tokenizer) -> OpenedDraft:
+def _open_head(
+    choice: WithDraft, head: Eagle3Head, target: ModelSource, tokenizer: Tokenizer, quantizes: bool
+) -> OpenedDraft:
+    if target.transformers_class is not None:
+        raise UnsupportedModelError(
+            f"{head.source.path}: is an EAGLE-3 head, which needs its target's hidden states; of models that "
+            f"only transformers has ({target.transformers_class}) there are none"
+        )
     if head.tokenizer is not None:
         ensure_compatible(tokenizer, head.tokenizer)
-    head = head_on(head, target, choice.quantization)
+    if not quantizes:
+        _not_quantized(choice)
+    head = head_on(head, target, choice.quantization if quantizes else None)
     return OpenedDraft(head.source, target.architecture.vocab_size, head)
+
+
+def _not_quantized(choice: WithDraft) -> None:
+    if choice.quantization not in (None, "auto"):
+        raise ConfigError(f"the draft's quantization {choice.quantization!r} is of the native engine only")
 
 
 def head_on(head: Eagle3Head, target: ModelSource, quantization: str | None = "auto") -> Eagle3Head:

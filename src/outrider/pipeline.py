@@ -24,7 +24,6 @@ from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.sampling.sampler import RowSampler
-from outrider.decoding.types import IntArray
 from outrider.decoding.verifiers.base import Verifier
 from outrider.draft_choice import settled
 from outrider.drafters.suffix import SuffixDrafter
@@ -33,6 +32,7 @@ from outrider.drafting import (
     DraftHead,
     Drafting,
     DraftModel,
+    HeadEngine,
     guessed_costs,
     make_drafting,
     make_lookup,
@@ -45,10 +45,11 @@ from outrider.machine import available_processors
 from outrider.models.formats.shared_strings import shared_strings
 from outrider.models.source import ModelSource
 from outrider.models.text.tokenizer import Tokenizer
+from outrider.native_engine import native_costs, native_rows
 from outrider.opening import OpenedDraft, distinct, open_draft, open_target, tokenizer_source
 from outrider.policy.cost_model import CostModel
 from outrider.sampling_defaults import SamplingDefaults, sampling_defaults
-from outrider.torch_engine import torch_costs, torch_loader, torch_memory
+from outrider.torch_engine import torch_costs, torch_heads, torch_loader, torch_memory
 
 MemoryCheck: TypeAlias = Callable[[EngineConfig, int, Sequence[ModelSource]], None]
 ModelLoader: TypeAlias = Callable[[ModelSource, int | None], LanguageModel]
@@ -85,32 +86,13 @@ def native_loader(config: EngineConfig) -> ModelLoader:
     return load_native if cache is None else functools.partial(load_native, weights_cache=cache)
 
 
-def native_costs() -> Costs:
-    """What passes of the native engine cost, measured once per model and machine."""
-    from outrider.engines.native import NativeModel, calibrate  # the compiled extension
-
-    def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
-        if isinstance(model, NativeModel):
-            return calibrate.cost_model(model, blocks)
-        return guessed_costs(model, blocks)
-
-    return costs
-
-
-def native_rows() -> RowSampler | None:
-    """The native engine's sampler. Raises ConfigError for a bad OUTRIDER_SAMPLER."""
-    from outrider.engines.native.sampling import row_sampler  # the compiled extension
-
-    return row_sampler()
-
-
 @dataclass(frozen=True, slots=True)
 class StepBackend:
     """An engine that Outrider drives step by step: how it loads models, what passes cost, what samples.
 
-    memory:    its own check in the place of those that count main memory: raises for what it cannot run.
+    memory:    its own check instead of the one of main memory: raises for what it cannot run.
     quantizes: whether it quantizes draft models at load.
-    heads:     how it runs heads on the target; None where it runs none.
+    heads:     how it runs heads on the target, beside models of a loader; None where it runs none.
     """
 
     loader: Callable[[EngineConfig], ModelLoader]
@@ -118,7 +100,7 @@ class StepBackend:
     rows: Callable[[], RowSampler | None]
     memory: MemoryCheck | None = None
     quantizes: bool = True
-    heads: draft_loading.HeadEngine | None = None
+    heads: Callable[[ModelLoader], HeadEngine] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +116,8 @@ class WholeBackend:
 
 # To add an engine: a line here. "auto" is the first, or torch by `engine_choice`.
 ENGINES: dict[str, StepBackend | WholeBackend] = {
-    "native": StepBackend(native_loader, native_costs, native_rows, heads=draft_loading.NATIVE_HEADS),
-    "torch": StepBackend(torch_loader, torch_costs, native_rows, memory=torch_memory, quantizes=False),
+    "native": StepBackend(native_loader, native_costs, native_rows, heads=draft_loading.native_heads),
+    "torch": StepBackend(torch_loader, torch_costs, native_rows, torch_memory, False, torch_heads),
 }
 
 
@@ -314,11 +296,11 @@ def build_all(
     backend, choices, drafts = engine_choice.first_that_fits(config, source, on_engine)
     loaded_here = loader is None
     rows = backend.rows() if loaded_here else None
-    heads = backend.heads
+    loader = loader or backend.loader(config)
+    heads = None if backend.heads is None else backend.heads(loader)
     if heads is not None and (costs is not None or not loaded_here):
         heads = replace(heads, cost=draft_loading.guessed_head_cost)
     costs = costs or (backend.costs() if loaded_here else guessed_costs)
-    loader = loader or backend.loader(config)
     threads = _threads(config)
     target = loader(source, threads)
     engine = CachedStepEngine(observed := wrap(target))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.config.engine import EngineConfig
-    from outrider.drafting import Costs
+    from outrider.drafting import Costs, HeadEngine
     from outrider.engines.base import LanguageModel
     from outrider.errors import UnsupportedModelError
     from outrider.models.source import ModelSource
@@ -35,6 +35,14 @@ def torch_costs() -> Costs:
     from outrider.engines.torch.calibrate import cost_model
 
     return cost_model
+
+
+def torch_heads(loader: Callable[[ModelSource, int | None], LanguageModel]) -> HeadEngine:
+    """Runs heads beside the models that `loader`, one of `torch_loader`, has loaded."""
+    from outrider.drafting import HeadEngine
+    from outrider.engines.torch.backend import head_engine
+
+    return HeadEngine(*head_engine(loader))
 
 
 def torch_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSource]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from outrider.engines.heads import HeadItem
+from outrider.engines.heads import HeadItem, HeadModel
 from outrider.engines.native import _core
 from outrider.engines.native.head import NativeHead
 from outrider.engines.native.loading import encoded
@@ -84,7 +84,7 @@ def inputs(dims: HeadDims) -> tuple[list[int], npt.NDArray[np.float32]]:
 
 
 def run(
-    head: NativeHead, tokens: Sequence[int], states: npt.NDArray[np.float32], passes: Sequence[int]
+    head: HeadModel, tokens: Sequence[int], states: npt.NDArray[np.float32], passes: Sequence[int]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """(logits, states) after each token: those with the target's states in passes of so many tokens, then the
     others one by one with what was fed back."""

@@ -167,8 +167,6 @@ def test_methods_and_engines_that_do_not_fit_a_draft_are_told(
 ) -> None:
     with pytest.raises(ConfigError, match="is no EAGLE-3 head; the method 'draft_model'"):
         LLM(target, speculative_config={"method": "eagle3", "model": str(target)})
-    with pytest.raises(UnsupportedModelError, match="only the native engine runs"):
-        LLM(target, engine="torch", speculative_config={"method": "eagle3", "model": str(heads["gguf"])})
     for method in ("medusa", "mtp", "eagle"):
         with pytest.raises(ConfigError, match="'eagle3' is"):
             parse_speculative({"method": method, "model": "x"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,14 +14,17 @@ from outrider import memory
 from outrider.config.engine import EngineConfig
 from outrider.device_memory import PATH, slot_bytes, usable, weights_bytes
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
+from outrider.engines.heads import HeadModel
 from outrider.engines.torch.choice import choose_ops
 from outrider.engines.torch.device import find_device, find_dtype, name_of
+from outrider.engines.torch.head import TorchHead, load_head_weights
 from outrider.engines.torch.model import TorchModel
 from outrider.engines.torch.module import Weights
 from outrider.engines.torch.weights import load_weights, unsupported
 from outrider.errors import ConfigError, InsufficientMemoryError, UnsupportedModelError
 from outrider.memory import ModelMemory, size
 from outrider.models.source import ModelSource
+from outrider.policy.cost_model import CostModel
 
 if TYPE_CHECKING:
     from outrider.engines.torch.fallback import TransformersModel  # imports transformers
@@ -39,7 +42,7 @@ class TorchLoader:
         self._config = config
         self.device = find_device(config.device or "auto")
         self.dtype = find_dtype(config.dtype or "auto", self.device)
-        self._models: list[TorchModel | TransformersModel] = []
+        self._models: list[TorchModel | TransformersModel | TorchHead] = []
         self._target_loaded = False
         self._slots: int | None = None
 
@@ -59,12 +62,24 @@ class TorchLoader:
             weights = load_weights(source, self.device, self.dtype)
             model = self._draft(source, weights) if draft else self._target(source, weights)
         except torch.OutOfMemoryError:
-            raise InsufficientMemoryError(
-                f"{source.path}: does not fit in the memory of {name_of(self.device)} as "
-                f"{str(self.dtype)[6:]}: take a smaller model, or the CPU (device='cpu')"
-            ) from None
+            raise self._does_not_fit(source) from None
         self._models.append(model)
         return model
+
+    def load_head(self, source: ModelSource, threads: int | None) -> TorchHead:
+        """Load a head on the target, which is loaded. Raises as loading a model does."""
+        del threads  # the target's
+        target = self._models[0]
+        assert isinstance(target, TorchModel)
+        try:
+            weights = load_head_weights(source, self.device, self.dtype, target.weights)
+        except torch.OutOfMemoryError:
+            raise self._does_not_fit(source) from None
+        positions = self._positions(source)
+        ops = choose_ops(self.device, positions + PATH, strict=False)
+        head = TorchHead(source, weights, ops=ops, positions=positions, slots=self._pool_slots)
+        self._models.append(head)
+        return head
 
     def _draft(self, source: ModelSource, weights: Weights) -> TorchModel:
         """Which tokens a draft model proposes may depend on the width of its passes: the target decides."""
@@ -93,15 +108,24 @@ class TorchLoader:
     def _make(
         self, source: ModelSource, weights: Weights, *, strict: bool, slots: int | None = None
     ) -> TorchModel:
-        spec = source.architecture
-        positions = min(spec.max_positions, self._config.max_model_len or spec.max_positions)
+        positions = self._positions(source)
         return TorchModel(
-            spec,
+            source.architecture,
             weights,
             ops=choose_ops(self.device, positions + PATH, strict=strict),
             strict=strict,
             positions=positions,
             slots=self._pool_slots if slots is None else lambda model: _few(model, slots),
+        )
+
+    def _positions(self, source: ModelSource) -> int:
+        most = source.architecture.max_positions
+        return min(most, self._config.max_model_len or most)
+
+    def _does_not_fit(self, source: ModelSource) -> InsufficientMemoryError:
+        return InsufficientMemoryError(
+            f"{source.path}: does not fit in the memory of {name_of(self.device)} as "
+            f"{str(self.dtype)[6:]}: take a smaller model, or the CPU (device='cpu')"
         )
 
     def _room(self) -> int | None:
@@ -129,6 +153,20 @@ class TorchLoader:
         free, total = torch.cuda.mem_get_info(self.device)
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return usable(free + unused, total, self._config.gpu_memory_utilization)
+
+
+def head_engine(
+    loader: Callable[[ModelSource, int | None], LanguageModel],
+) -> tuple[Callable[[ModelSource, int | None], HeadModel], Callable[[HeadModel], CostModel]]:
+    """(loads a head beside the models of `loader`, what its passes cost)."""
+    from outrider.engines.torch.calibrate import head_cost_model
+
+    def load(source: ModelSource, threads: int | None) -> HeadModel:
+        if not isinstance(loader, TorchLoader):
+            raise ConfigError(f"{source.path}: a head of the torch engine needs a target on it")
+        return loader.load_head(source, threads)
+
+    return load, head_cost_model
 
 
 def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSource]) -> None:

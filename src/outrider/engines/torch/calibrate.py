@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from outrider.decoding.types import IntArray
 from outrider.engines.base import LanguageModel
-from outrider.engines.native.calibrate import CONTEXT, measure
+from outrider.engines.heads import HeadModel
+from outrider.engines.native.calibrate import CONTEXT, measure, measure_head
+from outrider.engines.torch.head import TorchHead
 from outrider.engines.torch.model import TorchModel
 from outrider.policy.cost_model import CostModel
 
@@ -23,3 +25,11 @@ def cost_model(model: LanguageModel, blocks: IntArray | None) -> CostModel:
         return CostModel()
     measure(model, 0.0, widths=WIDTHS)  # makes graphs and compiles kernels
     return CostModel(measure(model, SECONDS, widths=WIDTHS), CONTEXT)
+
+
+def head_cost_model(head: HeadModel) -> CostModel:
+    """What a pass of a head costs, measured now."""
+    if not isinstance(head, TorchHead):
+        return CostModel()
+    measure_head(head, 0.0)
+    return CostModel(measure_head(head, SECONDS), CONTEXT)

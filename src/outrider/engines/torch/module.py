@@ -85,17 +85,32 @@ class Module:
         tokens, slots: int32[n] and int64[n]; keys and values of token i are written to slot slots[i] of
         keys and values, [layers, slots, kv_heads, head_dim].
         """
-        spec = self.spec
+        x = self._embedded(tokens)
+        h = self._norm(x, self.weights.layers[0].attn_norm)
+        return self._layers(x, h, slots, layout, keys=keys, values=values, taps=taps)
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         x = F.embedding(tokens, self.weights.embedding)
-        if spec.embedding_scale != 1:
-            x = x * spec.embedding_scale
-        position = layout.position
+        return x if self.spec.embedding_scale == 1 else x * self.spec.embedding_scale
+
+    def _layers(
+        self,
+        x: torch.Tensor,
+        h: torch.Tensor,
+        slots: torch.Tensor,
+        layout: Layout,
+        *,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        taps: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """`forward` from the residual stream x, and what the first layer's attention reads, h."""
+        spec, position = self.spec, layout.position
         rotations = [
             (cos.index_select(0, position), sin.index_select(0, position)) for cos, sin in self._ropes
         ]
         hidden = []
         layers = list(zip(spec.layers, self.weights.layers, strict=True))
-        h = self._norm(x, layers[0][1].attn_norm)
         for i, (layer, weights) in enumerate(layers):
             if i in taps:
                 hidden.append(x)

@@ -49,11 +49,30 @@ def load_weights(
     """
     if (missing := unsupported(source.architecture)) is not None:
         raise UnsupportedModelError(f"{source.path}: {missing}")
-    done = 0
+    read = Reader(source, device, dtype, progress)
+    layers = [read.layer(i) for i in range(source.architecture.n_layers)]
+    embedding = read.must("token_embd.weight")
+    output = read.get("output.weight")
+    norm = read.must("output_norm.weight")
+    return Weights(embedding, norm, embedding if output is None else output, layers)
 
-    def get(*names: str) -> torch.Tensor | None:
+
+class Reader:
+    """Reads tensors of `source` as `dtype` onto `device`. Arguments and errors as those of `load_weights`."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._source, self._device, self._dtype, self._progress = source, device, dtype, progress
+        self._done = 0
+
+    def get(self, *names: str) -> torch.Tensor | None:
         """The rows of these tensors, one after the other; None where none of them is there."""
-        nonlocal done
+        source = self._source
         found = [source.tensors.get(name) for name in names]
         if not any(found):
             return None
@@ -62,48 +81,46 @@ def load_weights(
             for name, tensor in zip(names, found, strict=True)
         ]
         whole = parts[0] if len(parts) == 1 else torch.cat([part.float() for part in parts])
-        converted = whole.to(device=device, dtype=dtype)
+        converted = whole.to(device=self._device, dtype=self._dtype)
         if not bool(torch.isfinite(converted).all()):
             raise UnsupportedModelError(
-                f"{source.path}: {names[0]} has values that are not finite as {str(dtype)[6:]}; try another "
-                "dtype"
+                f"{source.path}: {names[0]} has values that are not finite as {str(self._dtype)[6:]}; try "
+                "another dtype"
             )
         for tensor in found:
             if tensor is not None:
                 release(tensor.data)
-                done += tensor.nbytes
-        if progress:
-            progress(min(done, source.weights_bytes), source.weights_bytes)
+                self._done += tensor.nbytes
+        if self._progress:
+            self._progress(min(self._done, source.weights_bytes), source.weights_bytes)
         return converted
 
-    def must(*names: str) -> torch.Tensor:
-        found = get(*names)
-        assert found is not None, "the reader of the file has checked that it is there"
+    def must(self, *names: str) -> torch.Tensor:
+        """The same of tensors that the reader of the file has checked to be there."""
+        found = self.get(*names)
+        assert found is not None
         return found
 
-    layers = []
-    for i, layer in enumerate(source.architecture.layers):
-        at, norms = f"blk.{i}.", layer.norms
+    def layer(self, number: int) -> LayerWeights:
+        """All of a layer but what heads have beside."""
+        at, norms = f"blk.{number}.", self._source.architecture.layers[number].norms
         qkv = [f"{at}attn_{name}" for name in "qkv"]
-        layers.append(
-            LayerWeights(
-                qkv=must(*[f"{name}.weight" for name in qkv]),
-                qkv_bias=get(*[f"{name}.bias" for name in qkv]),
-                output=must(f"{at}attn_output.weight"),
-                output_bias=get(f"{at}attn_output.bias"),
-                gate_up=must(f"{at}ffn_gate.weight", f"{at}ffn_up.weight"),
-                down=must(f"{at}ffn_down.weight"),
-                attn_norm=get(f"{at}attn_norm.weight") if norms.attention else None,
-                q_norm=get(f"{at}attn_q_norm.weight") if norms.q else None,
-                k_norm=get(f"{at}attn_k_norm.weight") if norms.k else None,
-                post_attention_norm=get(f"{at}post_attention_norm.weight") if norms.post_attention else None,
-                ffn_norm=get(f"{at}ffn_norm.weight") if norms.ffn else None,
-                post_ffn_norm=get(f"{at}post_ffw_norm.weight") if norms.post_ffn else None,
-            )
+        return LayerWeights(
+            qkv=self.must(*[f"{name}.weight" for name in qkv]),
+            qkv_bias=self.get(*[f"{name}.bias" for name in qkv]),
+            output=self.must(f"{at}attn_output.weight"),
+            output_bias=self.get(f"{at}attn_output.bias"),
+            gate_up=self.must(f"{at}ffn_gate.weight", f"{at}ffn_up.weight"),
+            down=self.must(f"{at}ffn_down.weight"),
+            attn_norm=self.get(f"{at}attn_norm.weight") if norms.attention else None,
+            q_norm=self.get(f"{at}attn_q_norm.weight") if norms.q else None,
+            k_norm=self.get(f"{at}attn_k_norm.weight") if norms.k else None,
+            post_attention_norm=(
+                self.get(f"{at}post_attention_norm.weight") if norms.post_attention else None
+            ),
+            ffn_norm=self.get(f"{at}ffn_norm.weight") if norms.ffn else None,
+            post_ffn_norm=self.get(f"{at}post_ffw_norm.weight") if norms.post_ffn else None,
         )
-    embedding = must("token_embd.weight")
-    output = get("output.weight")
-    return Weights(embedding, must("output_norm.weight"), embedding if output is None else output, layers)
 
 
 def random_weights(
