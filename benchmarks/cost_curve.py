@@ -151,6 +151,7 @@ def run(args: argparse.Namespace) -> None:
         "context": args.context,
         "threads": args.threads,
         "isa": info["isa"],
+        "packages": {worker.name: worker.info["package"] for worker in workers[1:]},
         "widths": args.widths,
         "cost_curve_ms": {name: {str(n): t for n, t in curve.items()} for name, curve in curves.items()},
         "prefill_tokens": args.prefill,

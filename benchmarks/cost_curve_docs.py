@@ -31,7 +31,8 @@ def main() -> None:
 INTRODUCTION = (
     "Written by `benchmarks/cost_curve_docs.py` from `benchmarks/results/cost_curve-*.json`: milliseconds of "
     "a pass over n tokens with all their logits, medians, the engines pass by pass in turns. llama.cpp is "
-    "the package llama-cpp-py-sync, ik_llama.cpp is ik-llama-cpp-python with run-time repacking."
+    "the package llama-cpp-py-sync where no other is named, ik_llama.cpp is ik-llama-cpp-python with "
+    "run-time repacking."
 )
 
 
@@ -46,7 +47,7 @@ def section(result: dict[str, Any]) -> str:
         f"{result['machine']['cpu']}. Weights {result['weights_bytes'] / 1e6:.0f} MB at "
         f"{result['read_gb_per_s']:.1f} GB/s: floor {result['floor_ms']:.1f} ms, of which T(1) reaches "
         f"{result['share_of_floor']:.0%}. Probe: {before['read_gb_per_s']:.1f} → "
-        f"{after['read_gb_per_s']:.1f} GB/s.",
+        f"{after['read_gb_per_s']:.1f} GB/s." + _package(result),
         "",
     ]
     rows = [["n", *curves, *(["/ better peer"] if peers else []), "T(n)/T(1)", "GB/s", "GMAC/s"]]
@@ -65,6 +66,11 @@ def section(result: dict[str, Any]) -> str:
         each = ", ".join(f"{name} {ms:.0f} ms" for name, ms in result["prefill_ms"].items())
         lines += ["", f"Prefill of {result['prefill_tokens']} tokens: {each}."]
     return "\n".join(lines)
+
+
+def _package(result: dict[str, Any]) -> str:
+    package = result.get("packages", {}).get("llama.cpp")
+    return "" if package is None else f" llama.cpp is {package}."
 
 
 if __name__ == "__main__":

@@ -85,12 +85,15 @@ class Drafting:
 
     parts: the drafters that `drafter` is made of; itself where it is one. That of predictions is none of
            them: it drafts for requests that bring one.
+    share: of the time of the target's pass over one token, that of the draft's, when they were loaded; None
+           where nobody timed them.
     """
 
     drafter: Drafter | None
     controller: Reporting
     verifier: Verifier
     parts: tuple[Drafter, ...] = ()
+    share: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,18 +146,20 @@ def make_drafting(
     controller: Reporting = FixedController(choice.num_speculative_tokens)
     if isinstance(choice, NgramConfig):
         drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
-    model = None
+    model, share = None, None
     if isinstance(choice, WithDraft) and draft is not None:
         drafter = model = _model_drafter(choice, draft, _draws(choice, verifier))
     parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)
     prediction = PredictionDrafter(tree=verifier.trees)
     if isinstance(choice, AutoConfig):
-        planner = Planner(cost())
+        planner = Planner(target_cost := cost())
         planner.add_lookup(prediction.name, optional=True)
         if lookup is not None:
             planner.add_lookup(lookup.name)
         if model is not None and draft is not None:
-            planner.add_model(model.name, draft.cost(), branching=verifier.trees)
+            draft_cost = draft.cost()
+            share = _share(draft_cost, target_cost)
+            planner.add_model(model.name, draft_cost, branching=verifier.trees)
         controller = AutoController(planner, max_nodes=choice.num_speculative_tokens)
         drafter = AutoDrafter(
             planner,
@@ -167,7 +172,13 @@ def make_drafting(
     if isinstance(choice, NgramConfig | SuffixConfig):
         drafter = WithPrediction(drafter, prediction)
     check_pair(verifier, drafter)
-    return Drafting(drafter, controller, verifier, parts)
+    return Drafting(drafter, controller, verifier, parts, share)
+
+
+def _share(draft: CostModel, target: CostModel) -> float | None:
+    if draft.guessed or target.guessed:
+        return None
+    return draft.at(0).seconds(1) / target.at(0).seconds(1)
 
 
 def _model_drafter(

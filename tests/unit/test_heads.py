@@ -89,6 +89,9 @@ def test_a_draft_is_found_out_to_be_a_head(target: Path, heads: dict[str, Path])
     assert drafter.taps == (2, 3, 4)
     assert texts(llm) == plain
     assert pipeline_of(llm).fresh().drafting.names == ("suffix", "eagle3")
+    share = pipeline_of(llm).drafting.share
+    assert share is not None
+    assert 0.0 < share < 10.0
     llm = LLM(target, speculative_config={"method": "draft_model", "model": str(heads["original"])})
     assert pipeline_of(llm).drafting.names == ("eagle3",)
     assert texts(llm) == plain

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
 
     from outrider.llm import LLM
-    from outrider.pipeline import open_pipeline
+    from outrider.pipeline import Pipeline, open_pipeline
 
     pipeline = open_pipeline(config)
     llm = LLM.from_pipeline(pipeline)
@@ -101,7 +101,11 @@ def run(args: argparse.Namespace) -> int:
         found = document(output) | ({"models": pipeline.models} if pipeline.quantized else {})
         print(json.dumps(found, ensure_ascii=False, allow_nan=False), flush=True)
     else:
-        models = "".join(f"{role:<23} {name}\n" for role, name in pipeline.models.items() if name)
+        share = pipeline.drafting.share if isinstance(pipeline, Pipeline) else None
+        more = {} if share is None else {"draft": f", a pass takes {share:.2f} of the target's"}
+        models = "".join(
+            f"{role:<23} {name}{more.get(role, '')}\n" for role, name in pipeline.models.items() if name
+        )
         print(flush=True)
         print("\n" + models + summary(output), file=sys.stderr)
     return 130 if interrupted else 0

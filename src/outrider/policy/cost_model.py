@@ -29,6 +29,7 @@ class CostModel:
     """A `CostCurve` for each range of context lengths; a new range begins as the nearest known one."""
 
     def __init__(self, measured: Mapping[int, float] | None = None, context: int = 0) -> None:
+        self.guessed = measured is None
         self._curves = {bucket_of(context): CostCurve(measured)}
         self._seen = {bucket_of(context): 0}
         self._steps = 0
