@@ -8,39 +8,30 @@ Exit status: 0 success; 1 a check failed (bench, demo, verify: the output change
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from outrider.cli import (
-    bench,
-    chat,
-    completion,
-    demo,
-    doctor,
-    foreign,
-    info,
-    migrate,
-    models,
-    plan,
-    pull,
-    run,
-    serve,
-    serve_vllm,
-    train,
-    verify,
-)
+from outrider.cli import foreign
 from outrider.cli.config_file import add_config
 from outrider.cli.parser import Parser
 from outrider.cli.watched_output import watched_output
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
-COMMANDS = (
-    *(run, chat, serve, bench, verify, plan, migrate, train),
-    *(pull, models, info, doctor, demo, completion),
+# Modules of commands, in the order of the help. One is imported when its command is asked for: all of them
+# take a second.
+MODULES = (
+    *("run", "chat", "serve", "bench", "verify", "plan", "migrate", "train"),
+    *("pull", "models", "info", "doctor", "demo", "completion"),
 )
+_MODULE_OF = {
+    **{name: name for name in MODULES if name != "models"},
+    **dict.fromkeys(("list", "ls", "rm"), "models"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,8 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args = parser().parse_args(argv)
-    args.command_line = shlex.join(["outrider", *(sys.argv[1:] if argv is None else argv)])
+    words = sys.argv[1:] if argv is None else argv
+    args = parser(words[0] if words else None).parse_args(argv)
+    args.command_line = shlex.join(["outrider", *words])
     for note in foreign.notes(args):
         print(f"outrider: note: {note}", file=sys.stderr)
     if getattr(args, "llama_offline", None):
@@ -84,18 +76,34 @@ def _run(argv: Sequence[str] | None) -> int:
     return status
 
 
-def parser() -> Parser:
-    """The whole command line."""
+def parser(first: str | None = None) -> Parser:
+    """The command line: the whole of it, or as much as one that begins with the word `first` needs."""
+    if first == "--version":
+        return _made(())[0]
+    if first in _MODULE_OF and first != "completion":  # that one is written for all commands
+        return _made((_MODULE_OF[first],))[0]
+    return _made(MODULES)[0]
+
+
+def _made(modules: Sequence[str]) -> tuple[Parser, Mapping[str, Parser]]:
+    """(a command line of these modules, its commands by name)."""
     top = Parser(prog="outrider", description="Lossless speculative decoding for large language models.")
     top.add_argument("--version", action="version", version=f"outrider {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for command in COMMANDS:
-        command.add_parser(commands)
-    serve_vllm.hook(commands.choices["serve"])
-    for each in {id(command): command for command in commands.choices.values()}.values():
+    for name in modules:
+        importlib.import_module(f"outrider.cli.{name}").add_parser(commands)
+    choices: Mapping[str, Parser] = commands.choices
+    if "serve" in choices:
+        importlib.import_module("outrider.cli.serve_vllm").hook(choices["serve"])
+    for each in {id(command): command for command in choices.values()}.values():
         add_config(each)
-        each.siblings = commands.choices
-    return top
+        each.siblings = _all_commands
+    return top, choices
+
+
+@functools.cache
+def _all_commands() -> Mapping[str, Parser]:
+    return _made(MODULES)[1]
 
 
 def _failed(text: str) -> int:

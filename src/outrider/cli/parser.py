@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations; it raises ConfigError where argparse would exit with status 2.
 
-    siblings: the parsers of all commands by name, so that a flag of another command can be told.
+    siblings: gives the parsers of all commands by name, so that a flag of another command can be told.
     expand:   called with the flags and the positional arguments of the command line; returns the flags to
               read in place of these. For `--config FILE`.
     settle:   called with the parsed arguments, to bring other spellings of a setting together.
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
-        self.siblings: Mapping[str, Parser] = {}
+        self.siblings: Callable[[], Mapping[str, Parser]] = dict
         self.spelled: tuple[str, ...] = ()
         self.expand: Callable[[list[str], list[str]], list[str]] = lambda flags, _: flags
         self.settle: Callable[[argparse.Namespace], None] = lambda _: None
@@ -177,7 +177,7 @@ class Parser(argparse.ArgumentParser):
         name = word.split("=", 1)[0]
         if not name.startswith("-"):
             self.error(f"unexpected argument {word!r}")
-        others = [other for other, parser in self.siblings.items() if parser.has(name)]
+        others = [other for other, parser in self.siblings().items() if parser.has(name)]
         if others:
             self.error(f"unknown flag {name}: it is a flag of `outrider {others[0]}`")
         self.error(f"unknown flag {name}{nearest(name, self.suggestions())}")

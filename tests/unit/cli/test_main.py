@@ -26,9 +26,31 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_command_starts_with_the_compiled_engine() -> None:
     """It is imported by those that run a model, so that the others start at once, and also where it cannot
     be loaded."""
-    code = "import sys, outrider.cli.main; print('outrider.engines.native' in sys.modules)"
+    code = (
+        "import sys; from outrider.cli.main import parser; parser();"
+        "print('outrider.engines.native' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_command_imports_no_other() -> None:
+    code = (
+        "import sys; from outrider.cli.main import parser; parser(sys.argv[1]);"
+        "print(*(m for m in sys.modules if m.startswith('outrider.cli.')), 'numpy' in sys.modules)"
+    )
+    for first, expected, absent in (("--version", "False", "run"), ("plan", "outrider.cli.plan", "bench")):
+        done = subprocess.run([sys.executable, "-c", code, first], capture_output=True, text=True, check=True)
+        assert expected in done.stdout.split()
+        assert f"outrider.cli.{absent}" not in done.stdout.split()
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "migrate", "rm"])
+def test_a_command_alone_is_the_one_of_the_whole_line(command: str) -> None:
+    alone, whole = cli.parser(command), cli.parser()
+    found = [top._subparsers._group_actions[0].choices[command] for top in (alone, whole)]  # type: ignore[union-attr, index]
+    assert found[0].format_help() == found[1].format_help()
+    assert found[0].siblings().keys() == found[1].siblings().keys()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +127,7 @@ def _main_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
         return args
 
     monkeypatch.setattr(parser, "parse_args", parse_args)
-    monkeypatch.setattr(cli, "parser", lambda: parser)
+    monkeypatch.setattr(cli, "parser", lambda first: parser)
     return main([])
 
 
@@ -128,10 +150,10 @@ def test_our_own_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
 def test_a_closed_pipe_is_quiet() -> None:
     code = (
-        "import sys; from outrider.cli import main as cli\n"
+        "import sys; from outrider.cli import main as cli, pull\n"
         "def run(args):\n"
         "    for _ in range(100000): print('x' * 80, flush=True)\n"
-        "cli.pull.run = run\n"
+        "pull.run = run\n"
         "parser = cli.parser\n"
         "sys.exit(cli.main(['pull', '--list']))\n"
     )
@@ -184,10 +206,10 @@ def test_a_full_disk_is_one_line(args: list[str]) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_in_the_middle_of_a_text() -> None:
     code = (
-        "import sys; from outrider.cli import main as cli\n"
+        "import sys; from outrider.cli import main as cli, pull\n"
         "def run(args):\n"
         "    for _ in range(100): print('x' * 8000, flush=True)\n"
-        "cli.pull.run = run\n"
+        "pull.run = run\n"
         "sys.exit(cli.main(['pull', '--list']))\n"
     )
     with Path("/dev/full").open("wb") as full:
