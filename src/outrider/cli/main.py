@@ -33,6 +33,8 @@ _MODULE_OF = {
     **dict.fromkeys(("list", "ls", "rm"), "models"),
 }
 
+_READ_ALL = ("migrate", "completion")  # need the parsers of other commands
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit status."""
@@ -80,7 +82,7 @@ def parser(first: str | None = None) -> Parser:
     """The command line: the whole of it, or as much as one that begins with the word `first` needs."""
     if first == "--version":
         return _made(())[0]
-    if first in _MODULE_OF and first != "completion":  # that one is written for all commands
+    if first in _MODULE_OF and first not in _READ_ALL:
         return _made((_MODULE_OF[first],))[0]
     return _made(MODULES)[0]
 

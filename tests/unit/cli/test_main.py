@@ -45,7 +45,7 @@ def test_a_command_imports_no_other() -> None:
         assert f"outrider.cli.{absent}" not in done.stdout.split()
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "migrate", "rm"])
+@pytest.mark.parametrize("command", ["run", "plan", "serve", "rm"])
 def test_a_command_alone_is_the_one_of_the_whole_line(command: str) -> None:
     alone, whole = cli.parser(command), cli.parser()
     found = [top._subparsers._group_actions[0].choices[command] for top in (alone, whole)]  # type: ignore[union-attr, index]
