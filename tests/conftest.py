@@ -49,6 +49,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Else the compiled modules say that what is left was leaked."""
+    gc.unfreeze()
+
+
 ToyLoader = Callable[[ModelSource, int | None], LanguageModel]
 
 
