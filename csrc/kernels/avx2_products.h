@@ -21,6 +21,20 @@ constexpr int kRegisterTile = 4;
 template <WeightType W, int NT, class Start>
 void multiply(const uint8_t* lines, const int8_t* x, I16 (*sum)[NT], const Start& start);
 
+// How far ahead of the products weights are prefetched into the second cache, in bytes. (4 to 16 kB, or
+// into the first cache, made no difference on a Zen 3: docs/notes/kernels-log.md.)
+constexpr int kPrefetchAhead = 16384;
+
+// `multiply`, and a prefetch of as many bytes as it reads. Those of a whole superblock at once would be
+// dropped in part: a processor waits for so many lines only.
+template <WeightType W, int NT, class Start>
+inline __attribute__((always_inline)) void prefetch_and_multiply(const uint8_t* lines, const int8_t* x,
+                                                                 I16 (*sum)[NT], const Start& start) {
+    for (int b = 0; b < kGroupBytes<W>; b += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(lines) + b + kPrefetchAhead, _MM_HINT_T1);
+    multiply<W, NT>(lines, x, sum, start);
+}
+
 // The offset of weights as `unpack` gives them.
 template <WeightType W>
 constexpr int kUnpackedOffset = kSigned<W> ? 0 : kOffset<W>;
@@ -41,7 +55,7 @@ template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, const Activations& a,
                                                      size_t at, V16* f) {
     I16 sum[1][NT];
-    multiply<W, NT>(q, a.q + kGroup * at, sum, [](int, int) { return _mm256_setzero_si256(); });
+    prefetch_and_multiply<W, NT>(q, a.q + kGroup * at, sum, [](int, int) { return _mm256_setzero_si256(); });
     const V16 scale = load_scales<W>(s);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) {
@@ -100,13 +114,13 @@ inline __attribute__((always_inline)) void add_group_pair(const uint8_t* lines, 
     constexpr int extra = kExtraShift<W>;
     const size_t next = at + size_t(a.tile_tokens);
     I16 even[1][NT], odd[1][NT];
-    multiply<W, NT>(lines, a.q + kGroup * at, even,
-                    [&](int, int t) { return start_of_group<W>(a, at + size_t(t), 0); });
+    prefetch_and_multiply<W, NT>(lines, a.q + kGroup * at, even,
+                                 [&](int, int t) { return start_of_group<W>(a, at + size_t(t), 0); });
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++)
         even[0][t] = shifted_right(even[0][t], shift_by<extra>(a.shifts + 2 * (at + size_t(t))));
-    multiply<W, NT>(lines + kGroupBytes<W>, a.q + kGroup * next, odd,
-                    [&](int, int t) { return start_of_group<W>(a, next + size_t(t), 1); });
+    prefetch_and_multiply<W, NT>(lines + kGroupBytes<W>, a.q + kGroup * next, odd,
+                                 [&](int, int t) { return start_of_group<W>(a, next + size_t(t), 1); });
     const I16 scales = load_group_scales<W>(s, i);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++)
@@ -126,7 +140,7 @@ inline __attribute__((always_inline)) void add_halves(const uint8_t* lines, cons
                               : broadcast4(a.centred_start + 2 * cell + size_t(half));
     };
     I16 sum[2][NT];
-    multiply<W, NT>(lines, a.q + kGroup * at, sum, [&](int half, int t) {
+    prefetch_and_multiply<W, NT>(lines, a.q + kGroup * at, sum, [&](int half, int t) {
         return extra ? _mm256_set1_epi32(i % 2 * ((1 << extra) - 1)) : start_of_half(half, t);
     });
     const I16 scales = load_half_scales<W>(s, i);
@@ -201,16 +215,12 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
 
 template <WeightType W, int NT>
 void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const MatmulOut& out) {
-    constexpr int bytes = (kIsSuperblock<W> ? kSuperblockGroups : 1) * kGroupBytes<W>;
     V16 f[NT];
 #pragma GCC unroll 8
     for (int t = 0; t < NT; t++) f[t] = vset(0.0f);
     for_groups<W>(m, a, p, t0,
                   [&](const uint8_t* q, const uint8_t* s, const ActivationIndex& index)
                       __attribute__((always_inline)) {
-                          // Prefetches the next panel while this one is multiplied.
-                          for (int b = 0; b < bytes; b += 64)
-                              _mm_prefetch(reinterpret_cast<const char*>(q) + m.q_stride + b, _MM_HINT_T1);
                           if constexpr (kIsSuperblock<W>)
                               add_superblock<W, NT>(q, s, a, index, f);
                           else
