@@ -16,7 +16,12 @@ from outrider.decoding.sampling.params import SamplingParams  # noqa: E402
 from outrider.engines.base import ForwardItem  # noqa: E402
 from outrider.engines.native.model import NativeModel  # noqa: E402
 from outrider.engines.torch.weights import load_weights  # noqa: E402
-from outrider.errors import ConfigError, UnsupportedModelError, VocabularyMismatchError  # noqa: E402
+from outrider.errors import (  # noqa: E402
+    ConfigError,
+    InsufficientMemoryError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
 from outrider.llm import LLM  # noqa: E402
 from outrider.models.families import FAMILIES  # noqa: E402
 from outrider.models.formats.dequantize import dequantize  # noqa: E402
@@ -97,6 +102,32 @@ def test_gradients_are_differences(tmp_path: Path, family: str) -> None:
             for weight, move in moves:
                 weight.sub_(step * move)
     assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "phi3"])
+def test_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    """Of matrices and norms of the first layer and the last norm, on the same folder."""
+    transformers = pytest.importorskip("transformers")
+    draft = draft_of(source(tmp_path, family))
+    other = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", dtype=torch.float32, attn_implementation="eager"
+    )
+    tokens = torch.from_numpy(TEXT[:24])
+    mine, theirs = draft.logits(tokens, 5), other(tokens[None]).logits[0, 5:]
+    assert relative_error(mine.detach().numpy(), theirs.detach().numpy()) < 1e-4
+    for logits in (mine, theirs):
+        logits.logsumexp(-1).square().mean().backward()
+    layer = other.model.layers[0]
+    pairs = {
+        "blk.0.down": layer.mlp.down_proj,
+        "blk.0.output": layer.self_attn.o_proj,
+        "blk.0.attn_norm": layer.input_layernorm,
+        "output_norm.weight": other.model.norm,
+    }
+    for name, part in pairs.items():
+        found, wanted = draft.parameters[name].grad, part.weight.grad
+        assert found is not None
+        assert relative_error(found.numpy(), wanted.numpy()) < 1e-3, name
 
 
 # --- The loss -------------------------------------------------------------------------------------
@@ -445,3 +476,20 @@ def test_texts_that_are_too_long_for_the_draft_are_left_out(tmp_path: Path) -> N
     examples = Examples(texts, Chain(tmp_path / "p", texts, VOCAB_SIZE), VOCAB_SIZE, 10)
     assert (examples.training, examples.held_out) == ([0, 2], [3])
     assert Examples(texts, Chain(tmp_path / "p", texts, VOCAB_SIZE), 11, 64).training == [0, 2]
+
+
+def test_what_it_takes_is_told_before_anything_is_written(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights' values, gradients and moments, and twice a checkpoint."""
+    with pytest.raises(ConfigError, match="fewer --tokens"):
+        train(files, tmp_path / "draft", settings=replace(SETTINGS, tokens=10**12))
+    monkeypatch.setattr("outrider.training.costs.available_bytes", lambda: 1000)
+    with pytest.raises(InsufficientMemoryError, match="smaller draft model"):
+        train(files, tmp_path / "draft")
+    assert not (tmp_path / "draft").exists()
+    opened = open_model(files["gguf"])
+    trained = sum(w.numel() for w in draft_of(opened).parameters.values())
+    disk, memory = draft_costs.training_bytes(opened, SETTINGS)
+    assert disk == 24 * trained
+    assert memory > 16 * trained

@@ -76,7 +76,7 @@ class Run(ABC):
     """A run on a loaded target.
 
     records: what the target's records of the texts are called.
-    less:    the flag that makes training take less memory.
+    less:    what makes training take less memory, in words.
     """
 
     records: str

@@ -78,7 +78,7 @@ def repeated(update: Callable[[], object], seconds: float = _SECONDS) -> float:
 def check_room(folder: Path, disk: int, memory: int, less: str) -> None:
     """Raise ConfigError where a disk has no room, InsufficientMemoryError where the memory has none.
 
-    less: the flag that makes training take less memory.
+    less: what makes training take less memory.
     """
     if disk > (free := free_bytes(folder)):
         raise ConfigError(
@@ -86,5 +86,5 @@ def check_room(folder: Path, disk: int, memory: int, less: str) -> None:
         )
     if memory > (available := available_bytes()):
         raise InsufficientMemoryError(
-            f"training takes about {size(memory)}, and {size(available)} are free; give a smaller {less}"
+            f"training takes about {size(memory)}, and {size(available)} are free; {less}"
         )

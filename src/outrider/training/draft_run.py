@@ -30,7 +30,7 @@ class DraftRun(Run):
     """Trains a draft model on the target's probabilities."""
 
     records = "probabilities"
-    less = "--max-answer"
+    less = "take a smaller draft model, or a smaller --max-answer"
 
     def check(self) -> None:
         """The draft model, by its files alone."""

@@ -29,7 +29,7 @@ class HeadRun(Run):
     """Trains a head on the target's hidden states."""
 
     records = "hidden states"
-    less = "--vocab"
+    less = "give a smaller --vocab"
 
     def check(self) -> None:
         """What a head needs is known once the target is loaded."""
