@@ -493,3 +493,23 @@ def test_what_it_takes_is_told_before_anything_is_written(
     disk, memory = draft_costs.training_bytes(opened, SETTINGS)
     assert disk == 24 * trained
     assert memory > 16 * trained
+
+
+class Large(Chain):
+    """Records of a target with more ids than the draft model."""
+
+    def of(self, text: int) -> Any:
+        found = np.zeros(3, record_of(3))
+        found["ids"], found["probs"] = [[5, 400, 7], [500, 3, 9], [1, 2, 3]], [0.5, 0.3, 0.1]
+        return found
+
+
+def test_probabilities_of_other_ids_go_to_the_rest(tmp_path: Path) -> None:
+    texts = [Text(0, (1, 2), (3, 4, 5), 0.0, held) for held in (False, True)]
+    made = Examples(texts, Large(tmp_path / "p", texts, 512), VOCAB_SIZE, 64)[0]
+    assert made.ids.tolist() == [[5, 5, 7], [VOCAB_SIZE - 1, 3, 9], [1, 2, 3]]
+    assert (made.probs > 0).tolist() == [[True, False, True], [False, True, True], [True] * 3]
+    assert (made.tokens.tolist(), made.first) == ([1, 2, 3, 4], 1)
+    logits = torch.zeros((3, VOCAB_SIZE), requires_grad=True)
+    divergence(logits, made).sum().backward()
+    assert torch.isfinite(logits.grad).all()

@@ -56,6 +56,10 @@ class Examples:
     def rows(self, index: int) -> int:
         return len(self._texts[index].ids) - 1
 
+    def last(self, index: int) -> int:
+        """The last token of a text."""
+        return self._texts[index].ids[-1]
+
     def __getitem__(self, index: int) -> Example:
         text, records = self._texts[index], self._store.of(index)
         ids, probs = np.array(records["ids"], np.int64), np.array(records["probs"], np.float32)
@@ -105,12 +109,8 @@ class DraftLesson:
         trained, tested = (sum(map(self.rows, each)) for each in (self.training, examples.held_out))
         self.evaluations = evaluations(settings.epochs * trained, tested)
         self.parameters: Mapping[str, Tensor] = draft.parameters
-
-    @property
-    def tag(self) -> Tensor:
-        """The texts, by their lengths and last tokens."""
-        numbers = [*self.training, *self.examples.held_out]
-        return torch.tensor([[i, self.rows(i), int(self.examples[i].tokens[-1])] for i in numbers])
+        numbers = [*self.training, *examples.held_out]
+        self.tag = torch.tensor([[i, self.rows(i), examples.last(i)] for i in numbers])
 
     def loss(self, index: int) -> Tensor:
         return loss_of(self.draft, self._example(index))
