@@ -66,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("--steps", type=integer, metavar="N", help="tokens of a head's draft that are trained (default: 4)")
     add("--batch", type=integer, metavar="N", help="texts of an update (default: 2; 4 of a draft model)")
     add("--rate", type=number, metavar="X",
-        help="highest learning rate (default: 0.001; 0.00003 of a draft model)")  # fmt: skip
+        help="highest learning rate (default: 0.001; 0.00001 of a draft model)")  # fmt: skip
     add("-s", "--seed", type=integer, metavar="S", help="of texts and training (default: 0)")
     parser.set_defaults(run=run)
     return parser

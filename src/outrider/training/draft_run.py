@@ -21,6 +21,7 @@ from outrider.training.base_run import Run
 from outrider.training.draft import Draft
 from outrider.training.draft_lesson import DraftLesson, Examples
 from outrider.training.probabilities import ProbabilityStore, capture, record_of
+from outrider.training.progress import worse
 from outrider.training.records import RecordStore
 from outrider.training.settings import Settings, identity
 from outrider.training.texts import Text
@@ -74,6 +75,11 @@ class DraftRun(Run):
         trainer = self.fitted(DraftLesson(draft, examples, settings), pays)
         if trainer is None:
             return False
+        first, last = trainer.state.history[0], trainer.state.history[-1]
+        if worse(first.held, last.held):
+            order.say(
+                "the draft model is less like its target than it was: give a lower --rate, or more --tokens"
+            )
         values = draft.arrays()
         if not all(np.isfinite(rows).all() for rows in values.values()):
             raise ConfigError(f"the weights are no numbers any more: give a --rate below {settings.rate:g}")
@@ -82,8 +88,8 @@ class DraftRun(Run):
             source=source,
             values=values,
             settings=settings,
-            first=trainer.state.history[0],
-            last=trainer.state.history[-1],
+            first=first,
+            last=last,
             tokens=sum(len(text.answer) for text in texts if not text.held_out),
             seconds=trainer.state.seconds,
             license=order.license,

@@ -135,6 +135,11 @@ def chains(right: Flags, steps: int) -> Acceptance:
     return accepted([right[k : k + count] for k in range(steps)], [np.ones(count, np.bool_)] * steps)
 
 
+def worse(first: Held, last: Held) -> bool:
+    """Whether training has done harm: it began with a draft whose drafts went further."""
+    return last.acceptance.tokens_per_pass < first.acceptance.tokens_per_pass
+
+
 def gain(history: Sequence[tuple[float, float]]) -> float | None:
     """What a tenth of the whole training added lately; None before it can be said.
 

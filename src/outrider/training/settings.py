@@ -72,7 +72,7 @@ class Settings:
 
 
 # Where the settings of a draft model, which knows the language already, are others than a head's.
-DRAFT_DEFAULTS: Mapping[str, Any] = {"epochs": 2, "batch": 4, "rate": 3e-5, "steps": DEFAULT_DRAFT_TOKENS}
+DRAFT_DEFAULTS: Mapping[str, Any] = {"epochs": 2, "batch": 4, "rate": 1e-5, "steps": DEFAULT_DRAFT_TOKENS}
 
 
 def identity(source: ModelSource) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from outrider.plan.slices import with_random_weights
 from outrider.plan.speed import Curve, best_chain, speedup
 from outrider.training import payoff, schedule
 from outrider.training.probabilities import KEPT, ProbabilityStore, capture, likeliest
-from outrider.training.progress import Acceptance, Evaluation, Held, Likeness, accepted, chains
+from outrider.training.progress import Acceptance, Evaluation, Held, Likeness, accepted, chains, worse
 from outrider.training.settings import DRAFT_DEFAULTS, RunFolder, Settings, replacing
 from outrider.training.sizes import sizes_of
 from outrider.training.texts import Text, divided
@@ -164,6 +164,13 @@ def test_likeness_adds_up() -> None:
     assert found == Likeness(10, 5, 7.0)
     assert (found.agreement, found.mean_overlap) == (0.5, 0.7)
     assert Likeness(0, 0, 0.0).agreement == 0.0
+
+
+def test_harm_is_noticed() -> None:
+    before, after = Held(Acceptance(10, (6, 3))), Held(Acceptance(10, (6, 2)))
+    assert worse(before, after)
+    assert not worse(after, before)
+    assert not worse(before, before)
 
 
 @pytest.mark.parametrize("likeness", [None, Likeness(3, 2, 1.5)])
