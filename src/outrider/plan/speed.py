@@ -89,6 +89,20 @@ def best(target: PassCosts, draft_seconds: float, acceptance: float) -> Expected
     return found
 
 
+def best_chain(target: PassCosts, draft_seconds: float, reached: Sequence[float]) -> tuple[int, float]:
+    """(length, speed-up) of the chains that give most; (0, 1.0), plain decoding, where none gives more.
+
+    reached: by length, the probability that all of so many draft tokens are accepted.
+    """
+    best_length, highest, tokens = 0, 1.0, 1.0
+    for length, share in enumerate(reached, start=1):
+        tokens += share
+        gain = tokens * target.at(1) / (target.at(length + 1) + length * draft_seconds)
+        if gain > highest:
+            best_length, highest = length, gain
+    return best_length, highest
+
+
 def break_even(target: PassCosts, draft_seconds: float, length: int) -> float | None:
     """The acceptance from which chains of `length` tokens gain; None where even 1 is not enough."""
     if speedup(target, draft_seconds, 1.0, length) < 1.0:

@@ -19,9 +19,9 @@ from safetensors.numpy import save
 
 from outrider.models.families import LAYER_TENSORS
 from outrider.models.source import ModelSource
-from outrider.training.head import Head, HeadSizes
+from outrider.training.head import Head
+from outrider.training.progress import Evaluation
 from outrider.training.settings import Settings, replace_file
-from outrider.training.trainer import Evaluation
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -176,12 +176,10 @@ def _gguf_name(name: str) -> str:
 
 def card(made: Made) -> str:
     """The model card."""
-    acceptance, settings = made.last.acceptance, made.settings
+    acceptance, settings = made.last.held.acceptance, made.settings
     positions = "\n".join(
         f"| {k} | {100 * share:.1f}% |" for k, share in enumerate(acceptance.by_position, start=1)
     )
-    heat = " and ".join(f"{t:g}" for t in settings.temperatures)
-    data = "prompts that the target wrote itself" if settings.data == "self" else "the prompts of a file"
     return f"""\
 ---
 license: {made.license}
@@ -195,7 +193,7 @@ own, whatever it drafts. `outrider run -m TARGET -md FOLDER` uses it.
 
 | | |
 |---|---|
-| data | {data}, answered by the target at the temperatures {heat} |
+| data | {settings.describe()} |
 | tokens of answers | {made.tokens:,}, {settings.epochs} times each |
 | the same with prompts | {made.last.tokens:,} in all |
 | training | {made.seconds:,.0f} seconds, seed {settings.seed}, {settings.steps} steps of its own tokens |
@@ -208,22 +206,3 @@ of the target, with {settings.steps} drafted. Probability that a position is acc
 |---|---|
 {positions}
 """
-
-
-def sizes_of(source: ModelSource, states: int) -> HeadSizes:
-    """A head's sizes for a target: its layer is like one of the target's, and its slowest rotation about the
-    target's slowest."""
-    spec = source.architecture
-    rope = spec.ropes[0]
-    slowest = float(rope.inv_freq.min())
-    theta = slowest ** (-rope.dim / max(1, rope.dim - 2))
-    return HeadSizes(
-        hidden=spec.hidden_size,
-        heads=spec.n_heads,
-        kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        ffn=spec.ffn_size,
-        states=states,
-        eps=spec.rms_eps,
-        theta=float(round(min(max(theta, 1e4), 1e8))),
-    )

@@ -8,25 +8,12 @@ Llama's kind reads them beside the next token's normed embedding. The first laye
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-
-@dataclass(frozen=True, slots=True)
-class HeadSizes:
-    """states: hidden states that a token comes with, of `hidden` columns; theta: base of the rotation."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    states: int
-    eps: float
-    theta: float
+from outrider.training.sizes import HeadSizes
 
 
 class RmsNorm(nn.Module):  # type: ignore[misc]

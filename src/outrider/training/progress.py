@@ -1,10 +1,10 @@
-"""How good a head is on texts that it was not trained on, and whether it still gets better."""
+"""How good a draft is on texts that it was not trained on, and whether it still gets better."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,11 @@ class Acceptance:
         return tuple(n / max(1, b) for n, b in zip(self.accepted, before, strict=False))
 
     @property
+    def reached(self) -> tuple[float, ...]:
+        """The probability that a position is accepted, and all before it."""
+        return tuple(n / max(1, self.drafts) for n in self.accepted)
+
+    @property
     def tokens_per_pass(self) -> float:
         """Expected with drafts of all positions: the target's own token, and each that is accepted."""
         return 1 + sum(self.accepted) / max(1, self.drafts)
@@ -42,6 +47,68 @@ class Acceptance:
     def __add__(self, other: Acceptance) -> Acceptance:
         pairs = zip(self.accepted, other.accepted, strict=True)
         return Acceptance(self.drafts + other.drafts, tuple(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How like its target a draft model is, at places of held-out answers, given the text so far.
+
+    places:  tokens of answers.
+    agreed:  of these, at how many the likeliest token of both is the same.
+    overlap: the sum over the places of the sum over the tokens of the smaller of both probabilities: what is
+             accepted when tokens are drawn (Leviathan et al. 2023), at temperature 1.
+    """
+
+    places: int
+    agreed: int
+    overlap: float
+
+    @property
+    def agreement(self) -> float:
+        """The share of places."""
+        return self.agreed / max(1, self.places)
+
+    @property
+    def mean_overlap(self) -> float:
+        """The mean of the places."""
+        return self.overlap / max(1, self.places)
+
+    def __add__(self, other: Likeness) -> Likeness:
+        return Likeness(self.places + other.places, self.agreed + other.agreed, self.overlap + other.overlap)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What was found on the held-out texts. likeness: of a draft model; None for a head."""
+
+    acceptance: Acceptance
+    likeness: Likeness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """updates: of the weights so far; tokens: trained on so far, epochs counted; loss: of the texts since the
+    evaluation before."""
+
+    updates: int
+    tokens: int
+    loss: float
+    held: Held
+
+    @staticmethod
+    def read(found: Mapping[str, Any]) -> Evaluation:
+        """From what `asdict` made of one. Raises KeyError or TypeError."""
+        held = found["held"]
+        acceptance, likeness = held["acceptance"], held["likeness"]
+        return Evaluation(
+            found["updates"],
+            found["tokens"],
+            found["loss"],
+            Held(
+                Acceptance(acceptance["drafts"], tuple(acceptance["accepted"])),
+                None if likeness is None else Likeness(**likeness),
+            ),
+        )
 
 
 def accepted(right: Sequence[Flags], possible: Sequence[Flags]) -> Acceptance:
@@ -57,6 +124,20 @@ def accepted(right: Sequence[Flags], possible: Sequence[Flags]) -> Acceptance:
         so_far = so_far & one
         counts.append(int(so_far.sum()))
     return Acceptance(int(whole.sum()), tuple(counts))
+
+
+def chains(right: Flags, steps: int) -> Acceptance:
+    """The acceptance of drafts of `steps` tokens that begin at each place of a text and follow it.
+
+    right: bool[places]: the draft's token is the target's there, given the text so far.
+    """
+    count = max(0, len(right) - steps + 1)
+    return accepted([right[k : k + count] for k in range(steps)], [np.ones(count, np.bool_)] * steps)
+
+
+def worse(first: Held, last: Held) -> bool:
+    """Whether training has done harm: it began with a draft whose drafts went further."""
+    return last.acceptance.tokens_per_pass < first.acceptance.tokens_per_pass
 
 
 def gain(history: Sequence[tuple[float, float]]) -> float | None:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from outrider.config.speculative import DEFAULT_DRAFT_TOKENS
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.source import ModelSource
 
 FORMAT = 1
-RUN = "run"  # the subfolder with all that is not the head itself
+RUN = "run"  # the subfolder with all that is not the draft itself
 _LIMIT = 1 << 20  # bytes of a settings file
 _SAMPLE = 1 << 16  # bytes of the embedding that identify it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the head depends on. Two runs of equal settings on one machine give the same head.
+    """What the draft depends on. Two runs of equal settings on one machine give the same head, or the same
+    draft model.
 
     data:         "self", or the prompts' digest.
     tokens:       of answers that are wanted.
@@ -28,7 +32,8 @@ class Settings:
     temperatures: of the answers, in turn.
     max_prompt, max_answer: in tokens.
     vocab:        rows of the head's output; 0: chosen by `coverage` of held-out answers' tokens.
-    steps:        of the head's own tokens that are trained (training-time test, Li et al. 2025).
+    steps:        of the head's own tokens that are trained (training-time test, Li et al. 2025); of a draft
+                  model, tokens of the drafts whose acceptance is told.
     batch:        texts of one update of the weights.
     rate:         the highest learning rate.
     """
@@ -59,6 +64,16 @@ class Settings:
         if not self.temperatures or not all(0 <= t <= 5 for t in self.temperatures):
             raise ConfigError("temperatures must be between 0 and 5")
 
+    def describe(self) -> str:
+        """The texts, for a model card."""
+        heat = " and ".join(f"{t:g}" for t in self.temperatures)
+        data = "prompts that the target wrote itself" if self.data == "self" else "the prompts of a file"
+        return f"{data}, answered by the target at the temperatures {heat}"
+
+
+# Where the settings of a draft model, which knows the language already, are others than a head's.
+DRAFT_DEFAULTS: Mapping[str, Any] = {"epochs": 2, "batch": 4, "rate": 1e-5, "steps": DEFAULT_DRAFT_TOKENS}
+
 
 def identity(source: ModelSource) -> dict[str, Any]:
     """What tells a target from others, wherever its files lie: names, sizes, and a digest of some weights."""
@@ -81,7 +96,7 @@ def digest_of(prompts: list[str]) -> str:
 
 
 class RunFolder:
-    """The folder of a run: DIR has the head's files, DIR/run what it was made of."""
+    """The folder of a run: DIR has the draft's files, DIR/run what it was made of."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,6 +109,15 @@ class RunFolder:
     @property
     def states(self) -> Path:
         return self.run / "states"
+
+    @property
+    def probabilities(self) -> Path:
+        return self.run / "probabilities"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What takes much of the disk."""
+        return self.states, self.probabilities, self.checkpoint
 
     @property
     def checkpoint(self) -> Path:
@@ -116,11 +140,13 @@ class RunFolder:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ModelFileError(f"{path}: is not what `outrider train` writes; use another folder") from None
 
-    def begin(self, target: dict[str, Any], settings: Settings, given: frozenset[str]) -> Settings:
+    def begin(self, target: Mapping[str, Any], settings: Settings, given: frozenset[str]) -> Settings:
         """Begin the run, or go on with the one that is there, whose settings are then used.
 
+        target: what `identity` says of it, and under "draft" the same of the draft model, if there is one.
         given: names of the settings that the command line says; the others are those of the run.
-        Raises ConfigError where the folder has another target's run or one of other settings, naming these.
+        Raises ConfigError where the folder has another target's run or draft's, or one of other settings,
+        naming these.
         """
         known = self.known()
         if known is None:
@@ -131,6 +157,10 @@ class RunFolder:
             self.write(target, settings)
             return settings
         there, old = known
+        if there.get("draft") != target.get("draft"):
+            other = there.get("draft")
+            what = f"another draft model, {other.get('name')!r}" if isinstance(other, dict) else "a head"
+            raise ConfigError(f"-o {self.path}: holds a run that trains {what}; use another folder")
         if there != target:
             raise ConfigError(
                 f"-o {self.path}: holds a run for another target, {there.get('name')!r}; use another folder"
@@ -147,18 +177,26 @@ class RunFolder:
                 f"{self.run / 'run.json'}: settings are missing; use another folder"
             ) from None
 
-    def write(self, target: dict[str, Any], settings: Settings) -> None:
+    def write(self, target: Mapping[str, Any], settings: Settings) -> None:
         """Note what the run is."""
         self.run.mkdir(parents=True, exist_ok=True)
-        document = {"format": FORMAT, "target": target, "settings": asdict(settings)}
+        document = {"format": FORMAT, "target": dict(target), "settings": asdict(settings)}
         replace_file(self.run / "run.json", json.dumps(document, indent=1).encode())
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in a way that leaves the old one or the new one, whatever happens."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of the one at `path` once it is whole: whatever happens, the old
+    one or the new one is there."""
     new = path.with_name(path.name + ".new")
     with open(new, "wb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in this way."""
+    with replacing(path) as file:
+        file.write(content)

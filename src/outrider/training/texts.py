@@ -1,4 +1,4 @@
-"""The texts that a head learns from: the target's own answers, at the temperatures of use.
+"""The texts that a draft learns from: the target's own answers, at the temperatures of use.
 
 Jobs are numbered, and each has seeds of its own, so that a run that was interrupted goes on with the same
 texts. Job i answers prompt i of a file, of which there may be several rounds, or one that the target writes.
@@ -25,6 +25,7 @@ HELD_OUT_EVERY = 16  # of so many prompts one is held out
 PROMPT_TEMPERATURE = (
     0.8  # of the prompts that it writes; a filter of all ids, such as top-p, costs more than the pass
 )
+MOST_HELD_OUT = 48  # texts that are tested on
 EMPTY_WAVES = 3  # without a text: there is none to come
 _LINE_LIMIT = 1 << 22
 
@@ -51,6 +52,17 @@ def held_out(prompt: int, prompts: int | None) -> bool:
     """Whether the prompt of this number is held out, of so many; None: of any number."""
     every = HELD_OUT_EVERY if prompts is None else min(HELD_OUT_EVERY, prompts)
     return prompt % every == every - 1
+
+
+def divided(texts: Sequence[Text], usable: Callable[[Text], bool]) -> tuple[list[int], list[int]]:
+    """Numbers of the usable texts that are trained on, and of those that are held out. Raises ConfigError
+    where there are none of one kind."""
+    numbers = [i for i, text in enumerate(texts) if usable(text)]
+    training = [i for i in numbers if not texts[i].held_out]
+    tested = [i for i in numbers if texts[i].held_out][:MOST_HELD_OUT]
+    if not training or not tested:
+        raise ConfigError("there are too few texts to train on some and test on others: give more --tokens")
+    return training, tested
 
 
 class TextStore:

@@ -27,7 +27,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("-m x -o d --tokens 5 --hours 1", ["--tokens or --hours"]),
         ("-m x -o d --hours nan", ["--hours", "above 0"]),
         ("-m x -o d --hours 0", ["--hours", "above 0"]),
-        ("-m x -o d --draft-model", ["unknown flag --draft-model"]),
+        ("-m x -o d --draft-model y --vocab 9", ["--vocab is of heads"]),
+        ("-m x -o d -md y --steps 3", ["--steps is of heads"]),
         ("-m x -o d extra", ["'extra'"]),
     ],
 )

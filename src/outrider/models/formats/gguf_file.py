@@ -16,7 +16,7 @@ import itertools
 import math
 import mmap
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -80,6 +80,7 @@ class GGUFFile:
     """A memory-mapped file with its parsed header.
 
     data:       uint8[file size], read-only.
+    pair_bytes: of each key, where the pair begins and ends in the file.
     data_start: the position in bytes that tensor offsets are relative to.
     """
 
@@ -89,6 +90,7 @@ class GGUFFile:
     data: Bytes
     data_start: int
     alignment: int
+    pair_bytes: Mapping[str, tuple[int, int]]
 
     def tensors(self, others: Collection[str] = ()) -> dict[str, Tensor]:
         """Views of all tensors, by name.
@@ -165,11 +167,14 @@ def read_gguf(path: Path) -> GGUFFile:
             f"{_incomplete(path)}"
         )
     pairs: dict[str, Value] = {}
+    pair_bytes = {}
     for _ in range(n_pairs):
+        start = cursor.at
         key = cursor.name("key")
         if key in pairs:
             raise ModelFileError(f"{path}: the key {shown(key)} appears twice")
         pairs[key] = cursor.value(key)
+        pair_bytes[key] = (start, cursor.at)
     metadata = Metadata(path, pairs)
     entries: dict[str, TensorEntry] = {}
     for _ in range(n_tensors):
@@ -182,7 +187,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ModelFileError(f"{path}: general.alignment is {alignment}, not a power of two")
     data_start = -(-cursor.at // alignment) * alignment
     raw = np.frombuffer(data, np.uint8)
-    return GGUFFile(path, metadata, tuple(entries.values()), raw, data_start, alignment)
+    return GGUFFile(path, metadata, tuple(entries.values()), raw, data_start, alignment, pair_bytes)
 
 
 def peek_architecture(path: Path) -> str | None:

@@ -57,7 +57,7 @@ _TYPES = {kind.type: name for name, (_, kind) in _CLASSES.items()}  # by model_t
 _KINDS = ("full_attention", "sliding_attention")
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(.+)\.(weight|bias)", re.ASCII)
-_FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints keep this table; it follows from the configuration
+FREQUENCIES = ".rotary_emb.inv_freq"  # old checkpoints keep this table; it follows from the configuration
 
 
 def open_huggingface(folder: Path) -> ModelSource:
@@ -315,15 +315,23 @@ def _renamed(
     found: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     for name, tensor in tensors.items():
-        if name.endswith(_FREQUENCIES):
+        if name.endswith(FREQUENCIES):
             continue
-        match = _LAYER.fullmatch(name)
-        part = layer_tensors.get(match[2]) if match else None
-        new = f"blk.{match[1]}.{part}.{match[3]}" if match and part else TOP_TENSORS.get(name)
+        new = tensor_name(name, layer_tensors)
         if new is None:
             raise UnsupportedModelError(f"{folder}: the tensor {shown(name)} is not one that is known here")
         found[new], names[new] = replace(tensor, name=new), name
     return found, names
+
+
+def tensor_name(name: str, layer_tensors: Mapping[str, str]) -> str | None:
+    """GGUF's name of a tensor that a folder calls `name`; None where it is none of those that are known.
+
+    layer_tensors: LAYER_TENSORS with those of the family.
+    """
+    match = _LAYER.fullmatch(name)
+    part = layer_tensors.get(match[2]) if match else None
+    return f"blk.{match[1]}.{part}.{match[3]}" if match and part else TOP_TENSORS.get(name)
 
 
 def _file_name(name: str, layer_tensors: dict[str, str]) -> str:
