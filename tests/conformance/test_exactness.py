@@ -39,7 +39,7 @@ def plain(engine: str, params: str) -> dict[str, Output]:
     return run(models(engine).engine(), None, batch_for(engine, params))
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("engine", "drafter", "params"), on_engines(DRAFTERS, PARAMS))
 def test_speculation_changes_nothing(engine: str, drafter: str, params: str) -> None:
     expected = plain(engine, params)
@@ -48,7 +48,7 @@ def test_speculation_changes_nothing(engine: str, drafter: str, params: str) -> 
     assert visible(found) == visible(expected)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("length", [0, 1, 2, 9, 40])
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "random_tree"])

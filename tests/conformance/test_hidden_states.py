@@ -72,7 +72,7 @@ def texts(outputs: dict[str, Output]) -> dict[str, list[int]]:
     return {str(i): [*prompt, *outputs[str(i)].tokens] for i, prompt in enumerate(PROMPTS)}
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("name", "drafter", "chunk"), on_engines(DRAFTERS, ["16", "3"]))
 def test_every_positions_hidden_states_are_those_of_one_pass(name: str, drafter: str, chunk: str) -> None:
     model, models = target(name), MADE[name]

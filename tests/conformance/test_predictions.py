@@ -83,7 +83,7 @@ def edits(draw: st.DrawFn, text: list[int]) -> list[int]:
     return found
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("rule", "params"), EXACT)
 @pytest.mark.parametrize("maker", MAKERS)
 @settings(max_examples=2, deadline=None)

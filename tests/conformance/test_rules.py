@@ -40,7 +40,7 @@ def under(engine: str, rule: Verifier, drafter: str, params: str, **options: int
     return run(models(engine).engine(), made, batch_for(engine, params), verifier=rule, **options)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("engine", "rule", "params", "drafter"), on_engines(RULES, GREEDY, DRAFTERS))
 def test_at_temperature_0_speculation_changes_nothing(
     engine: str, rule: str, drafter: str, params: str
@@ -68,7 +68,7 @@ def impossible_tokens(
             context.append(token)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("engine", "rule", "params"), on_engines(RULES, DRAWN))
 def test_sampled_texts_are_possible_for_the_target(engine: str, rule: str, params: str) -> None:
     for drafter in (
@@ -90,7 +90,7 @@ def test_sampled_texts_are_possible_for_the_target(engine: str, rule: str, param
         assert list(impossible_tokens(found, models(engine), engine, params)) == []
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", ["independent draft_model", "ngram", "tree"])

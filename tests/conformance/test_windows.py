@@ -51,7 +51,7 @@ def make(name: str, temperature: float) -> Drafter:
     return mixed(model) if name == "mixed" else model
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("length", "temperature"), [(3, 0.8), (60, 0.0), (60, 0.8)])
 @pytest.mark.parametrize("name", ["draft_model", "short context", "mixed", "right_then_wrong"])
 def test_speculation_changes_nothing_past_the_windows(name: str, length: int, temperature: float) -> None:

@@ -96,6 +96,7 @@ def test_console_lines_can_be_read(line: str) -> None:
         assert words[:2] == ["pip", "install"]
 
 
+@pytest.mark.grid(2)
 @pytest.mark.model
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ def test_chats_answer(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.grid(2)
 @pytest.mark.model
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_no_parameter_is_forgotten() -> None:
         assert all(name in arguments for arguments in cases)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("arguments", ALL_CASES)
 def test_speculation_changes_nothing(bench: Bench, arguments: dict[str, Any]) -> None:
     assert bench.differ(arguments) == 0

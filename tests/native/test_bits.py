@@ -60,7 +60,7 @@ def one_at_a_time(model: NativeModel, tokens: list[int]) -> np.ndarray:
     return np.concatenate([run(model, cache, [t]) for t in tokens])
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("kind", CASES)
 def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: str) -> None:
     model = load(sources[kind], kv_dtype="f32")
@@ -73,7 +73,7 @@ def test_matches_the_float64_reference(sources: dict[str, ModelSource], kind: st
     assert error.max() < (1e-5 if kind.split(maxsplit=1)[0] in FLOATS else 0.02)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(
     "types",
     [
@@ -101,7 +101,7 @@ def test_is_near_the_dequantized_weights(tmp_path: Path, types: str | dict[str, 
     assert same_bits(got, one_at_a_time(model, PROMPT[:24]))
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("isa", usable_isas())
 def test_width_does_not_change_a_bit(sources: dict[str, ModelSource], kind: str, isa: str) -> None:

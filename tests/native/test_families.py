@@ -212,7 +212,7 @@ OTHER_ROPE = RopeSpec(32, np.geomspace(1, 1e-2, 16).astype(np.float32), scale=1.
 ALL_NORMS = NormsSpec(q=True, k=True, post_attention=True, post_ffn=True)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize(
     ("layer", "model"),

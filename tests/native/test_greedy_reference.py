@@ -41,7 +41,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_data(open_model(path).tokenizer)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["prompt"].split()[0])
 def test_greedy_text_is_llama_cpps_up_to_a_near_tie(
     model: NativeModel, tokenizer: Tokenizer, entry: dict[str, Any]

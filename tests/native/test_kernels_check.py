@@ -95,7 +95,7 @@ def test_all_kernels_of_this_processor_give_the_same_bits(program: Path) -> None
         assert re.search("^avxvnni.*: the same bits$", output, re.MULTILINE)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_flipped_bit_is_seen(program: Path, operation: str) -> None:
     status, output = run(program, "--flip", operation)

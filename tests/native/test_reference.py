@@ -76,7 +76,7 @@ def test_int8_activations_stay_close(quantized: NativeModel, record: dict[str, n
     assert relative_error(quantized, record) < 0.02
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("i", PROMPTS)
 def test_float_weights_write_the_same_64_tokens(
     floats: NativeModel, record: dict[str, np.ndarray], i: int

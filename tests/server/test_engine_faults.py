@@ -150,7 +150,7 @@ def poisoned(target_file: Path, speculative: str | None) -> Pipeline:
     return replace(toy_pipeline(target_file, speculative, max_num_seqs=3), engine=engine)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("speculative", [None, "ngram", "suffix"])
 def test_a_fault_ends_its_request_only(target_file: Path, fault: str, speculative: str | None) -> None:

@@ -52,7 +52,7 @@ def test_every_path_is_described(operations: dict[str, Any]) -> None:
     assert sorted(operations) == sorted(OPERATIONS)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("kind", ["good", "bad"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_generated_requests(operations: dict[str, Any], name: str, kind: str, small: Running) -> None:

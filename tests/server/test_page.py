@@ -16,7 +16,7 @@ from outrider.server.settings import STATIC
 from tests.server.http_support import Running, running, toy_pipeline
 from tests.server.page_support import Page, writer
 
-pytestmark = pytest.mark.grid(2, whole_file=True)
+pytestmark = pytest.mark.grid(3, whole_file=True)
 
 HTML = "<img src=x onerror=boom()><script>boom()</script>&amp; "
 

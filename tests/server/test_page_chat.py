@@ -15,7 +15,7 @@ from outrider.server.http import chat
 from tests.server.http_support import Running, running
 from tests.server.page_support import Page, writer
 
-pytestmark = pytest.mark.grid(2, whole_file=True)
+pytestmark = pytest.mark.grid(3, whole_file=True)
 
 ANSWER = """\
 ## Sums

@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.server.http_support import Running, running, toy_pipeline
 from tests.server.page_support import Page, writer
 
-pytestmark = pytest.mark.grid(2, whole_file=True)
+pytestmark = pytest.mark.grid(3, whole_file=True)
 
 SIZES = {390: (390, 844), 1280: (1280, 800), 1440: (1440, 900)}
 NAMES = {

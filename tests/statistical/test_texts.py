@@ -39,7 +39,7 @@ ALPHA = 0.01
 BAR = ALPHA / len(CASES)  # Bonferroni's correction
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("rule", "drafter", "params"), CASES)
 def test_texts_come_with_the_targets_probabilities(rule: str, drafter: str, params: str) -> None:
     found = sample(VERIFIERS[rule](), DRAFTERS[drafter](), SIZE, params)

@@ -258,7 +258,7 @@ RULES = [
 ]
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(
     ("broken", "args", "claims"),
     [

@@ -107,7 +107,7 @@ def test_values_are_those_of_other_programs(tmp_path: Path, name: str) -> None:
     assert np.array_equal(dequantize(tensors["m.weight"]), wanted)
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("kind", "dims", "types"), KINDS)
 @pytest.mark.parametrize("arch", ["llama", "phi3"])
 def test_sizes_are_those_of_the_file(tmp_path: Path, kind: Kind, dims: Any, types: str, arch: str) -> None:
@@ -120,7 +120,7 @@ def test_sizes_are_those_of_the_file(tmp_path: Path, kind: Kind, dims: Any, type
     assert {*types.split()} <= {tensor.type for tensor in opened.tensors.values()}
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("kind", "dims", "types"), KINDS)
 def test_pieces_change_nothing(
     tmp_path: Path, kind: Kind, dims: Any, types: str, monkeypatch: pytest.MonkeyPatch
@@ -392,7 +392,7 @@ BROKEN: list[tuple[tuple[Kind, Any], dict[str, Stored | None], str]] = [
 ]
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("form", "parts", "words"), BROKEN, ids=lambda x: x if isinstance(x, str) else "")
 def test_tensors_that_do_not_fit(
     tmp_path: Path, form: tuple[Kind, Any], parts: dict[str, Stored | None], words: str
@@ -458,7 +458,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("method", "settings", "words"), REFUSED)
 def test_settings_that_are_not_supported(
     tmp_path: Path, method: str, settings: dict[str, Any], words: str

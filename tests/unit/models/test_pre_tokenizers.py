@@ -94,7 +94,7 @@ def ends(steps: list[Any], text: str) -> list[int]:
     return [end for _, (_, end) in pre_tokenizers.Sequence(steps).pre_tokenize_str(text)]
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_ascii_is_split_as_published(name: str) -> None:
     ours = split(*PRE_TOKENIZERS[name].expressions)

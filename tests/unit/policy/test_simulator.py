@@ -154,7 +154,7 @@ def lost(made: Case, seconds: float) -> float:
     return (seconds - (1.0 + MOST_LOST) * made.plain) / made.step
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_never_slower_and_as_fast_as_the_best_fixed_setting(family: str) -> None:
     ratios = []

@@ -92,7 +92,7 @@ def test_what_earlier_texts_teach_is_worth_little_where_drafters_are_useful() ->
     assert mean(ratios) <= 1.015
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("cap", [1, 3, 8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cap_is_part_of_the_plan(family: str, cap: int) -> None:
