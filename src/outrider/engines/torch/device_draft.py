@@ -27,7 +27,7 @@ from outrider.engines.torch.kernels.sampling import Sampled, sample
 from outrider.engines.torch.model import WIDEST, TorchModel
 from outrider.engines.torch.ops import KEYS, Layout
 from outrider.engines.torch.passes import are_trees, check
-from outrider.engines.torch.pool import TorchCache
+from outrider.engines.torch.pool import TorchCache, own
 from outrider.engines.torch.runner import SPANS, pinned
 
 _FIELDS = 9  # numbers of a sequence: see `_State`
@@ -92,7 +92,7 @@ class DeviceDraft:
             if not 1 <= start.budget <= min(LONGEST, room):
                 raise ValueError(f"a draft of {start.budget} tokens: the cache has room for {room}")
         with torch.no_grad():
-            return self._draft(starts, [self._model._own(start.cache) for start in starts])
+            return self._draft(starts, [own(start.cache, self._model.pool) for start in starts])
 
     def _draft(self, starts: Sequence[ChainStart], caches: Sequence[TorchCache]) -> list[Chain]:
         logits = self._first_pass(starts, caches)

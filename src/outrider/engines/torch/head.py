@@ -14,15 +14,15 @@ import torch
 
 from outrider.decoding.types import FloatArray
 from outrider.device_memory import PATH, slot_bytes
-from outrider.engines.base import Cache, ForwardItem
+from outrider.engines.base import ForwardItem
 from outrider.engines.heads import HeadItem
 from outrider.engines.torch.model import WIDEST
 from outrider.engines.torch.module import Module, Weights
-from outrider.engines.torch.ops import KEYS, Group, Layout, Ops, TorchOps
-from outrider.engines.torch.passes import FIELDS, Pass, check, lay_out, split
-from outrider.engines.torch.pool import USED_UP, SlotPool, TorchCache
+from outrider.engines.torch.ops import Layout, Ops, TorchOps
+from outrider.engines.torch.passes import Pass, check, lay_out, split
+from outrider.engines.torch.pool import SlotPool, TorchCache, guarded, own
+from outrider.engines.torch.runner import groups_of, unpacked, whole_blocks
 from outrider.engines.torch.weights import Reader
-from outrider.errors import InsufficientMemoryError
 from outrider.models.quantization import EMBEDDING, OUTPUT
 from outrider.models.source import ModelSource
 from outrider.models.spec import HeadSpec, ModelSpec
@@ -174,7 +174,7 @@ class TorchHead:
     ) -> tuple[list[FloatArray], list[FloatArray]]:
         """See `HeadModel.forward_head`. Raises InsufficientMemoryError, too, when the device's memory is used
         up."""
-        caches = [self._own(item.cache) for item in items]
+        caches = [own(item.cache, self._pool) for item in items]
         chains = [
             ForwardItem(i.cache, i.tokens, np.arange(-1, len(i.tokens) - 1, dtype=np.int32), i.rows)
             for i in items
@@ -184,17 +184,10 @@ class TorchHead:
         for item in items:
             if item.states.shape != (len(item.tokens), width):
                 raise ValueError(f"states are {item.states.shape}, not {(len(item.tokens), width)}")
-            if item.cache.length + len(item.tokens) > self._reach:
-                raise ValueError(f"no position beyond {self._reach} can be computed")
-        try:
-            with torch.no_grad():
-                found = self._passes(items, chains, caches, fed_back)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            raise InsufficientMemoryError(USED_UP) from None
-        for cache, item in zip(caches, items, strict=True):
-            cache.length += len(item.tokens)
-        return found
+        counts = [len(item.tokens) for item in items]
+        return guarded(
+            caches, counts, self._reach, lambda caches: self._passes(items, chains, caches, fed_back)
+        )
 
     def _passes(
         self,
@@ -222,14 +215,14 @@ class TorchHead:
     def _pass(self, made: Pass, states: FloatArray, fed_back: bool) -> tuple[FloatArray, FloatArray]:
         """(logits, what is fed back) of the wanted rows of one pass over chains."""
         assert self._pool is not None
-        device, width = self.device, made.width
+        device = self.device
         staged = torch.from_numpy(made.staged).to(device)
-        tokens, slots, position, start, committed = staged.view(FIELDS, width)
-        groups = tuple(Group(rows.begin, rows.end, rows.start, rows.committed, None) for rows in made.rows)
-        layout = Layout(start, committed, position, None, -(-made.keys // KEYS) * KEYS, groups)
+        tokens, slots, layout = unpacked(
+            staged, made.width, made.columns, whole_blocks(made.keys), groups_of(made, device)
+        )
         comes_with = torch.from_numpy(np.ascontiguousarray(states, np.float32)).to(device)
         x = self._module.head_forward(
-            *(tokens, comes_with, slots.long(), layout),
+            *(tokens, comes_with, slots, layout),
             keys=self._pool.keys,
             values=self._pool.values,
             fed_back=fed_back,
@@ -242,12 +235,6 @@ class TorchHead:
             self._module.fed_back(x).cpu().numpy(),
         )
         return found
-
-    def _own(self, cache: Cache) -> TorchCache:
-        if not isinstance(cache, TorchCache) or cache.pool is not self._pool:
-            raise TypeError("the head needs a cache made by its own new_cache()")
-        cache.check_open()
-        return cache
 
 
 def _head(spec: ModelSpec) -> HeadSpec:

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,22 +14,20 @@ import torch
 from outrider.decoding.drawing import RowDraws
 from outrider.decoding.types import DrawnRows, FloatArray
 from outrider.device_memory import PATH, slot_bytes
-from outrider.engines.base import Cache, EngineCaps, ForwardItem
+from outrider.engines.base import EngineCaps, ForwardItem
 from outrider.engines.chains import Chains
 from outrider.engines.hidden import check_taps
 from outrider.engines.torch.module import Module, Weights
 from outrider.engines.torch.ops import Ops, TorchOps
 from outrider.engines.torch.passes import Part, Pass, are_trees, check, lay_out, split
-from outrider.engines.torch.pool import SHARE_UNIT, USED_UP, SlotPool, TorchCache
+from outrider.engines.torch.pool import SHARE_UNIT, Result, SlotPool, TorchCache, guarded, own
 from outrider.engines.torch.runner import SHARED_WIDTH, Runner, to_host
-from outrider.errors import InsufficientMemoryError
 from outrider.models.spec import ModelSpec
 
 STRICT_WIDTH = 16  # tokens of every pass where bits depend on the width
 WIDEST = 512  # most tokens of a pass
 LEAST_DRAWN = 2  # rows: one is drawn by the host in 0.15 ms less (benchmarks/gpu.py, plain decoding of an 8B)
 
-Result = TypeVar("Result")
 Slots = Callable[["TorchModel"], int | None]
 """How many slots a model's pool has; None for one that grows. Asked once, before the first cache."""
 
@@ -207,21 +205,10 @@ class TorchModel:
     def _guarded(
         self, items: Sequence[ForwardItem], compute: Callable[[Sequence[TorchCache]], Result]
     ) -> Result:
-        """What `compute` gives for the items' caches, which then hold the items' tokens."""
-        caches = [self._own(item.cache) for item in items]
+        """See `guarded`."""
+        caches = [own(item.cache, self._pool) for item in items]
         check(items, self.vocab_size)
-        for item in items:
-            if item.cache.length + len(item.tokens) > self._reach:
-                raise ValueError(f"no position beyond {self._reach} can be computed")
-        try:
-            with torch.no_grad():
-                results = compute(caches)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            raise InsufficientMemoryError(USED_UP) from None
-        for cache, item in zip(caches, items, strict=True):
-            cache.length += len(item.tokens)
-        return results
+        return guarded(caches, [len(item.tokens) for item in items], self._reach, compute)
 
     def _split(self, items: Sequence[ForwardItem], trees: Sequence[bool]) -> list[list[Part]]:
         fixed = self.fixed_width
@@ -310,12 +297,6 @@ class TorchModel:
         if self.fixed_width is not None:
             return self.fixed_width
         return total if self.device.type != "cuda" else 1 << (total - 1).bit_length()
-
-    def _own(self, cache: Cache) -> TorchCache:
-        if not isinstance(cache, TorchCache) or cache.pool is not self._pool:
-            raise TypeError("the torch engine needs a cache made by the model's own new_cache()")
-        cache.check_open()
-        return cache
 
 
 def _placed(whole: FloatArray | None, piece: FloatArray, where: np.ndarray, size: int) -> FloatArray:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from outrider.engines.base import CacheBlocks
+from outrider.engines.base import Cache, CacheBlocks
 from outrider.errors import InsufficientMemoryError
 from outrider.memory import size
+
+Result = TypeVar("Result")
 
 FIRST_SLOTS = 1024  # of a pool that may grow
 MOVED = 256  # positions that are moved at once, through a copy
@@ -226,3 +229,33 @@ class TorchCache:
         if self._open:
             self._open = False
             self.pool.give(self.start)
+
+
+def own(cache: Cache, pool: SlotPool | None) -> TorchCache:
+    """The cache, as one of `pool`. Raises TypeError for any other, ValueError for a closed one."""
+    if not isinstance(cache, TorchCache) or cache.pool is not pool:
+        raise TypeError("the torch engine needs a cache made by the model's own new_cache()")
+    cache.check_open()
+    return cache
+
+
+def guarded(
+    caches: Sequence[TorchCache],
+    counts: Sequence[int],
+    reach: int,
+    compute: Callable[[Sequence[TorchCache]], Result],
+) -> Result:
+    """What `compute` gives for the caches, which then hold so many positions more. Raises ValueError where a
+    position would lie beyond `reach`, InsufficientMemoryError when the device's memory is used up."""
+    for cache, count in zip(caches, counts, strict=True):
+        if cache.length + count > reach:
+            raise ValueError(f"no position beyond {reach} can be computed")
+    try:
+        with torch.no_grad():
+            results = compute(caches)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        raise InsufficientMemoryError(USED_UP) from None
+    for cache, count in zip(caches, counts, strict=True):
+        cache.length += count
+    return results

@@ -116,13 +116,9 @@ class Runner:
         taps: tuple[int, ...],
         groups: tuple[Group, ...] | None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        tokens, slots, position, start, committed = staged[: FIELDS * width].view(FIELDS, width)
-        path = staged[FIELDS * width :].view(width, columns) if columns else None
-        layout = Layout(start, committed, position, path, span, groups)
+        tokens, slots, layout = unpacked(staged, width, columns, span, groups)
         pool = self._pool
-        return self._module.forward(
-            tokens, slots.long(), layout, keys=pool.keys, values=pool.values, taps=taps
-        )
+        return self._module.forward(tokens, slots, layout, keys=pool.keys, values=pool.values, taps=taps)
 
     def _graph(self, shape: Shape, made: Pass) -> _Graph | None:
         """The graph for passes of this shape, captured with `made` if there is none; None if it cannot be."""
@@ -165,18 +161,10 @@ class Runner:
             return 0 if graph else made.keys
         if graph:
             return SPANS << max(0, (made.keys - 1).bit_length() - (SPANS - 1).bit_length())
-        return -(-made.keys // KEYS) * KEYS
+        return whole_blocks(made.keys)
 
     def _groups(self, made: Pass) -> tuple[Group, ...] | None:
-        if not self._dense:
-            return None
-        return tuple(
-            Group(
-                *(rows.begin, rows.end, rows.start, rows.committed),
-                None if rows.seen is None else torch.from_numpy(rows.seen).to(self._device),
-            )
-            for rows in made.rows
-        )
+        return groups_of(made, self._device) if self._dense else None
 
     def _rows(self, logits: torch.Tensor | None, wanted: IntArray) -> torch.Tensor | None:
         """The wanted rows of the logits of all."""
@@ -191,6 +179,31 @@ class Runner:
 
     def _staged(self, made: Pass) -> torch.Tensor:
         return pinned(torch.from_numpy(made.staged), self._device)
+
+
+def unpacked(
+    staged: torch.Tensor, width: int, columns: int, span: int, groups: tuple[Group, ...] | None
+) -> tuple[torch.Tensor, torch.Tensor, Layout]:
+    """(tokens, slots, layout) of a pass whose `Pass.staged` is on the device."""
+    tokens, slots, position, start, committed = staged[: FIELDS * width].view(FIELDS, width)
+    path = staged[FIELDS * width :].view(width, columns) if columns else None
+    return tokens, slots.long(), Layout(start, committed, position, path, span, groups)
+
+
+def groups_of(made: Pass, device: torch.device) -> tuple[Group, ...]:
+    """See `Layout.groups`."""
+    return tuple(
+        Group(
+            *(rows.begin, rows.end, rows.start, rows.committed),
+            None if rows.seen is None else torch.from_numpy(rows.seen).to(device),
+        )
+        for rows in made.rows
+    )
+
+
+def whole_blocks(keys: int) -> int:
+    """The keys that attention goes through for so many."""
+    return -(-keys // KEYS) * KEYS
 
 
 def to_host(found: torch.Tensor, device: torch.device) -> torch.Tensor:
