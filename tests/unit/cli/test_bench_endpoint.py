@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.bench import endpoint, workloads
 from outrider.bench.endpoint import Load, Round, Settings, compared
 from outrider.bench.workloads import Item
 from outrider.cli.main import main
+from outrider.engines.vllm.upstream import Answer as UpstreamAnswer
 from outrider.engines.vllm.upstream import Upstream, UpstreamError
 from outrider.plan.endpoint import Answer
 from outrider.plan.servers import Drafted
@@ -67,24 +69,31 @@ def test_two_servers_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
         assert words_shown in shown
 
 
-def test_as_many_requests_run_as_there_are_clients() -> None:
-    most = 0
+class Counted(Upstream):
+    """Counts its own open requests: the double's handlers end a moment after their answer has arrived."""
 
-    class Watched(FakeVllm):
-        def write(self, prompt: list[int], fields: dict[str, Any]) -> list[int]:
-            nonlocal most
-            most = max(most, self.running)
-            return super().write(prompt, fields)
+    running = most = 0
 
+    @asynccontextmanager
+    async def ask(self, *words: Any, **options: Any) -> AsyncIterator[UpstreamAnswer]:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            async with super().ask(*words, **options) as given:
+                yield given
+        finally:
+            self.running -= 1
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_as_many_requests_run_as_there_are_clients(clients: int) -> None:
     items = [Item(f"i{n}", "w", f"one two {n}") for n in range(9)]
-    for clients in (1, 3):
-        most = 0
-        with Watched(pace=0.002) as fake:
-            settings = Settings(items, [Load(clients)], None, 12, 1, 30.0)
-            document = asyncio.run(endpoint.measure([Upstream(fake.url)], settings))
-        assert document["loads"][0]["servers"][0]["requests"] == 9
-        assert most <= clients
-        assert most > clients / 2
+    with FakeVllm(pace=0.002) as fake:
+        place = Counted(fake.url)
+        settings = Settings(items, [Load(clients)], None, 12, 1, 30.0)
+        document = asyncio.run(endpoint.measure([place], settings))
+    assert document["loads"][0]["servers"][0]["requests"] == 9
+    assert place.most == clients
 
 
 def answer(tpot: float, text: str = "x", tokens: int = 11) -> Answer:
