@@ -419,6 +419,12 @@ ESTIMATES = (
         switches=(gives(DraftModelSource, "observe_pruned", None),),
     ),
     Mechanism(
+        "optimism",
+        "a draft model's gain before its prefill counts partly as if the text suited it",
+        "policy/optimism.py",
+        tuning={"optimism_odds": 1.0},
+    ),
+    Mechanism(
         "less trust at a new text",
         "evidence of other texts for the draft model counts 0.9 when a text begins",
         RATES,

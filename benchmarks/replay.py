@@ -1,7 +1,7 @@
 """Measures the controller on recorded texts, with a simulated clock: `auto` against fixed settings.
 
     python benchmarks/replay.py [--methods auto,'draft_model 3',…] [--workloads …] [--temps 0,0.7] [--limit N]
-        [--seeds N] [--behind N] [--cap N]
+        [--seeds N] [--behind N] [--cap N] [--cold] [--mixed]
 
 The Qwen target generated the texts of the built-in workloads once; here its passes replay them. Draft model,
 drafters, controller and step loop are real, but a pass takes the time given in COSTS, measured on an idle
@@ -11,7 +11,8 @@ begins when the target's prefill ends, so a draft prefill in the first step is c
 variations of the machine's speed, and the time of lookups and planning (a quarter of a millisecond per step).
 
 One text changes a workload's mean by several percent, so results on six texts may be chance: a gain of 5% on
-them vanished on the forty texts of `--limit 8 --seeds 5`.
+them vanished on the forty texts of `--limit 8 --seeds 5`. The texts of a workload follow one another unless
+`--mixed` shuffles them: what one kind of text teaches about another shows only then.
 
 Texts that are missing in the file --texts are generated first (some minutes, once). Writes
 results/replay.json.
@@ -23,8 +24,9 @@ import argparse
 import copy
 import json
 import math
+import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -359,6 +361,11 @@ def arguments() -> argparse.Namespace:
         "--cold", action="store_true", help="every text as the first of a process, with nothing learned"
     )
     parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="the texts of all workloads and temperatures in one shuffled order, as a server meets them",
+    )
+    parser.add_argument(
         "--cap",
         type=at_least_one,
         help="`num_speculative_tokens` of auto, against fixed settings with at most as many",
@@ -372,6 +379,14 @@ def arguments() -> argparse.Namespace:
             args.methods = known
     check_names(parser, args, methods=known, workloads=workloads.EVERY)
     return args
+
+
+def in_order(texts: Sequence[Text], cells: Iterable[tuple[float, str]], *, mixed: bool) -> list[Text]:
+    """The texts cell by cell, each a (temperature, workload), or shuffled, the same way each time."""
+    found = [t for cell in cells for t in texts if (t.temperature, t.workload) == cell]
+    if mixed:
+        random.Random(0).shuffle(found)
+    return found
 
 
 def capped_settings(draft: str, cap: int) -> dict[str, SpeculativeConfig]:
@@ -404,21 +419,24 @@ def main() -> int:
         return loaded[0]
 
     stage = Stage(target, asked, load_once)
-    rows: dict[tuple[str, str], dict[str, float]] = {}
-    each: list[dict[str, Any]] = []
-    for temperature in args.temps:
-        for workload in args.workloads:
-            mine = [t for t in texts if (t.workload, t.temperature) == (workload, temperature)]
-            found: dict[str, list[float]] = {m: [] for m in args.methods}
-            for text in mine:
-                if args.cold:
-                    stage = Stage(target, asked, load_once)
-                for method in args.methods:
-                    found[method].append(stage.speedup(method, text))
-            rows[f"{temperature:g}", workload] = {m: stats.geomean(v) for m, v in found.items()}
-            each.append({"workload": workload, "temperature": temperature, "speedup": found})
-            print(f"{workload}, T {temperature:g}", file=sys.stderr)
-    document = {"costs_ms": COSTS, **text_settings(args), "cap": args.cap, "cells": each}
+    found: dict[tuple[float, str], dict[str, list[float]]] = {
+        (temperature, workload): {method: [] for method in args.methods}
+        for temperature in args.temps
+        for workload in args.workloads
+    }
+    for at, text in enumerate(in_order(texts, found, mixed=args.mixed)):
+        if args.cold and at:
+            stage = Stage(target, asked, load_once)
+        for method in args.methods:
+            found[text.temperature, text.workload][method].append(stage.speedup(method, text))
+        print(f"{at + 1} of {len(texts)}: {text.id}, T {text.temperature:g}", file=sys.stderr)
+    rows = {
+        (f"{temperature:g}", workload): {m: stats.geomean(v) for m, v in each.items()}
+        for (temperature, workload), each in found.items()
+    }
+    cells = [{"workload": w, "temperature": t, "speedup": each} for (t, w), each in found.items()]
+    document = {"costs_ms": COSTS, **text_settings(args), "cap": args.cap, "mixed": args.mixed}
+    document["cells"] = cells
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     print(table(rows, args.methods))

@@ -13,6 +13,7 @@ from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
 from outrider.policy.acceptance_rates import AcceptanceRates
 from outrider.policy.cost_model import CostModel
+from outrider.policy.optimism import Optimism
 from outrider.policy.output_lengths import OutputLengths
 from outrider.policy.planner import Planner
 from outrider.policy.request_state import RequestState
@@ -216,6 +217,16 @@ def drawn_at_once(controller: Named, texts: int, accepted: int, tokens: int = 20
         controller.release(name)
         found.append(drawing[0])
     return found
+
+
+def test_before_a_prefill_what_is_hoped_of_a_text_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drawn_at_once(make(), 1, accepted=1) == [True]
+    monkeypatch.setattr(Optimism, "hoped", lambda _, expected: [0.0] * len(expected))
+    assert drawn_at_once(make(), 1, accepted=1) == [False], "without hope the text is not processed"
+    controller = make()
+    controller.choose(limits())
+    (plan,) = controller.plan([ask(unprocessed=1)])
+    assert plan.draft_tokens, "with nothing to process, what is expected decides"
 
 
 class Unforgetting:

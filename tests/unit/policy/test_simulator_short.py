@@ -138,7 +138,7 @@ def test_load_that_comes_and_goes(family: str, load: Callable[[int], float], per
 # --- Broken twins: each promise is one that a plausible bug breaks --------------------------------
 
 
-@pytest.mark.parametrize("family", ["useless drafters", "an even chance"])
+@pytest.mark.parametrize("family", ["useless drafters", "a bad model"])
 def test_a_prefill_that_does_not_wait_is_caught(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OutputLengths, "pays", lambda *_: True)
     eager = replace(DEFAULT, prefill_max_wait=0.0)
