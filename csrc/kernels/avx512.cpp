@@ -205,29 +205,40 @@ inline __m512 load_zeros(const uint8_t* scales) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
 }
 
-// Adds one group of 32 columns to f[token]. Every integer stays below 2^24, so that a float holds it exactly,
-// and kernels may add in integers or in floats with the same result.
+// f + one group's products, scaled; `second` is the group's minimums or its zero points. Every integer stays
+// below 2^24, so that a float holds it exactly, and kernels may add in integers or in floats with the same
+// result.
+template <WeightType W>
+inline __attribute__((always_inline)) __m512 add_scaled_group(__m512i products, __m512 scale, __m512 second,
+                                                              const Activations& a, size_t at, __m512 f) {
+    // The offset is a power of two: a shift, because vpdpbusd occupies the multipliers all the time.
+    if constexpr (kOffset<W> != 0)
+        products =
+            _mm512_sub_epi32(products, _mm512_slli_epi32(broadcast(a.sum[at]), __builtin_ctz(kOffset<W>)));
+    __m512 exact = _mm512_cvtepi32_ps(products);
+    if constexpr (kHasZeroPoint<W>) exact = _mm512_fnmadd_ps(second, _mm512_set1_ps(float(a.sum[at])), exact);
+    f = _mm512_fmadd_ps(scale, _mm512_mul_ps(exact, _mm512_set1_ps(a.scale[at])), f);
+    if constexpr (kHasMinimum<W>) f = _mm512_fmadd_ps(second, _mm512_set1_ps(a.scaled_sum[at]), f);
+    return f;
+}
+
+// The minimums of a group, or its zero points.
+template <WeightType W>
+inline __m512 load_second(const uint8_t* s) {
+    if constexpr (kHasZeroPoint<W>) return load_zeros(s);
+    if constexpr (kHasMinimum<W>) return load_binary16(s + 32);
+    return _mm512_setzero_ps();
+}
+
+// Adds one group of 32 columns to f[token].
 template <WeightType W, int NT>
 inline __attribute__((always_inline)) void add_group(const uint8_t* q, const uint8_t* s, const Activations& a,
                                                      size_t at, __m512* f) {
     __m512i sum[2][NT];
     group_sums<W, NT>(q, a, at, sum, [](size_t) { return _mm512_setzero_si512(); });
-    const __m512 scale = load_scales<W>(s);
+    const __m512 scale = load_scales<W>(s), second = load_second<W>(s);
 #pragma GCC unroll 16
-    for (int t = 0; t < NT; t++) {
-        const size_t i = at + t;
-        __m512i products = sum[0][t];
-        // The offset is a power of two: a shift, because vpdpbusd occupies the multipliers all the time.
-        if constexpr (kOffset<W> != 0)
-            products =
-                _mm512_sub_epi32(products, _mm512_slli_epi32(broadcast(a.sum[i]), __builtin_ctz(kOffset<W>)));
-        __m512 exact = _mm512_cvtepi32_ps(products);
-        if constexpr (kHasZeroPoint<W>)
-            exact = _mm512_fnmadd_ps(load_zeros(s), _mm512_set1_ps(float(a.sum[i])), exact);
-        f[t] = _mm512_fmadd_ps(scale, _mm512_mul_ps(exact, _mm512_set1_ps(a.scale[i])), f[t]);
-        if constexpr (kHasMinimum<W>)
-            f[t] = _mm512_fmadd_ps(load_binary16(s + 32), _mm512_set1_ps(a.scaled_sum[i]), f[t]);
-    }
+    for (int t = 0; t < NT; t++) f[t] = add_scaled_group<W>(sum[0][t], scale, second, a, at + t, f[t]);
 }
 
 // The bytes of two groups, as the low and high 16 bits of each lane.
@@ -307,6 +318,51 @@ inline __attribute__((always_inline)) void add_halves(const uint8_t* q, __m512i 
     }
 }
 
+// What a superblock's sums are multiplied by and added to, for a panel: its scales and minimums (dmin), and
+// the minimums of its groups, by pairs of groups or the halves of a group.
+template <WeightType W>
+constexpr int kMinimumParts = !kHasMinimum<W>       ? 0
+                              : kHasHalfMinimums<W> ? kSuperblockGroups
+                                                    : kSuperblockGroups / 2;
+template <WeightType W>
+inline __m512 superblock_scales(const uint8_t* s) {
+    return _mm512_mul_ps(load_binary16(s), _mm512_set1_ps(kProductScale<W>));
+}
+template <WeightType W>
+inline __m512 superblock_minimums(const uint8_t* s) {
+    if constexpr (!kHasMinimum<W>) return _mm512_setzero_ps();
+    return _mm512_mul_ps(load_binary16(s + 32), _mm512_set1_ps(kMinimumScale<W>));
+}
+template <WeightType W>
+inline __m512i load_minimums(const uint8_t* s, int part) {
+    return kHasHalfMinimums<W> ? load_half_minimums(s, part) : load_group_pair(s + 192 + 32 * part);
+}
+
+// f + a superblock, of which `total` is the integer sum, for the token `t` after that of `index`.
+// minimums(part) is load_minimums of the superblock.
+template <WeightType W, class Minimums>
+inline __attribute__((always_inline)) __m512 add_scaled_superblock(__m512i total, __m512 scale,
+                                                                   __m512 minimum, const Minimums& minimums,
+                                                                   const Activations& a,
+                                                                   const ActivationIndex& index, int t,
+                                                                   __m512 f) {
+    const __m512 products = _mm512_cvtepi32_ps(total);
+    __m512 value;
+    if constexpr (!kHasMinimum<W>) {
+        value = _mm512_mul_ps(scale, products);
+    } else {
+        __m512i minimum_sum = _mm512_setzero_si512();
+        const int16_t* sums =
+            kHasHalfMinimums<W> ? a.half_sums_q4 + 2 * index.group : a.min_sums_q3 + 2 * index.pair;
+#pragma GCC unroll 8
+        for (int part = 0; part < kMinimumParts<W>; part++)
+            add_words(minimum_sum, minimums(part),
+                      dword(sums + 2 * (size_t(part) * size_t(a.tile_tokens) + size_t(t))));
+        value = _mm512_fmsub_ps(scale, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(minimum_sum)));
+    }
+    return _mm512_fmadd_ps(_mm512_set1_ps(a.superblock_scale[index.superblock + size_t(t)]), value, f);
+}
+
 // Adds one superblock to f[token]. Only its own scales are floats: vpdpwssd multiplies the groups' sums,
 // narrowed to 16 bits, by their integer scales, two groups at a time.
 template <WeightType W, int NT>
@@ -316,8 +372,7 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
     constexpr bool half_groups = kHalfGroups<W>;
     const size_t next_group = size_t(a.tile_tokens);
     size_t at = index.group;
-    constexpr int minimum_parts = kHasHalfMinimums<W> ? kSuperblockGroups : kSuperblockGroups / 2;
-    __m512i total[NT], minimums[minimum_parts];
+    __m512i total[NT], minimums[kMinimumParts<W> + 1];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) total[t] = _mm512_setzero_si512();
     for (int i = 0; i < kSuperblockGroups; i += half_groups ? 1 : 2) {
@@ -331,28 +386,12 @@ inline __attribute__((always_inline)) void add_superblock(const uint8_t* q, cons
             q += 2 * kGroupBytes<W>;
         }
     }
-    for (int j = 0; j < minimum_parts && kHasMinimum<W>; j++)
-        minimums[j] = kHasHalfMinimums<W> ? load_half_minimums(s, j) : load_group_pair(s + 192 + 32 * j);
-    const __m512 scale = _mm512_mul_ps(load_binary16(s), _mm512_set1_ps(kProductScale<W>));
-    const __m512 minimum =
-        kHasMinimum<W> ? _mm512_mul_ps(load_binary16(s + 32), _mm512_set1_ps(kMinimumScale<W>)) : scale;
+    for (int part = 0; part < kMinimumParts<W>; part++) minimums[part] = load_minimums<W>(s, part);
+    const __m512 scale = superblock_scales<W>(s), minimum = superblock_minimums<W>(s);
 #pragma GCC unroll 16
-    for (int t = 0; t < NT; t++) {
-        const __m512 products = _mm512_cvtepi32_ps(total[t]);
-        __m512 value;
-        if constexpr (!kHasMinimum<W>) {
-            value = _mm512_mul_ps(scale, products);
-        } else {
-            __m512i minimum_sum = _mm512_setzero_si512();
-            const int16_t* sums =
-                kHasHalfMinimums<W> ? a.half_sums_q4 + 2 * index.group : a.min_sums_q3 + 2 * index.pair;
-#pragma GCC unroll 8
-            for (size_t j = 0; j < minimum_parts; j++)
-                add_words(minimum_sum, minimums[j], dword(sums + 2 * (j * next_group + size_t(t))));
-            value = _mm512_fmsub_ps(scale, products, _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(minimum_sum)));
-        }
-        f[t] = _mm512_fmadd_ps(_mm512_set1_ps(a.superblock_scale[index.superblock + t]), value, f[t]);
-    }
+    for (int t = 0; t < NT; t++)
+        f[t] = add_scaled_superblock<W>(
+            total[t], scale, minimum, [&](int part) { return minimums[part]; }, a, index, t, f[t]);
 }
 
 template <WeightType W, int NT>
@@ -368,23 +407,19 @@ void panel_tile(const Matrix& m, const Activations& a, int p, int t0, const Matm
                           else
                               add_group<W, NT>(q, s, a, index.group, f);
                       });
-    // A copy, because the loop below indexes it by a variable: f itself would then live in memory, not
-    // registers.
+    // A copy, because the loop below indexes it by a variable, and would keep f itself in memory.
     __m512 sums[NT];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; t++) sums[t] = f[t];
     for (int t = 0; t < NT; t++) store_panel(out, m.rows, p, t0 + t, V16{sums[t]});
 }
 
-template <WeightType W>
-void integer_matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {
-    for (int p = p0; p < p1; p++)
-        for_register_tiles<kTokenTile>(
-            a, [&](int t, auto width) { panel_tile<W, decltype(width)::value>(m, a, p, t, out); });
-}
-
 }  // namespace
+}  // namespace outrider
 
+#include "kernels/avx512_wide.h"
+
+namespace outrider {
 OUTRIDER_KERNEL_TABLE(avx512_kernels, "avx512")
 
 }  // namespace outrider

@@ -87,6 +87,11 @@ static inline size_t attend_scratch(const Queries& q) {
     return rows * kSpan + size_t(kCacheBlock) * size_t(q.head_dim) + rows * (size_t(q.head_dim) / 2 + 1);
 }
 
+// Kernels may multiply so many panels at once in passes of so many tokens (avx512_wide.h), so products are
+// best asked for in multiples of them. (From how many tokens on two panels are quicker: cost curves of the
+// 1.5B and the 0.5B on a Zen 5, by turns with one panel at a time; docs/notes/kernels-log.md.)
+constexpr int kPairPanels = 2, kPairTokens = 48;
+
 struct MatmulOut {
     float* out;         // [tokens][stride]
     size_t stride;      // in floats

@@ -2,9 +2,11 @@
 
 namespace outrider {
 
-// As many panels, of so many bytes each, as are worth taking from the pool, in multiples of `multiple`.
-static int chunk_panels(size_t panel_bytes, int multiple) {
+// As many panels, of so many bytes each, as are worth taking from the pool, in multiples of `multiple`, and
+// of what kernels multiply at once.
+int Phases::chunk_panels(size_t panel_bytes, int multiple) const {
     constexpr size_t least = size_t(64) << 10;
+    if (tokens_ >= kPairTokens) multiple = std::max(multiple, kPairPanels);
     return (int(least / panel_bytes) + multiple) / multiple * multiple;
 }
 

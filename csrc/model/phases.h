@@ -67,6 +67,8 @@ class Phases {
     static int unit(const Activations& a) { return a.superblocks ? kSuperblock : 2 * kGroup; }
 
   private:
+    int chunk_panels(size_t panel_bytes, int multiple) const;
+
     std::shared_ptr<Pool> pool_;
     const Kernels& kernels_;
     int tokens_ = 0;

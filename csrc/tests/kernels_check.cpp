@@ -191,6 +191,9 @@ void check_matmuls(const Kernels& oracle, const Kernels& kernels) {
                 check_matmul(oracle, kernels, type, rows, block * blocks, tokens);
             }
         check_matmul(oracle, kernels, type, 40, block == 1 ? 1000 : 2304, 5);
+        for (int tokens : {kPairTokens - 1, kPairTokens, kPairTokens + 13})
+            for (int rows : {32, 55})
+                check_matmul(oracle, kernels, type, rows, block * (block < 128 ? pick(1, 11) : 1), tokens);
     }
 }
 
