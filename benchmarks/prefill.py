@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from outrider.models.quantization import with_kv_type
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "prefill.json"
+RATE = HERE.parent / "csrc" / "tests" / "multiply_rate.cpp"
 CHUNK = 256  # tokens of a pass
 OWN = {"outrider": None, "outrider, q8_0 keys and values": "q8_0"}
 
@@ -40,7 +43,8 @@ class Own:
     def __init__(self, model: Path, threads: int, kv_quantization: str | None, longest: int) -> None:
         source = with_kv_type(open_model(model), kv_quantization)
         self.model = NativeModel.load(source, threads=threads)
-        self.macs = macs_per_token(source)
+        self.output_macs = self.model.vocab_size * self.model.hidden_size  # of the last token only
+        self.macs = macs_per_token(source) - self.output_macs
         self._cache = self.model.new_cache(longest)
         self._tokens = ((7919 * np.arange(1, longest + 1)) % self.model.vocab_size).astype(np.int32)
         self.chunks: list[float] = []
@@ -71,12 +75,34 @@ class Own:
         return float(slope * np.arange(len(whole)).sum() / (slope * np.arange(len(whole)) + first).sum())
 
 
+def multiply_rates(threads: int) -> dict[str, float]:
+    """Thousand million multiplications a second of each instruction set; empty without a C++ compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "multiply_rate"
+        try:
+            build = ["c++", "-O2", "-std=c++20", "-pthread", str(RATE), "-o", str(program)]
+            subprocess.run(build, check=True, capture_output=True)
+            found = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"the multiply rate was not measured: {error}", file=sys.stderr)
+            return {}
+    return {name: float(rate) for name, rate in map(str.split, found.splitlines())}
+
+
+def gmacs(result: dict[str, Any], length: int) -> float:
+    """Thousand million multiplications by weights a second, of Outrider's prompt of so many tokens."""
+    macs = length * result["macs_per_token"] + result["output_macs"]
+    return float(macs / result["seconds"]["outrider"][str(length)] / 1e9)
+
+
 def table(result: dict[str, Any]) -> str:
     engines = list(result["seconds"])
     peers = [name for name in engines if name not in OWN]
     rows = [
         ["tokens", *(f"{name} s" for name in engines), *(["best peer / outrider"] if peers else []), "GMAC/s"]
     ]
+    limit = result["multiply_rates"].get(result["isa"])
+    rows[0] += ["of the limit"] if limit else []
     for n in map(str, result["lengths"]):
         taken = {name: times.get(n) for name, times in result["seconds"].items()}
         own = taken["outrider"]
@@ -84,7 +110,7 @@ def table(result: dict[str, Any]) -> str:
         rows.append(
             [n, *("" if t is None else f"{t:.2f}" for t in taken.values()),
              *([f"{least / own:.2f}" if least else ""] if peers else []),
-             f"{int(n) * result['macs_per_token'] / own / 1e9:.0f}"]
+             f"{gmacs(result, int(n)):.0f}", *([f"{gmacs(result, int(n)) / limit:.0%}"] if limit else [])]
         )  # fmt: skip
     lines = [aligned(rows)]
     for name, share in result["attention_share"].items():
@@ -111,6 +137,7 @@ def main() -> None:
     for name, python in (peer.split("=", 1) for peer in args.peer):
         command = [python, str(HERE / "cost_curve_worker.py"), name, str(args.model), "1", str(args.threads)]
         workers[name] = EngineProcess(name, [*command, str(lengths[-1])])
+    rates = multiply_rates(args.threads)
     before = probe()
     seconds: dict[str, dict[str, float]] = {name: {} for name in (*own, *workers)}
     for n in lengths:
@@ -129,6 +156,8 @@ def main() -> None:
         "lengths": lengths,
         "seconds": seconds,
         "macs_per_token": first.macs,
+        "output_macs": first.output_macs,
+        "multiply_rates": rates,
         "attention_share": {name: engine.attention_share() for name, engine in own.items()},
         "chunk_seconds": {name: engine.chunks for name, engine in own.items()},
         "peers": {name: worker.info for name, worker in workers.items()},
