@@ -7,33 +7,26 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "kernels/activation_buffer.h"
-#include "kernels/kernels.h"
-#include "memory/half.h"
-#include "memory/slabs.h"
+#include "tests/comparison.h"
 
 using namespace outrider;
 
 namespace outrider {
+
 const Kernels* emulated_avxvnni_kernels();  // null where AVX2 is not compiled
-}
 
-namespace {
-
-std::mt19937 g_random(20240607);
-std::string g_flip;  // the operation of which one result is changed
+static std::mt19937 g_random(20240607);
+std::string g_flip;
 
 int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(g_random); }
 float normal() { return std::normal_distribution<float>()(g_random); }
 
-// Like activations: mostly normally distributed, some outliers, some zeros of either sign.
-std::vector<float> floats(size_t n, float scale = 1.0f) {
+std::vector<float> floats(size_t n, float scale) {
     std::vector<float> v(n);
     for (float& x : v) {
         const int percent = pick(0, 99);
@@ -48,87 +41,11 @@ std::string digits(double x) {
     return text;
 }
 
-struct Failure : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
+}  // namespace outrider
 
-template <class T>
-void same(const std::string& what, const std::vector<T>& wanted, std::vector<T> got) {
-    const std::string op = what.substr(0, what.find(' '));
-    if (op == g_flip && !got.empty()) {
-        auto* bytes = reinterpret_cast<uint8_t*>(got.data() + pick(0, int(got.size()) - 1));
-        bytes[0] ^= 1;  // little-endian: the lowest bit
-    }
-    for (size_t i = 0; i < wanted.size(); i++)
-        if (std::memcmp(&wanted[i], &got[i], sizeof(T)) != 0)
-            throw Failure(what + ": value " + std::to_string(i) + " of " + std::to_string(wanted.size()) +
-                          " is " + digits(double(got[i])) + ", not " + digits(double(wanted[i])));
-}
+namespace {
 
-// Where in a block of the file the scale is, and after it the minimum.
-size_t place_of_scale(WeightType type) {
-    switch (type) {
-        case WeightType::Q6_K:
-            return 208;
-        case WeightType::Q3_K:
-            return 108;
-        case WeightType::Q2_K:
-            return 80;
-        case WeightType::TQ1_0:
-            return 52;
-        case WeightType::TQ2_0:
-            return 64;
-        default:
-            return 0;
-    }
-}
-
-// A file's matrix of random integers, with scales that are small and finite.
-std::vector<uint8_t> random_file(WeightType type, int rows, int columns) {
-    std::vector<uint8_t> file(size_t(rows) * row_bytes(type, columns));
-    for (uint8_t& b : file) b = uint8_t(pick(0, 255));
-    const WeightTypeInfo& k = info(type);
-    const auto put16 = [&](size_t at, uint16_t v) { std::memcpy(file.data() + at, &v, 2); };
-    for (size_t at = 0; at < file.size(); at += size_t(k.block_bytes)) {
-        if (k.is_float && k.scale_columns) {
-            const float scale = 0.01f * normal();
-            std::memcpy(file.data() + at, &scale, 4);
-            for (int i = 4; i < k.block_bytes; i++)  // no NaN
-                if ((file[at + size_t(i)] & 0x7f) == 0x7f) file[at + size_t(i)] = 0;
-            continue;
-        }
-        if (k.is_float) {
-            const float v = normal();
-            if (type == WeightType::F32)
-                std::memcpy(file.data() + at, &v, 4);
-            else
-                put16(at, type == WeightType::F16 ? float_to_half(v) : uint16_t(float_to_bits(v) >> 16));
-            continue;
-        }
-        if (type == WeightType::MXFP4) {  // about 2^-8, and the exponents below the normal numbers
-            file[at] = uint8_t(pick(0, 9) ? pick(110, 126) : pick(0, 2));
-            continue;
-        }
-        if (k.has_zero_point) {
-            const float scale = 0.01f * normal();
-            std::memcpy(file.data() + at, &scale, 4);
-            if (k.bits == 4) file[at + 4] = uint8_t(pick(0, 15));
-            continue;
-        }
-        const size_t d = at + place_of_scale(type);
-        put16(d, float_to_half(0.01f * normal()));
-        if (k.has_minimum) put16(d + 2, float_to_half(0.1f * normal()));
-    }
-    return file;
-}
-
-struct Buffer : ActivationBuffer {
-    Buffer(int tokens, int columns, ActivationFormat format, const Kernels& kernels,
-           const std::vector<float>& values) {
-        shape(tokens, columns, format, kernels);
-        std::copy_n(values.begin(), size_t(tokens) * columns, row(0));
-    }
-};
+using outrider::same;  // (those below would hide it)
 
 template <class T>
 std::vector<T> values(const T* first, size_t count) {
@@ -151,50 +68,6 @@ void same(const std::string& what, const Activations& wanted, const Activations&
     both("centred starts", &Activations::centred_start, 2 * cells);
     both("sums for minimums", &Activations::min_sums_q3, cells);
     both("sums of halves", &Activations::half_sums_q4, 2 * cells);
-}
-
-void check_matmul(const Kernels& oracle, const Kernels& kernels, WeightType type, int rows, int columns,
-                  int tokens) {
-    const WeightTypeInfo& k = info(type);
-    Slabs slabs;
-    Matrix m = make_matrix(type, rows, columns, slabs);
-    const std::vector<uint8_t> file = random_file(type, rows, columns);
-    pack_panels(m, file.data(), 0, m.panels);
-    Buffer in(tokens, columns, activation_format({&m}), kernels, floats(size_t(tokens) * columns));
-    Activations& a = in.view();
-    if (!k.is_float)
-        for (int t = 0; t < tokens; t++) oracle.quantize(a, t, 0, a.groups());
-    const bool add = pick(0, 1), biased = pick(0, 1);
-    const int first = pick(0, m.panels - 1), last = pick(0, 2) ? m.panels : pick(first + 1, m.panels);
-    const int begin = pick(0, 1) ? first * kPanel : 0;
-    const size_t stride = size_t(rows - begin) + size_t(pick(0, 5));
-    const std::vector<float> bias = floats(size_t(rows)), before = floats(size_t(tokens) * stride);
-    const auto run = [&](const Kernels& table) {
-        std::vector<float> out = before;
-        table.matmul(m, a, first, last,
-                     MatmulOut{out.data(), stride, biased ? bias.data() : nullptr, add, begin});
-        return out;
-    };
-    same(std::string("matmul ") + k.name + " " + std::to_string(rows) + " x " + std::to_string(columns) +
-             ", " + std::to_string(tokens) + " tokens, panels " + std::to_string(first) + " to " +
-             std::to_string(last),
-         run(oracle), run(kernels));
-}
-
-void check_matmuls(const Kernels& oracle, const Kernels& kernels) {
-    for (const WeightTypeInfo& row : kWeightTypes) {
-        const WeightType type = row.type;
-        const int block = row.block_columns;
-        for (int tokens = 1; tokens <= 20; tokens++)
-            for (int rows : {1, 16, 23, 48}) {
-                const int blocks = block >= 128 ? pick(1, 3) : block == 32 ? pick(1, 11) : pick(1, 99);
-                check_matmul(oracle, kernels, type, rows, block * blocks, tokens);
-            }
-        check_matmul(oracle, kernels, type, 40, block == 1 ? 1000 : 2304, 5);
-        for (int tokens : {kPairTokens - 1, kPairTokens, kPairTokens + 13})
-            for (int rows : {32, 55})
-                check_matmul(oracle, kernels, type, rows, block * (block < 128 ? pick(1, 11) : 1), tokens);
-    }
 }
 
 void check_vectors(const Kernels& oracle, const Kernels& kernels) {
