@@ -43,7 +43,7 @@ from outrider.models.weight_types import BLOCKS, SUPPORTED_TYPES
 
 forward_subset = NativeModel.forward_subset  # a pass that computes some panels of the vocabulary only
 
-ISAS = ("portable", "avx2", "avxvnni", "avx512", "neon")
+ISAS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon")
 ODD = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32)  # a tail block, an odd number of groups
 LONG = Dims(hidden=96, heads=3, kv_heads=1, ffn=160, head_dim=32, context=1024)
 WINDOWS = replace(LONG, layers=3, window=40)  # of two layers in three, see tiny_models

@@ -4,6 +4,10 @@
 #include "kernels/kernels.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -43,6 +47,32 @@ static bool has_avxvnni() {
     if (!has_avx2() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || a < 1) return false;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
+static bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+// Linux lets a process use tiles once it has asked: all its threads, also those to come. It refuses where a
+// thread's stack for signals is too small for them, and other systems do not let us ask.
+static bool may_use_tiles() {
+#if defined(__linux__)
+    constexpr int tile_data = 18, ask = 0x1023;  // XFEATURE_XTILE_DATA, ARCH_REQ_XCOMP_PERM
+    static const bool granted = syscall(SYS_arch_prctl, ask, tile_data) == 0;
+    return granted;
+#else
+    return false;
+#endif
+}
+static bool has_amx() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    constexpr unsigned tiles = 1u << 24, int8 = 1u << 25, xgetbv = 1u << 27;
+    if (!(d & tiles) || !(d & int8) || !__get_cpuid(1, &a, &b, &c, &d) || !(c & xgetbv)) return false;
+    unsigned saved = 0;  // what the system saves of a thread
+    asm volatile("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+    constexpr unsigned tile_state = 3u << 17;  // their configuration and their data
+    return (saved & tile_state) == tile_state && may_use_tiles();
+}
 #endif
 
 static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) {
@@ -50,15 +80,13 @@ static const Kernels* usable(const Kernels* kernels, bool cpu_has_it) {
 }
 
 const Kernels& choose_kernels(const char* name) {
-    const Kernels *avx2 = nullptr, *avxvnni = nullptr, *avx512 = nullptr, *neon = nullptr;
+    const Kernels *avx2 = nullptr, *avxvnni = nullptr, *avx512 = nullptr, *amx = nullptr, *neon = nullptr;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     avx2 = usable(avx2_kernels(), has_avx2());
     avxvnni = usable(avxvnni_kernels(), has_avxvnni());
-    avx512 = usable(avx512_kernels(),
-                    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512vnni"));
+    avx512 = usable(avx512_kernels(), has_avx512());
+    amx = avx512 ? usable(amx_kernels(), has_amx()) : nullptr;
 #elif defined(__aarch64__) && defined(__linux__)
     neon = usable(neon_kernels(), (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0);
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -66,15 +94,17 @@ const Kernels& choose_kernels(const char* name) {
 #endif
     const std::string wanted = name;
     if (wanted == "auto")
-        for (const Kernels* best : {avx512, avxvnni, avx2, neon, portable_kernels()})
+        for (const Kernels* best :
+             {amx ? measured_amx_kernels() : nullptr, avx512, avxvnni, avx2, neon, portable_kernels()})
             if (best) return *best;
     if (wanted == "portable") return *portable_kernels();
     if (wanted == "avx2" && avx2) return *avx2;
     if (wanted == "avxvnni" && avxvnni) return *avxvnni;
     if (wanted == "avx512" && avx512) return *avx512;
+    if (wanted == "amx" && amx) return *amx;
     if (wanted == "neon" && neon) return *neon;
     throw std::invalid_argument("this processor has no \"" + wanted +
-                                "\" kernels; choose auto, portable, avx2, avxvnni, avx512 or neon");
+                                "\" kernels; choose auto, portable, avx2, avxvnni, avx512, amx or neon");
 }
 
 }  // namespace outrider

@@ -1,6 +1,6 @@
 # The kernels' sources and how each is compiled, for the extension and for csrc/tests.
 set(OUTRIDER_KERNEL_SOURCES)
-foreach(name matrix decode pack dispatch portable avx2 avxvnni avx512 neon)
+foreach(name matrix decode pack dispatch portable avx2 avxvnni avx512 amx amx_choice neon)
   list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()
 list(APPEND OUTRIDER_KERNEL_SOURCES ${CMAKE_CURRENT_LIST_DIR}/../memory/allocate.cpp)
@@ -22,8 +22,15 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/avxvnni.cpp PROPERTIES
       COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mavxvnni;-mtune=alderlake;-O2")
   endif()
+  set(OUTRIDER_AVX512_OPTIONS -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+    -mprefer-vector-width=512 -Wno-maybe-uninitialized -Wno-uninitialized)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/avx512.cpp PROPERTIES
-    COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-mtune=cascadelake;-Wno-maybe-uninitialized;-Wno-uninitialized")
+    COMPILE_OPTIONS "${OUTRIDER_AVX512_OPTIONS};-mtune=cascadelake")
+  check_cxx_compiler_flag("-mamx-tile -mamx-int8 -mtune=sapphirerapids" OUTRIDER_HAS_AMX)
+  if(OUTRIDER_HAS_AMX)
+    set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/amx.cpp PROPERTIES
+      COMPILE_OPTIONS "${OUTRIDER_AVX512_OPTIONS};-mamx-tile;-mamx-int8;-mtune=sapphirerapids;-O2")
+  endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   # (Otherwise GCC moves all loads of a group before its products, and spills a fifth of them.)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/neon.cpp PROPERTIES

@@ -144,10 +144,14 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();     // null when not compiled for this architecture
 const Kernels* avxvnni_kernels();  // also null when the compiler does not know AVX-VNNI
 const Kernels* avx512_kernels();   // needs AVX-512 F, BW, DQ, VL and VNNI
-const Kernels* neon_kernels();     // needs the dot products of ARMv8.2
+const Kernels* amx_kernels();      // avx512 but for wide passes; also needs AMX's tiles and INT8 products
+// The same where a measurement, made once, found tiles to be quicker; null if it found so nowhere. Only where
+// amx_kernels() can run.
+const Kernels* measured_amx_kernels();
+const Kernels* neon_kernels();  // needs the dot products of ARMv8.2
 
-// `name` is "auto", "portable", "avx2", "avxvnni", "avx512" or "neon". Throws std::invalid_argument for one
-// that this CPU lacks.
+// `name` is "auto", "portable", "avx2", "avxvnni", "avx512", "amx" or "neon". Throws std::invalid_argument
+// for one that this CPU lacks, or that its system does not let this process use.
 const Kernels& choose_kernels(const char* name);
 
 }  // namespace outrider

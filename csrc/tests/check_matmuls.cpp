@@ -103,6 +103,8 @@ void check_matmuls(const Kernels& oracle, const Kernels& kernels) {
                 check_matmul(oracle, kernels, type, rows, block * blocks, tokens);
             }
         check_matmul(oracle, kernels, type, 40, block == 1 ? 1000 : 2304, 5);
+        for (int tokens : {21, 45, 290})  // token tiles of their usual width, and many
+            check_matmul(oracle, kernels, type, 23, block >= 128 ? block : block * pick(1, 11), tokens);
         for (int tokens : {kPairTokens - 1, kPairTokens, kPairTokens + 13})
             for (int rows : {32, 55})
                 check_matmul(oracle, kernels, type, rows, block * (block < 128 ? pick(1, 11) : 1), tokens);

@@ -3,7 +3,8 @@
 //   kernels_check             exits 0 and says what was compared, or 1 at the first difference
 //   kernels_check --flip OP   flips the last bit of one result of OP, to test the comparison: must exit 1
 //
-// OP is matmul, rms_norm, quantize, quantize_residual, silu_mul, rope, store_kv, copy_kv or attention.
+// OP is matmul, rms_norm, quantize, quantize_residual, silu_mul, rope, store_kv, copy_kv or attention;
+// or tile: emulated tiles of AMX forget a column, and only they are compared.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,12 +14,11 @@
 #include <vector>
 
 #include "tests/comparison.h"
+#include "tests/emulated.h"
 
 using namespace outrider;
 
 namespace outrider {
-
-const Kernels* emulated_avxvnni_kernels();  // null where AVX2 is not compiled
 
 static std::mt19937 g_random(20240607);
 std::string g_flip;
@@ -249,6 +249,7 @@ void check_attention(const Kernels& oracle, const Kernels& kernels, int position
 void check(const Kernels& kernels) {
     const Kernels& oracle = *portable_kernels();
     check_matmuls(oracle, kernels);
+    if (kernels.name == std::string("amx")) return;  // all other operations are those of AVX-512
     check_vectors(oracle, kernels);
     check_quantize(oracle, kernels);
     for (const CacheType type : {CacheType::f16, CacheType::f32, CacheType::q8_0}) {
@@ -283,14 +284,16 @@ int main(int count, char** arguments) {
         std::fprintf(stderr, "usage: kernels_check [--flip OP]\n");
         return 2;
     }
-    for (const std::string name : {"portable", "avx2", "avxvnni", "avx512", "neon"}) {
-        std::string label = name;
+    g_emulated_tiles_drop_a_column = g_flip == "tile";
+    for (const std::string name : {"portable", "avx2", "avxvnni", "avx512", "amx", "neon"}) {
+        if (g_flip == "tile" && name != "amx") continue;
         const Kernels* kernels = usable(name);
-        if (!kernels && name == "avxvnni" && usable("avx2")) {
-            kernels = emulated_avxvnni_kernels();
-            label += " with vpdpbusd emulated";
-        }
+        const bool emulated = !kernels;
+        if (emulated && name == "avxvnni" && usable("avx2")) kernels = emulated_avxvnni_kernels();
+        if (emulated && name == "amx" && amx_kernels() && usable("avx512") && emulate_tiles())
+            kernels = amx_kernels();
         if (!kernels) continue;
+        const std::string label = name + (emulated ? " with its instructions emulated" : "");
         try {
             check(*kernels);
         } catch (const Failure& failure) {

@@ -35,7 +35,7 @@ def core(threads: int = 1, isa: str = "portable") -> _core.Model:
 def usable_isas() -> list[str]:
     """The kernels that this processor can run."""
     found = []
-    for isa in ("portable", "avx2", "avxvnni", "avx512", "neon"):
+    for isa in ("portable", "avx2", "avxvnni", "avx512", "amx", "neon"):
         try:
             core(isa=isa)
         except ValueError:

@@ -93,6 +93,8 @@ def test_all_kernels_of_this_processor_give_the_same_bits(program: Path) -> None
     assert "portable: the same bits" in output
     if "avx2: the same bits" in output:  # AVX-VNNI's kernels are compared too, at least with it emulated
         assert re.search("^avxvnni.*: the same bits$", output, re.MULTILINE)
+    if "avx512: the same bits" in output and platform.system() == "Linux":  # and AMX's
+        assert re.search("^amx.*: the same bits$", output, re.MULTILINE)
 
 
 @pytest.mark.grid(4)
@@ -101,6 +103,14 @@ def test_a_flipped_bit_is_seen(program: Path, operation: str) -> None:
     status, output = run(program, "--flip", operation)
     assert status == 1, output
     assert f": {operation} " in output
+
+
+def test_a_column_that_tiles_forget_is_seen(program: Path) -> None:
+    status, output = run(program, "--flip", "tile")
+    if "amx" not in output:
+        pytest.skip("AMX's kernels are not compiled, or not emulated here")
+    assert status == 1, output
+    assert "amx with its instructions emulated: matmul " in output
 
 
 @pytest.mark.skipif(

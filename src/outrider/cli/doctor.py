@@ -20,7 +20,7 @@ from outrider.models.sources.download import cache_root, human
 from outrider.version import __version__
 
 PACKAGES = ("numpy", "tokenizers", "llguidance", "pydantic", "fastapi", "uvicorn", "torch", "transformers")
-ISAS = ("avx512", "avxvnni", "avx2", "neon", "portable")  # the best first
+ISAS = ("amx", "avx512", "avxvnni", "avx2", "neon", "portable")  # the best first
 MODEL = "llama-3.1-8b"  # one layer of it is measured: 123 MB of Q4_K and Q6_K
 
 

@@ -97,7 +97,7 @@ class NativeModel:
 
         threads:  None means one for each processor this process may use.
         isa:      "auto" (default, or the OUTRIDER_ISA variable), "portable", "avx2", "avxvnni", "avx512",
-                  "neon".
+                  "amx", "neon".
         kv_dtype: "f16", "f32" or "q8_0"; None is the source's own (`ModelSpec.kv_type`).
         weights_cache: keep the packed weights on disk and map them at the next start: True for Outrider's
                   cache folder, or a folder; None leaves it to OUTRIDER_WEIGHTS_CACHE (off by default).
