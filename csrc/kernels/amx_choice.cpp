@@ -15,7 +15,8 @@ namespace {
 // Of each weight type, the fewest tokens of a pass whose products use tiles.
 using Widths = std::array<int, std::size(kWeightTypes)>;
 constexpr int kNever = 1 << 30;
-constexpr int kTried[] = {32, 16};  // tokens; amx.cpp takes no fewer
+// Tokens: the fewest that AVX-512 multiplies in pairs of panels, and then down to the fewest of amx.cpp.
+constexpr int kTried[] = {kPairTokens, 32, 16};
 
 // Activations of zeros, in the token tiles of some kernels, and a product with them.
 struct Trial {
