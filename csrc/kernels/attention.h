@@ -189,29 +189,53 @@ class Span {
         }
     }
 
-    // Softmax without the division: scores become e^(score - maximum). (All maxima first, so that their
-    // latencies overlap.)
+    // Softmax without the division: scores become e^(score - maximum).
     void exponentiate(int t) {
-        const int row = t * q_.group, count = seen(t), first = hidden(t) / kCacheBlock * kCacheBlock;
-        for (int g = 0; g < q_.group; g++) {
-            float* scores = scores_ + size_t(row + g) * kSpan;
-            if (q_.softcap != 0) soft_cap(scores, first, count);
-            V16 top = vset(-INFINITY);
-            for (int p = first; p < count; p += kCacheBlock) top = vmax(vload(scores + p), top);
-            out(row + g)[q_.head_dim] = reduce_max(top);
+        int row = t * q_.group;
+        const int end = row + q_.group;
+        for (; row + kExpRows <= end; row += kExpRows) exponentiate_rows<kExpRows>(t, row);
+        for (; row < end; row++) exponentiate_rows<1>(t, row);
+    }
+    // Rows of token t, R at a time so that their latencies overlap.
+    template <int R>
+    [[gnu::noinline]] void exponentiate_rows(int t, int row) {
+        const int count = seen(t), from = hidden(t), first = from / kCacheBlock * kCacheBlock;
+        float *scores[R], *stats[R];
+        V16 top[R], total[R], e[R];
+        for (int r = 0; r < R; r++) {
+            scores[r] = scores_ + size_t(row + r) * kSpan;
+            stats[r] = out(row + r) + q_.head_dim;
+            if (q_.softcap != 0) soft_cap(scores[r], first, count);
+            top[r] = vset(-INFINITY);
+            total[r] = vset(0.0f);
         }
-        for (int g = 0; g < q_.group; g++) {
-            float *scores = scores_ + size_t(row + g) * kSpan, *stats = out(row + g) + q_.head_dim;
-            V16 total = vset(0.0f);
-            for (int p = first; p < count; p += kCacheBlock) {
-                V16 e = vexp(vsub(vload(scores + p), vset(stats[0])));
-                if (count - p < kCacheBlock) e = vkeep(e, count - p, 0.0f);
-                if (p < hidden(t)) e = without_first(e, hidden(t) - p);
-                vstore(scores + p, e);
-                total = vadd(total, e);
+        for (int p = first; p < count; p += kCacheBlock)
+            for (int r = 0; r < R; r++) top[r] = vmax(vload(scores[r] + p), top[r]);
+        for (int r = 0; r < R; r++) {
+            stats[r][0] = reduce_max(top[r]);
+            top[r] = vset(stats[r][0]);
+        }
+        const auto partly = [&](int p) {  // a block of which some positions are not seen
+            for (int r = 0; r < R; r++) {
+                e[r] = vexp(vsub(vload(scores[r] + p), top[r]));
+                if (count - p < kCacheBlock) e[r] = vkeep(e[r], count - p, 0.0f);
+                if (p < from) e[r] = without_first(e[r], from - p);
+                vstore(scores[r] + p, e[r]);
+                total[r] = vadd(total[r], e[r]);
             }
-            stats[1] = reduce_add(total);
+        };
+        int p = first;
+        if (p < from) partly(p), p += kCacheBlock;
+        for (; p + kCacheBlock <= count; p += kCacheBlock) {
+            for (int r = 0; r < R; r++) e[r] = vsub(vload(scores[r] + p), top[r]);
+            vexp_each(e);
+            for (int r = 0; r < R; r++) {
+                vstore(scores[r] + p, e[r]);
+                total[r] = vadd(total[r], e[r]);
+            }
         }
+        if (p < count) partly(p);
+        for (int r = 0; r < R; r++) stats[r][1] = reduce_add(total[r]);
     }
 
     // Scores become softcap * tanh(score / softcap). (Those of positions that are not seen become -softcap,

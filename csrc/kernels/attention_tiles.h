@@ -12,11 +12,12 @@
 namespace outrider {
 namespace {
 
-// Most rows of a register tile, and most sums of 16 lanes, that leave registers for the operands.
+// Most rows of a register tile, and most sums of 16 lanes, that leave registers for the operands; rows whose
+// exponentials are computed at a time (1 to 4 compared in docs/notes/kernels-log.md).
 #if defined(OUTRIDER_AVX512)
-constexpr int kRows = 12, kSums = 24;
+constexpr int kRows = 12, kSums = 24, kExpRows = 3;
 #else
-constexpr int kRows = 6, kSums = 6;
+constexpr int kRows = 6, kSums = 6, kExpRows = 2;
 #endif
 
 // How many of 4, 2 or 1 blocks to take at once, so that the sums of G rows fit the registers.

@@ -66,11 +66,7 @@ inline V16 vround(V16 a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 // a * 2^n for integral n in [-126, 127]
-inline V16 vscale2(V16 a, V16 n) {
-    const __m512i e =
-        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
-    return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(e))};
-}
+inline V16 vscale2(V16 a, V16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline __m128i to_i8(V16 a) { return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)); }
 inline Sums vstore_i8(int8_t* p, V16 low, V16 high) {
     const __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(to_i8(low)), to_i8(high), 1);
@@ -302,20 +298,24 @@ inline float reduce_max(V16 a) {
 
 // e^x with a relative error below 2e-7: Cody-Waite reduction by ln 2 and a polynomial of degree 6, by
 // Horner's rule with fused multiplications only. Arguments are clamped to [-87, 88], so that no result is
-// subnormal.
+// subnormal. Several at a time hide the latency of one.
+template <int N>
+inline void vexp_each(V16 (&x)[N]) {
+    constexpr float terms[] = {8.333333333e-3f, 4.166666666e-2f, 1.666666667e-1f, 0.5f, 1.0f, 1.0f};
+    V16 n[N], p[N];
+    for (int i = 0; i < N; i++) x[i] = vmin(vmax(x[i], vset(-87.0f)), vset(88.0f));
+    for (int i = 0; i < N; i++) n[i] = vround(vmul(x[i], vset(1.44269504088896341f)));
+    for (int i = 0; i < N; i++) x[i] = vfma(n[i], vset(-0.693145751953125f), x[i]);
+    for (int i = 0; i < N; i++) x[i] = vfma(n[i], vset(-1.428606820309417e-06f), x[i]);
+    for (int i = 0; i < N; i++) p[i] = vset(1.388888888e-3f);
+    for (const float term : terms)
+        for (int i = 0; i < N; i++) p[i] = vfma(p[i], x[i], vset(term));
+    for (int i = 0; i < N; i++) x[i] = vscale2(p[i], n[i]);
+}
 inline V16 vexp(V16 x) {
-    x = vmin(vmax(x, vset(-87.0f)), vset(88.0f));
-    const V16 n = vround(vmul(x, vset(1.44269504088896341f)));
-    V16 r = vfma(n, vset(-0.693145751953125f), x);
-    r = vfma(n, vset(-1.428606820309417e-06f), r);
-    V16 p = vset(1.388888888e-3f);
-    p = vfma(p, r, vset(8.333333333e-3f));
-    p = vfma(p, r, vset(4.166666666e-2f));
-    p = vfma(p, r, vset(1.666666667e-1f));
-    p = vfma(p, r, vset(0.5f));
-    p = vfma(p, r, vset(1.0f));
-    p = vfma(p, r, vset(1.0f));
-    return vscale2(p, n);
+    V16 one[1] = {x};
+    vexp_each(one);
+    return one[0];
 }
 
 // tanh x = 1 - 2 / (e^2x + 1): within 2e-7 of it.
