@@ -3,7 +3,7 @@
     python benchmarks/serve.py [-m MODEL] [--peer llama.cpp=PYTHON] [--parts load,prefill,prefix]
     python benchmarks/serve.py --soak 10000 [--seconds 3600]
 
-PYTHON is an interpreter that has the package xllamacpp.
+PYTHON is an interpreter that has the package xllamacpp, or a built llama-server.
 
 load:    1 to 16 clients send the built-in workloads, greedy. The servers are interleaved, level by level, so
 that

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=PYTHON",
-        help="an interpreter for llama.cpp's server, see above",
+        help="an interpreter for llama.cpp's server, or that itself: see above",
     )
     add("--parts", type=_names, default=list(PARTS), metavar="PART,…", help=f"of {', '.join(PARTS)}")
     add("--clients", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 8, 16])
@@ -186,7 +186,11 @@ def summary(found: Mapping[Key, Mapping[str, Any]], args: argparse.Namespace) ->
                 for k in rounds[0]
                 if isinstance(rounds[0][k], int | float) and k != "drift"
             }
-            | ({"rounds": [{k: r[k] for k in WHEN} for r in rounds]} if part == "prefill" else {})
+            | (
+                {"rounds": [{k: r[k] for k in (*WHEN, "ttft_ms", "ratio", "drift")} for r in rounds]}
+                if part == "prefill"
+                else {}
+            )
             for key, rounds in groups.items()
             if key[0] == part
         }

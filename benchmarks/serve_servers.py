@@ -1,4 +1,5 @@
-"""Starts the servers that serve.py measures: Outrider's, and llama.cpp's from the package xllamacpp.
+"""Starts the servers that serve.py measures: Outrider's, and llama.cpp's from the package xllamacpp or as a
+program of its own, llama-server.
 
 Run as a script, by an interpreter that has xllamacpp, this file is llama.cpp's server.
 """
@@ -32,9 +33,15 @@ class Served:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], fields: dict[str, Any], *, peer: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        fields: dict[str, Any],
+        *,
+        peer: bool = False,
+        about: str = "",
     ) -> None:
-        self.name, self.peer, self.fields = name, peer, fields
+        self.name, self.peer, self.fields, self._about = name, peer, fields, about
         self._log = tempfile.NamedTemporaryFile("w+b", prefix="serve-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT
@@ -61,7 +68,7 @@ class Served:
     def about(self) -> str:
         """llama.cpp's description of its build; empty for other servers."""
         found = re.search(r"^system: (.*)$", self.log(), re.M)
-        return found[1].strip() if found else ""
+        return found[1].strip() if found else self._about
 
     def complaints(self) -> list[str]:
         """Lines of the log that report an error of the server."""
@@ -99,13 +106,21 @@ def outrider_server(
 
 
 def llama_server(
-    name: str, python: str, model: str, *, slots: int, context: int, threads: int | None
+    name: str, program: str, model: str, *, slots: int, context: int, threads: int | None
 ) -> Served:
-    """Start llama.cpp's server with an interpreter that has xllamacpp."""
-    command = [python, __file__, "--model", model, "--slots", str(slots), "--context", str(context)]
-    command += ["--threads", str(threads or os.cpu_count() or 1)]
+    """Start llama.cpp's server: the program itself if `program` is called llama-server, else by `program`, an
+    interpreter that has xllamacpp. Neither speculates."""
+    count, about = str(threads or os.cpu_count() or 1), ""
+    if Path(program).name == "llama-server":
+        shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        about = next(line for line in (shown.stdout + shown.stderr).splitlines() if "version" in line)
+        command = [program, "-m", model, "--port", "0", "-np", str(slots), "-c", str(slots * context)]
+        command += ["-t", count, "-tb", count]
+    else:
+        command = [program, __file__, "--model", model, "--slots", str(slots), "--context", str(context)]
+        command += ["--threads", count]
     fields = {"stream_options": {"include_usage": True}, "timings_per_token": True}
-    return Served(name, command, fields, peer=True)
+    return Served(name, command, fields, peer=True, about=about)
 
 
 def run_llama_server() -> None:
