@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +24,13 @@ from outrider import (
     SamplingParams,
     pipeline,
 )
+from outrider.decoding.types import FloatArray
+from outrider.engines.base import ForwardItem, LanguageModel
 from outrider.errors import ConfigError, PromptError
+from outrider.models.source import ModelSource
 from outrider.server.engine.async_engine import EngineFailed
 from tests.server.http_support import load_slow
+from tests.support.toy_model import ToyModel
 
 T = TypeVar("T")
 
@@ -52,10 +56,42 @@ async def collect(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
     return [output async for output in outputs]
 
 
+# Both come after `toy_engine`, which they ask for: it would put its own models in their place.
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow(toy_engine: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 ms a pass."""
     monkeypatch.setattr(pipeline, "load_native", load_slow)
+
+
+class PacedToy(ToyModel):
+    """Each pass waits until the event loop has gone around some times, so that what came before has been
+    taken, however busy the machine is."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
+        if self.loop is not None and self.loop.is_running():
+            around = threading.Event()
+            self.loop.call_soon_threadsafe(self._again, self.loop, 5, around)
+            around.wait(20)
+        return super().forward(items)
+
+    @classmethod
+    def _again(cls, loop: asyncio.AbstractEventLoop, rounds: int, around: threading.Event) -> None:
+        if rounds:
+            loop.call_soon(cls._again, loop, rounds - 1, around)
+        else:
+            around.set()
+
+
+@pytest.fixture
+def paced(toy_engine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(source: ModelSource, threads: int | None) -> LanguageModel:
+        arch = source.architecture
+        return PacedToy(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+
+    monkeypatch.setattr(PacedToy, "loop", None)
+    monkeypatch.setattr(pipeline, "load_native", load)
 
 
 def idle(engine: AsyncLLM) -> bool:
@@ -117,9 +153,10 @@ def test_many_tasks_get_the_texts_that_llm_writes(target_file: Path, speculative
         assert one.metrics.num_tokens == 30
 
 
-@pytest.mark.usefixtures("slow")  # a fast engine's events come several at a time
+@pytest.mark.usefixtures("paced")  # a fast engine's events come several at a time
 def test_each_kind_of_output(target_file: Path) -> None:
     async def main() -> dict[RequestOutputKind, list[RequestOutput]]:
+        PacedToy.loop = asyncio.get_running_loop()
         async with AsyncLLM(target_file, speculative_config=NGRAM) as engine:
             return {
                 kind: await collect(
