@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
@@ -83,41 +83,6 @@ class _Batch:
     usual_feed: int
     feed: int
     other: float
-
-
-@dataclass(slots=True, eq=False)
-class _Prices:
-    """What drafting takes in a step.
-
-    rate:     tokens that a second is worth.
-    seconds:  of the target's pass over n tokens.
-    spent:    seconds besides that pass and `one` for each drawn token.
-    prefill:  tokens that the prefill is worth, once.
-    left:     tokens that every request may still have, of `requests`.
-    """
-
-    rate: float
-    seconds: Callable[[int], float]
-    spent: float
-    one: float
-    prefill: float
-    left: int
-    requests: int
-
-
-@dataclass(slots=True, eq=False)
-class _Length:
-    """How many tokens to draw; 0: none are worth it.
-
-    value:    in tokens over plain decoding, as `GrowthPlan.value`.
-    gained:   the most over other proposals' value, without the prefill's price.
-    unlikely: of one token, the chance that it is accepted, and that from which on it is worth its price.
-    """
-
-    length: int
-    value: float
-    gained: float
-    unlikely: tuple[float, float] | None
 
 
 class DraftModelSource:
@@ -232,50 +197,40 @@ class DraftModelSource:
     ) -> int:
         """How many tokens pay most over `found.value`, which is raised to theirs; 0 if none do, or
         the prefill is deferred."""
-        rate, draw = step.rate, step.draw[self.name]
+        rate, seconds, draw, tuning = step.rate, step.curve.seconds, step.draw[self.name], self._tuning
         one, first = draw(len(batch.expected)) * self._mean_pass_share(queries, step), draw(batch.usual_feed)
         prefill = rate * max(0.0, draw(batch.feed) - first)  # once, and paid off over the steps to come
-        spent = first - step.curve.seconds(batch.plain_width) - one
+        spent = first - seconds(batch.plain_width) - one
         left = min([query.state.tokens_left for query in queries])
-        prices = _Prices(rate, step.curve.seconds, spent, one, prefill, left, len(queries))
-        expected = batch.expected
+        each = batch.expected
         if prefill > 0.0 and not any(query.state.models[self.name].truncated for query in queries):
-            expected = [self.optimism.hoped(each) for each in expected]
-        best = self._most_worth(found.value, batch, expected, prices)
-        if best.unlikely is not None:
-            found.off = Off(self.name, UNLIKELY, *best.unlikely)
-        if best.gained > 0.0:
-            found.off = Off(self.name, PREFILL, need=(draw(batch.feed) - first) / step.plain)
-        states = [query.state.models[self.name].prefill for query in queries]
-        ripe = self.prefill.is_worth(states, prefill, best.value - found.value, left)
-        if not ripe and any(query.has_lookup for query in queries):
-            return 0
-        found.value = best.value
-        return best.length
-
-    def _most_worth(
-        self, value: float, batch: _Batch, each: Sequence[Sequence[float]], prices: _Prices
-    ) -> _Length:
-        """How many tokens are worth most over `value`. each: as `_Batch.expected`, for the same requests."""
-        best, best_gain, length = value, 0.0, 0
-        gained, unlikely = -1.0, None
-        for k in range(1, max([len(expected) for expected in each])):
+            each = [self.optimism.hoped(expected) for expected in each]
+        value, best, best_gain, length = found.value, found.value, 0.0, 0
+        gained = -1.0  # without the prefill
+        for k in range(1, max([len(expected) for expected in batch.expected])):
             accepted, width = batch.other, batch.width
             for expected in each:
                 at = k if k < len(expected) else len(expected) - 1
                 accepted += expected[at]
                 width += at
-            worth = accepted - prices.rate * (prices.seconds(width) + prices.spent + k * prices.one)
-            lasting = prices.left / (1.0 + accepted / prices.requests)
-            steps = max(1.0, min(float(self._tuning.prefill_horizon), lasting))
-            gain = worth - value - prices.prefill / steps
+            worth = accepted - rate * (seconds(width) + spent + k * one)
+            steps = max(1.0, min(float(tuning.prefill_horizon), left / (1.0 + accepted / len(queries))))
+            gain = worth - value - prefill / steps
             gained = max(gained, worth - value)
             if k == 1:
                 chance, need = accepted - batch.other, accepted - batch.other - (worth - value)
-                unlikely = chance / len(each), need / len(each)
+                requests = len(batch.expected)
+                found.off = Off(self.name, UNLIKELY, chance / requests, need / requests)
             if gain > best_gain:
                 best, best_gain, length = worth, gain, k
-        return _Length(length, best, gained, unlikely)
+        if gained > 0.0:
+            found.off = Off(self.name, PREFILL, need=(draw(batch.feed) - first) / step.plain)
+        states = [query.state.models[self.name].prefill for query in queries]
+        ripe = self.prefill.is_worth(states, prefill, best - value, left)
+        if not ripe and any(query.has_lookup for query in queries):
+            return 0
+        found.value = best
+        return length
 
     def _expected(self, query: DraftQuery, budget: int) -> list[float]:
         """Tokens that are expected to be accepted of 0, 1, 2, … drawn ones, before any is drawn."""
