@@ -12,13 +12,30 @@ from outrider.engines.torch.model import TorchModel
 from outrider.engines.torch.weights import load_weights
 from outrider.models.open import open_model
 from outrider.models.source import ModelSource
+from outrider.training.base_run import Order
+from outrider.training.run import run as run_order
 from tests.support.models import family_dims, tiny_gguf, tiny_hf
 from tests.support.passes import item, run, same_bits
 
-__all__ = ["CPU", "item", "load", "relative_error", "run", "same_bits", "source"]
+__all__ = ["CPU", "item", "load", "relative_error", "run", "same_bits", "source", "trained_by"]
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)  # of models this small a second thread is only waited for
+
+
+def trained_by(updates: int | None, **order: Any) -> tuple[bool, list[str]]:
+    """(whether it is done, what it said) of a training run. updates: of the weights, until it is interrupted;
+    None: to its end. order: fields of `Order`."""
+    said: list[str] = []
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += any("trained on" in line for line in said)
+        return updates is not None and asked > updates
+
+    usual = {"hours": None, "device": "cpu", "threads": 1, "license": "mit"}
+    return run_order(Order(**usual | order, stop=stop, say=said.append, shown=lambda _: None)), said
 
 
 def source(folder: Path, family: str, form: str = "folder", kind: str = "F32") -> ModelSource:

@@ -28,18 +28,16 @@ from outrider.models.formats.dequantize import dequantize  # noqa: E402
 from outrider.models.open import open_model  # noqa: E402
 from outrider.models.source import ModelSource  # noqa: E402
 from outrider.training import draft_costs, payoff  # noqa: E402
-from outrider.training.base_run import Order  # noqa: E402
 from outrider.training.draft import Draft  # noqa: E402
 from outrider.training.draft_lesson import DraftLesson, Example, Examples, divergence, loss_of  # noqa: E402
 from outrider.training.draft_run import check_trainable  # noqa: E402
 from outrider.training.probabilities import ProbabilityStore, record_of  # noqa: E402
 from outrider.training.progress import Evaluation  # noqa: E402
-from outrider.training.run import run  # noqa: E402
 from outrider.training.settings import DRAFT_DEFAULTS, Settings  # noqa: E402
 from outrider.training.texts import Text  # noqa: E402
 from outrider.training.trainer import Trainer  # noqa: E402
 from tests.support.models import VOCAB_SIZE, Dims, tiny_gguf, tiny_hf  # noqa: E402
-from tests.torch.support import CPU, relative_error, source  # noqa: E402
+from tests.torch.support import CPU, relative_error, source, trained_by  # noqa: E402
 
 TEXT = np.random.default_rng(0).integers(3, VOCAB_SIZE, 40)
 
@@ -239,20 +237,10 @@ def train(
     given: frozenset[str] = frozenset({"data"}),
 ) -> tuple[bool, list[str]]:
     """(whether it is done, what it said). updates: of the weights, until it is interrupted."""
-    said: list[str] = []
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += any("trained on" in line for line in said)
-        return updates is not None and asked > updates
-
-    order = Order(
-        model=str(files["target"]), draft=str(files[draft]), folder=folder, settings=settings, given=given,
-        data=str(files["prompts"]), hours=None, device="cpu", threads=1, license="mit", stop=stop,
-        say=said.append, shown=lambda _: None,
+    return trained_by(
+        updates, model=str(files["target"]), draft=str(files[draft]), folder=folder, settings=settings,
+        given=given, data=str(files["prompts"]),
     )  # fmt: skip
-    return run(order), said
 
 
 @pytest.fixture(scope="module")

@@ -22,18 +22,17 @@ from outrider.llm import LLM  # noqa: E402
 from outrider.models.eagle3.open import open_head  # noqa: E402
 from outrider.models.open import open_model  # noqa: E402
 from outrider.training import export, payoff  # noqa: E402
-from outrider.training.base_run import Order  # noqa: E402
 from outrider.training.head import Head  # noqa: E402
 from outrider.training.head_lesson import Example, Examples, HeadLesson, Target  # noqa: E402
 from outrider.training.head_run import made_head  # noqa: E402
 from outrider.training.progress import Acceptance, Evaluation, Held  # noqa: E402
-from outrider.training.run import run  # noqa: E402
 from outrider.training.settings import Settings  # noqa: E402
 from outrider.training.sizes import HeadSizes  # noqa: E402
 from outrider.training.states import Layout, StateStore, rows_of  # noqa: E402
 from outrider.training.texts import Text  # noqa: E402
 from outrider.training.trainer import Trainer  # noqa: E402
 from tests.support.models import VOCAB_SIZE, Dims, tiny_gguf  # noqa: E402
+from tests.torch.support import trained_by  # noqa: E402
 
 DIMS = Dims(layers=7, context=512)
 LAYERS = (2, 3, 4)
@@ -137,19 +136,14 @@ def train(
     files: tuple[Path, Path], folder: Path, *, updates: int | None = None, settings: Settings = SETTINGS
 ) -> tuple[bool, list[str]]:
     """(whether it is done, what it said). updates: of the weights, until it is interrupted."""
-    said: list[str] = []
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += any("trained on" in line for line in said)
-        return updates is not None and asked > updates
-
-    order = Order(
-        model=str(files[0]), folder=folder, settings=settings, given=frozenset({"data"}), data=str(files[1]),
-        hours=None, device="cpu", threads=1, license="mit", stop=stop, say=said.append, shown=lambda _: None,
-    )  # fmt: skip
-    return run(order), said
+    return trained_by(
+        updates,
+        model=str(files[0]),
+        folder=folder,
+        settings=settings,
+        given=frozenset({"data"}),
+        data=str(files[1]),
+    )
 
 
 @pytest.fixture(scope="module")
