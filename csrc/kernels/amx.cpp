@@ -275,14 +275,7 @@ void matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulO
 }  // namespace
 
 const Kernels* amx_kernels() {
-    static const Kernels table = [] {
-        Kernels kernels = *avx512_kernels();
-        kernels.name = "amx";
-        kernels.token_tile = kTokenTile;
-        kernels.usual_token_tile = kUsualTokenTile;
-        kernels.matmul = matmul;
-        return kernels;
-    }();
+    static const Kernels table = with_products(*avx512_kernels(), "amx", kTokenTile, kUsualTokenTile, matmul);
     return &table;
 }
 

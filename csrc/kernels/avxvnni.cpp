@@ -67,14 +67,8 @@ void matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulO
 }  // namespace
 
 const Kernels* avxvnni_kernels() {
-    static const Kernels table = [] {
-        Kernels kernels = *avx2_kernels();
-        kernels.name = "avxvnni";
-        kernels.token_tile = kTokenTile;
-        kernels.usual_token_tile = kUsualTokenTile;
-        kernels.matmul = matmul;
-        return kernels;
-    }();
+    static const Kernels table =
+        with_products(*avx2_kernels(), "avxvnni", kTokenTile, kUsualTokenTile, matmul);
     return &table;
 }
 

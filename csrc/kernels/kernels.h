@@ -140,6 +140,16 @@ struct Kernels {
 // (avx512.cpp, docs/notes/kernels-log.md).
 extern const bool kDropsPrefetches;
 
+// Some kernels with other products, which want token tiles of these widths.
+static inline Kernels with_products(Kernels kernels, const char* name, int token_tile, int usual_token_tile,
+                                    decltype(Kernels::matmul) matmul) {
+    kernels.name = name;
+    kernels.token_tile = token_tile;
+    kernels.usual_token_tile = usual_token_tile;
+    kernels.matmul = matmul;
+    return kernels;
+}
+
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();     // null when not compiled for this architecture
 const Kernels* avxvnni_kernels();  // also null when the compiler does not know AVX-VNNI
