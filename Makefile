@@ -1,5 +1,6 @@
 # make demo | test | tests | lint | format | bench | wheel | clean
 # Needs Python 3.11 or later, make, and a C++ compiler or a wheel (WHEEL=…). Everything else comes into $(VENV).
+# TORCH=1 brings PyTorch too, without which the tests of the torch engine are skipped; .ci/run asks for it.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,9 +20,9 @@ demo: $(VENV)/.package
 test: lint tests
 
 # Four files at a time, on two cores, since servers and browsers wait for one another; in their order: the
-# long ones come first.
-tests: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# long ones come first. On tiny models more threads of PyTorch would only wait for one another.
+tests: $(VENV)/.dev $(VENV)/.model $(if $(TORCH),$(VENV)/.torch)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -64,6 +65,13 @@ $(VENV)/.dev: $(VENV)/.package
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])')
 	@touch $@
 
+# PyTorch (for the CPU, where pip finds such a build) and what goes with it, beside the rest: so that all tests also run
+# where it could be imported by mistake. Builds for GPUs bring a Triton of their own, which may be too old to interpret.
+$(VENV)/.torch: $(VENV)/.dev
+	$(PIP) install --quiet --no-compile torch==2.13.0 "transformers>=5.0" "safetensors>=0.5"
+	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) install --quiet --no-compile "triton>=3.9"
+	@touch $@
+
 # A wheel for this Python that installs without a compiler, in $(DIST)/. Other Pythons and systems: cibuildwheel, by the
 # settings in pyproject.toml. It is built in the editable installation's folder: only what is linked differs.
 wheel: $(VENV)/.tools
@@ -81,7 +89,7 @@ $(VENV)/.model: $(VENV)/.package
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
-	rm -f $(VENV)/.package $(VENV)/.dev $(VENV)/.model
+	rm -f $(VENV)/.package $(VENV)/.dev $(VENV)/.torch $(VENV)/.model
 
 distclean: clean
 	rm -rf $(VENV)

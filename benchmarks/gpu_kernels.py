@@ -145,13 +145,17 @@ def linear_checks(bench: Bench) -> None:
         bench.check(f"linear {dtype} against float64", worst < bound, f"{worst:.2e}")
     most = 20 if bench.tiny else 64
     counts = {"triton": 0, "torch": 0}
+    products: dict[str, Callable[[Any, Any], Any]] = {
+        "triton": lambda a, b: ops.linear(a, b, None),
+        "torch": F.linear,
+    }
     shapes = ((48, 160),) if bench.tiny else tuple(SHAPES[s] for s in ("qkv", "o", "gate_up", "down"))
     if bench.quick:
         shapes = shapes[1:3]
     for m, k in shapes:
         w, x = bench.normal(m, k, scale=k**-0.5), bench.normal(most, k)
         order = torch.randperm(most, generator=torch.Generator().manual_seed(1)).to(bench.device)
-        for name, product in (("triton", lambda a, b: ops.linear(a, b, None)), ("torch", F.linear)):
+        for name, product in products.items():
             whole = product(x, w)
             wide = product(torch.cat([x[order]] * (2 if bench.tiny else 8)), w)
             counts[name] += int(not bits(wide[:most], whole[order]))

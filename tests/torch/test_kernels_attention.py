@@ -13,6 +13,7 @@ from tests.torch.kernel_support import DEVICE, Random, ints, same_bits, torch
 from outrider.engines.torch.kernels import attention as kernel  # isort: skip
 from outrider.engines.torch.ops import Layout  # isort: skip
 
+pytestmark = pytest.mark.grid(4, whole_file=True)  # slow in the interpreter
 MOST = 1024  # keys
 
 

@@ -22,7 +22,10 @@ from outrider.engines.torch.device_draft import DeviceDraft  # isort: skip
 from outrider.engines.torch.model import TorchModel  # isort: skip
 from tests.torch.support import load, source  # isort: skip
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the models of this test are on the CPU")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the models of this test are on the CPU"),
+    pytest.mark.grid(4, whole_file=True),  # slow in the interpreter
+]
 
 PARAMS = (
     SamplingParams(temperature=0.0),

@@ -23,7 +23,10 @@ from outrider.engines.torch import drawn  # isort: skip
 from outrider.engines.torch.model import TorchModel  # isort: skip
 from tests.torch.support import load, source  # isort: skip
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the models of this test are on the CPU")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the models of this test are on the CPU"),
+    pytest.mark.grid(4, whole_file=True),  # slow in the interpreter
+]
 
 PROMPTS = ["the cat sat on the mat the cat sat", "a b c a b"]
 SETTINGS = (

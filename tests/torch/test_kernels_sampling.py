@@ -24,6 +24,7 @@ from outrider.engines.torch.kernels.sampling import (  # isort: skip
 )
 from outrider.engines.torch.kernels.row_settings import RowSettings  # isort: skip
 
+pytestmark = pytest.mark.grid(4, whole_file=True)  # slow in the interpreter
 SETTINGS = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature, top_k, top_p, min_p in (

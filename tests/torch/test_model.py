@@ -99,6 +99,7 @@ def test_trees_and_several_sequences(tmp_path: Path, family: str, strict: bool) 
     assert relative_error(after, wanted) < 1e-5
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_strict_bits_depend_on_the_prefix_only(tmp_path: Path, family: str, dtype: str) -> None:
     model = load(source(tmp_path, family), getattr(torch, dtype), strict=True)

@@ -45,32 +45,32 @@ def greedy(model: LanguageModel, prompt: list[int]) -> tuple[list[int], list[flo
     return tokens, gaps
 
 
-def test_texts_are_those_of_transformers_and_of_the_native_engine(folder: Path) -> None:
+@pytest.mark.grid(3)
+@pytest.mark.parametrize("text", PROMPTS)
+def test_texts_are_those_of_transformers_and_of_the_native_engine(folder: Path, text: str) -> None:
     """Equal tokens; or, against the native engine, whose keys and values are halves, the first that differ
     are those whose logits are nearly equal."""
     opened = open_model(folder)
-    tokenizer = Tokenizer.from_data(opened.tokenizer)
+    prompt = Tokenizer.from_data(opened.tokenizer).encode(text)
     ours, native = load(opened), NativeModel.load(opened, threads=1)
+    tokens, gaps = greedy(ours, prompt)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for text in PROMPTS:
-        prompt = tokenizer.encode(text)
-        tokens, gaps = greedy(ours, prompt)
-        with torch.no_grad():
-            ids = torch.tensor([prompt])
-            logits = theirs(ids).logits[0].numpy()
-            written = theirs.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                eos_token_id=opened.architecture.vocab_size - 1,
-                pad_token_id=0,
-            )[0, len(prompt) :].tolist()
-        assert relative_error(run(ours, ours.new_cache(64), prompt), logits) < 1e-4
-        assert tokens == written
-        other, _ = greedy(native, prompt)
-        parted = next((i for i in range(TOKENS) if tokens[i] != other[i]), None)
-        assert parted is None or gaps[parted] < 0.05
+    with torch.no_grad():
+        ids = torch.tensor([prompt])
+        logits = theirs(ids).logits[0].numpy()
+        written = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=opened.architecture.vocab_size - 1,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+    assert relative_error(run(ours, ours.new_cache(64), prompt), logits) < 1e-4
+    assert tokens == written
+    other, _ = greedy(native, prompt)
+    parted = next((i for i in range(TOKENS) if tokens[i] != other[i]), None)
+    assert parted is None or gaps[parted] < 0.05
 
 
 def test_strict_bits_on_real_weights(folder: Path) -> None:
