@@ -20,7 +20,10 @@ from tests.torch.kernel_support import torch
 from outrider.engines.torch import device_draft  # isort: skip
 from outrider.engines.torch.device_draft import DeviceDraft  # isort: skip
 from outrider.engines.torch.model import TorchModel  # isort: skip
+from tests.torch.graph_support import FakeCuda, cuda, with_kernels  # isort: skip
 from tests.torch.support import load, source  # isort: skip
+
+__all__ = ["cuda"]  # the fixture
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the models of this test are on the CPU"),
@@ -78,6 +81,30 @@ def test_tokens_are_those_of_the_host(tmp_path: Path, family: str, size: int) ->
             kept = len(chain.tokens) // 2  # half of them are accepted, and a token follows
             texts[i] = [*texts[i], *chain.tokens[:kept], 7]
             cache.truncate(min(cache.length, len(texts[i]) - 1))
+
+
+def test_graphs_give_the_same_tokens(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_kernels(cuda, monkeypatch)
+    plain, captured = (
+        load(source(tmp_path / str(graphs), "llama"), graphs=graphs, slots=lambda _: 512)
+        for graphs in (False, True)
+    )
+    drafts = [DeviceDraft(model) for model in (plain, captured)]
+    texts = [tokens(length, length) for length in (5, 9)]
+    caches = [[model.new_cache(64) for _ in texts] for model in (plain, captured)]
+    for budgets in ([BUDGET, 2], [2, 3]):
+        wanted, found = (
+            draft.draft(starts(own, texts, budgets)) for draft, own in zip(drafts, caches, strict=True)
+        )
+        assert [chain.tokens for chain in found] == [chain.tokens for chain in wanted]
+        for i, chain in enumerate(wanted):
+            texts[i] = [*texts[i], *chain.tokens[:1], 7]
+            for own in caches:
+                own[i].truncate(min(own[i].length, len(texts[i]) - 1))
+    assert any(graph.pool is None for graph in cuda.graphs), "of drafts; those of passes share a pool"
+    alone = [graph for graph in cuda.graphs if graph.pool is None]
+    assert len(alone) == 1
+    assert cuda.happened.count("replay") >= 5
 
 
 def test_a_long_text_is_processed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

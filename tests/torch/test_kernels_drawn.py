@@ -21,7 +21,10 @@ from tests.torch.kernel_support import torch
 
 from outrider.engines.torch import drawn  # isort: skip
 from outrider.engines.torch.model import TorchModel  # isort: skip
+from tests.torch.graph_support import FakeCuda, cuda, with_kernels  # isort: skip
 from tests.torch.support import load, source  # isort: skip
+
+__all__ = ["cuda"]  # the fixture
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the models of this test are on the CPU"),
@@ -132,6 +135,31 @@ def test_rows_of_a_tree_and_of_a_prompt(tmp_path: Path) -> None:
     engine.score([(seq, tree)])
     with pytest.raises(RuntimeError, match="gone with the next one"):
         _ = late.logits
+
+
+def test_graphs_draw_the_same_tokens(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows at other places in each pass, whose logits can still be fetched."""
+    with_kernels(cuda, monkeypatch)
+    params = (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0))
+    found = []
+    for graphs in (False, True):
+        opened = source(tmp_path / str(graphs), "llama")
+        model = load(opened, draws=True, strict=True, graphs=graphs, slots=lambda _: 512)
+        one, two = model.new_cache(64), model.new_cache(64)
+        each = []
+        for first, counts in ((4, (3, 2)), (9, (2, 4)), (20, (1, 3))):
+            items, draws = [], []
+            for cache, count, own in zip((one, two), counts, params, strict=True):
+                rows = np.arange(count, dtype=np.int32)
+                items.append(ForwardItem(cache, rows + first, rows - 1, rows))
+                draws.append(RowDraws(own, 5, VOCAB_SIZE, np.arange(count) + cache.length + 1))
+            for fetch, drawn_rows in model.forward_drawn(items, draws):
+                assert drawn_rows is not None
+                assert callable(fetch)
+                each.append((drawn_rows.tokens, drawn_rows.likeliest, fetch().tobytes()))
+        found.append(each)
+    assert found[0] == found[1]
+    assert len({id(graph.pool) for graph in cuda.graphs}) == 2, "a draw leaves the logits of its pass"
 
 
 def test_rows_that_are_not_finite_are_left_to_the_sampler() -> None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.engines.base import Cache, ForwardItem
 from outrider.engines.chains import LONGEST, Chain, ChainStart
+from outrider.engines.torch.graphs import Graph, Graphs
 from outrider.engines.torch.kernels.row_settings import RowSettings, shape_of, stage
 from outrider.engines.torch.kernels.sampling import Sampled, sample
 from outrider.engines.torch.model import WIDEST, TorchModel
@@ -62,6 +62,12 @@ class _State:
         """The sampling parameters in `staged`."""
         return RowSettings.of_staged(self.staged, shape.filtered, shape.most)
 
+    def clear(self) -> None:
+        """Draw for no sequence."""
+        self.staged.zero_()
+        self.tokens.zero_()
+        self.step.zero_()
+
     def advance(self, drawn: Sampled) -> None:
         """Note the drawn tokens, and go to the next position."""
         pair = torch.stack([drawn.tokens, drawn.margin.view(torch.int32)])
@@ -83,7 +89,8 @@ class DeviceDraft:
         self._model = model
         self._size = min(model.vocab_size, common_size or model.vocab_size)
         self._states: dict[int, _State] = {}
-        self._graphs: dict[_Shape, Any] = {}
+        self._made: dict[_Shape, Graph[None]] = {}
+        self._graphs = Graphs(model.device, shared=False)
 
     def draft(self, starts: Sequence[ChainStart]) -> list[Chain]:
         """See `Chains.draft`."""
@@ -182,27 +189,9 @@ class DeviceDraft:
 
         if not runner.graphs:
             return compute
-        if shape not in self._graphs:
-            self._graphs[shape] = self._capture(compute, state)
-        replay: Callable[[], object] = self._graphs[shape].replay
-        return replay
-
-    def _capture(self, compute: Callable[[], None], state: _State) -> Any:
-        """A CUDA graph of a pass. Its first runs draw for no sequence."""
-        device = self._model.device
-        beside = torch.cuda.Stream(device)  # kernels are compiled and chosen outside the capture
-        beside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(beside):
-            state.staged.zero_()
-            state.tokens.zero_()
-            state.step.zero_()
-            for _ in range(2):
-                compute()
-        torch.cuda.current_stream(device).wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            compute()
-        return graph
+        if shape not in self._made:
+            self._made[shape] = self._graphs.capture(compute, first=state.clear)
+        return self._made[shape].replay
 
 
 def _item(cache: Cache, tokens: np.ndarray, wanted: int) -> ForwardItem:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.decoding.drawing import UNDRAWN, RowDraws
 from outrider.decoding.types import DrawnRows, IntArray
+from outrider.engines.torch.graphs import Graph, Graphs
 from outrider.engines.torch.kernels.row_settings import RowSettings, filters, shape_of, stage
 from outrider.engines.torch.kernels.sampling import SAMPLED, sample
 from outrider.engines.torch.runner import GraphRun, Shape, pinned
@@ -25,15 +25,14 @@ _FIELDS = 6  # that `stage` writes
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A captured draw: what it reads beside the logits, what it replays, what it writes.
+    """A captured draw, and what it reads beside the logits.
 
     host: pinned memory for what is staged; free again once the draw has been waited for.
     """
 
     host: torch.Tensor
     staged: torch.Tensor
-    graph: Any
-    packed: torch.Tensor
+    graph: Graph[torch.Tensor]
 
 
 class RowDrawer:
@@ -41,8 +40,8 @@ class RowDrawer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[tuple[Shape, int, bool, int], _Graph] = {}
-        self._memory: Any = None
+        self._made: dict[tuple[Shape, int, bool, int], _Graph] = {}
+        self._graphs = Graphs(device, shared=True)
 
     def draw(
         self,
@@ -83,8 +82,7 @@ class RowDrawer:
             packed = _packed(rows, staged, filtered, most)
         else:
             graph.staged.copy_(host, non_blocking=True)
-            graph.graph.replay()
-            packed = graph.packed
+            packed = graph.graph.replay()
         drawn = packed.to("cpu")  # waits
         ids, shares = drawn[0].tolist(), drawn[1].view(torch.float32).tolist()
         for i, _, own in asked:
@@ -94,25 +92,14 @@ class RowDrawer:
 
     def _graph(self, key: tuple[Shape, int, bool, int], rows: torch.Tensor) -> _Graph:
         """key: the shape of the pass that gives the rows, the vocabulary's size, `filtered`, `most`."""
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(rows, key[2], key[3])
-        return self._graphs[key]
+        if key not in self._made:
+            self._made[key] = self._capture(rows, key[2], key[3])
+        return self._made[key]
 
     def _capture(self, rows: torch.Tensor, filtered: bool, most: int) -> _Graph:
-        host = torch.zeros(_FIELDS, len(rows), dtype=torch.int64, pin_memory=True)
+        host = pinned(torch.zeros(_FIELDS, len(rows), dtype=torch.int64), self._device)
         staged = torch.zeros(_FIELDS, len(rows), dtype=torch.int64, device=self._device)
-        beside = torch.cuda.Stream(self._device)  # kernels are compiled outside the capture
-        beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(beside):
-            for _ in range(2):
-                _packed(rows, staged, filtered, most)
-        torch.cuda.current_stream(self._device).wait_stream(beside)
-        if self._memory is None:
-            self._memory = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            packed = _packed(rows, staged, filtered, most)
-        return _Graph(host, staged, graph, packed)
+        return _Graph(host, staged, self._graphs.capture(lambda: _packed(rows, staged, filtered, most)))
 
 
 def _packed(rows: torch.Tensor, staged: torch.Tensor, filtered: bool, most: int) -> torch.Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from outrider.decoding.types import IntArray
+from outrider.engines.torch.graphs import Graph, Graphs
 from outrider.engines.torch.module import Module
 from outrider.engines.torch.ops import KEYS, Group, Layout
 from outrider.engines.torch.passes import FIELDS, Pass
@@ -20,6 +21,9 @@ GRAPH_WIDTH = 256  # the widest pass that gets a graph; wider ones take long eno
 SPANS = 256  # keys: graphs whose attention reads the span are made for this many, twice as many, and so on
 
 logger = logging.getLogger("outrider")
+
+Computed: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Logits and hidden states of all rows of a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,10 @@ class Shape:
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A captured pass: what it reads, what it replays, what it writes."""
+    """A captured pass, and what it reads."""
 
     staged: torch.Tensor
-    graph: Any
-    logits: torch.Tensor | None
-    hidden: torch.Tensor | None
+    graph: Graph[Computed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +72,7 @@ class Runner:
         self.passes = 0
         self.last: GraphRun | None = None
         self._made: dict[Shape, _Graph] = {}
-        self._memory: Any = None
+        self._graphs = Graphs(device, shared=True)
 
     def run(self, made: Pass, taps: tuple[int, ...], *, all_rows: bool) -> tuple[Any, Any]:
         """Compute a pass. Returns (logits, hidden) on the device: float32[wanted, vocab] or None when no row
@@ -88,11 +90,10 @@ class Runner:
             graph = self._graph(shape, made)
             if graph is not None:
                 graph.staged.copy_(self._staged(made), non_blocking=True)
-                graph.graph.replay()
-                if graph.logits is not None:
-                    self.last = GraphRun(shape, graph.logits)
-                hidden = None if graph.hidden is None else graph.hidden[: made.tokens]
-                return self._rows(graph.logits, wanted), hidden
+                logits, hidden = graph.graph.replay()
+                if logits is not None:
+                    self.last = GraphRun(shape, logits)
+                return self._rows(logits, wanted), None if hidden is None else hidden[: made.tokens]
         staged = self._staged(made).to(self._device, non_blocking=True)
         span = self._span(made, graph=False)
         x, states = self._forward(
@@ -136,24 +137,13 @@ class Runner:
     def _capture(self, shape: Shape, made: Pass) -> _Graph:
         staged = self._staged(made).to(self._device)
 
-        def compute() -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        def compute() -> Computed:
             x, states = self._forward(
                 staged, shape.width, shape.columns, shape.span, taps=shape.taps, groups=None
             )
             return self._module.logits(x) if shape.head else None, _together(states)
 
-        beside = torch.cuda.Stream(self._device)  # kernels are compiled and chosen outside the capture
-        beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(beside):
-            for _ in range(2):
-                compute()
-        torch.cuda.current_stream(self._device).wait_stream(beside)
-        if self._memory is None:
-            self._memory = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            logits, hidden = compute()
-        return _Graph(staged, graph, logits, hidden)
+        return _Graph(staged, self._graphs.capture(compute))
 
     def _span(self, made: Pass, *, graph: bool) -> int:
         """Keys that attention goes through: all tokens' and as few more as the shape allows."""
