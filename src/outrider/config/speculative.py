@@ -54,10 +54,10 @@ class NgramConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModelConfig:
-    """Propose with a draft model: a smaller model of the same vocabulary.
+class _Drafted:
+    """What a draft model and a head have in common.
 
-    model: a reference or path, as for the target; "auto" is one that is on this machine (draft_choice.py).
+    model: a reference or path, as for the target.
     num_speculative_tokens: most draft tokens of a step.
     max_model_len: most tokens in the draft model's context; None for its own limit.
     revision: branch, tag or commit when `model` is a repository on the hub.
@@ -68,7 +68,6 @@ class DraftModelConfig:
         draft model's distribution, in the way that suits the rule.
     """
 
-    method: ClassVar[str] = "draft_model"
     model: str
     num_speculative_tokens: int = DEFAULT_DRAFT_TOKENS
     max_model_len: int | None = None
@@ -79,22 +78,24 @@ class DraftModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Config:
+class DraftModelConfig(_Drafted):
+    """Propose with a draft model: a smaller model of the same vocabulary.
+
+    model: "auto" is one that is on this machine (draft_choice.py).
+    """
+
+    method: ClassVar[str] = "draft_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config(_Drafted):
     """Propose with an EAGLE-3 head (Li et al. 2025): a small model that reads the target's hidden states.
 
-    model: a reference or path of the head, in any of its formats.
-    quantization: of the head's weights, by default 4 bits; None as stored.
-    The other fields are as those of DraftModelConfig.
+    model: the head, in any of its formats.
+    quantization: by default 4 bits.
     """
 
     method: ClassVar[str] = "eagle3"
-    model: str
-    num_speculative_tokens: int = DEFAULT_DRAFT_TOKENS
-    max_model_len: int | None = None
-    revision: str | None = None
-    verification: str = VERIFICATIONS[0]
-    draft_sample_method: str | None = None
-    quantization: str | None = DRAFT_QUANTIZATIONS[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from outrider.decoding.types import FloatArray
 from outrider.device_memory import slot_bytes
 from outrider.engines.base import Cache, CacheBlocks, EngineCaps, ForwardItem
 from outrider.engines.torch.passes import check, is_chain
-from outrider.engines.torch.pool import SHARE_UNIT, USED_UP
+from outrider.engines.torch.pool import SHARE_UNIT, USED_UP, CheckedCache
 from outrider.errors import InsufficientMemoryError, UnsupportedModelError
 from outrider.models.families import LIMITS
 from outrider.models.formats.generation_config import huggingface_sampling
@@ -101,25 +101,17 @@ class SharedLayers:
         return sum(int(held.numel() * held.element_size()) for pair in self.layers for held in pair)
 
 
-class TransformersCache:
+class TransformersCache(CheckedCache):
     """The keys and values of one sequence, in transformers' own growing cache. Implements `SharingCache`."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        self.capacity, self.length, self._device = capacity, 0, device
+        super().__init__(capacity)
+        self._device = device
         self.held: Any = transformers.DynamicCache()
-        self._open = True
-
-    def check_open(self) -> None:
-        """Raise ValueError for a closed cache."""
-        if not self._open:
-            raise ValueError("the cache is closed")
 
     def truncate(self, length: int) -> None:
-        self.check_open()
-        if not 0 <= length <= self.length:
-            raise ValueError(f"a cache of {self.length} positions cannot be cut to {length}")
+        super().truncate(length)
         self.cut(length)
-        self.length = length
 
     def cut(self, length: int) -> None:
         """Hold no more than `length` positions."""
@@ -129,11 +121,7 @@ class TransformersCache:
             self.held.crop(-surplus)
 
     def keep(self, base: int, slots: Sequence[int]) -> None:
-        self.check_open()
-        wanted = [int(slot) for slot in slots]
-        ascending = all(a < b for a, b in zip([base - 1, *wanted], [*wanted, self.length], strict=True))
-        if not 0 <= base <= self.length or not ascending:
-            raise ValueError(f"a cache of {self.length} positions cannot keep {base} and {wanted}")
+        wanted = self.checked_slots(base, slots)
         if wanted != list(range(base, base + len(wanted))):
             for layer in self.held.layers:
                 index = torch.tensor([*range(base), *wanted], device=layer.keys.device)
@@ -143,9 +131,7 @@ class TransformersCache:
         self.cut(self.length)
 
     def share(self, start: int, stop: int) -> SharedLayers:
-        self.check_open()
-        if start % SHARE_UNIT or stop % SHARE_UNIT or not 0 <= start < stop <= self.length:
-            raise ValueError(f"a cache of {self.length} positions cannot share {start} to {stop}")
+        self.check_shared(start, stop)
         return SharedLayers(
             start,
             [

@@ -168,17 +168,15 @@ class SharedSlots:
         return 2 * int(self.keys.numel() * self.keys.element_size())
 
 
-class TorchCache:
-    """Implements `SharingCache`: positions 0 .. length-1 of a sequence are slots start .. start+length-1."""
+class CheckedCache:
+    """What every cache here refuses before it changes anything. Errors are ValueErrors."""
 
-    def __init__(self, pool: SlotPool, capacity: int) -> None:
-        self.pool, self.capacity = pool, capacity
-        self.length = 0
-        self.start = pool.take(capacity, self)
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
         self._open = True
 
     def check_open(self) -> None:
-        """Raise ValueError for a closed cache."""
+        """Refuse a closed cache."""
         if not self._open:
             raise ValueError("the cache is closed")
 
@@ -188,21 +186,39 @@ class TorchCache:
             raise ValueError(f"a cache of {self.length} positions cannot be cut to {length}")
         self.length = length
 
-    def keep(self, base: int, slots: Sequence[int]) -> None:
+    def checked_slots(self, base: int, slots: Sequence[int]) -> list[int]:
+        """The slots that `keep` is to keep after the first `base`."""
         self.check_open()
         wanted = [int(slot) for slot in slots]
         ascending = all(a < b for a, b in zip([base - 1, *wanted], [*wanted, self.length], strict=True))
         if not 0 <= base <= self.length or not ascending:
             raise ValueError(f"a cache of {self.length} positions cannot keep {base} and {wanted}")
+        return wanted
+
+    def check_shared(self, start: int, stop: int) -> None:
+        """Refuse positions that `share` cannot give."""
+        self.check_open()
+        if start % SHARE_UNIT or stop % SHARE_UNIT or not 0 <= start < stop <= self.length:
+            raise ValueError(f"a cache of {self.length} positions cannot share {start} to {stop}")
+
+
+class TorchCache(CheckedCache):
+    """Implements `SharingCache`: positions 0 .. length-1 of a sequence are slots start .. start+length-1."""
+
+    def __init__(self, pool: SlotPool, capacity: int) -> None:
+        super().__init__(capacity)
+        self.pool = pool
+        self.start = pool.take(capacity, self)
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        wanted = self.checked_slots(base, slots)
         moved = next((i for i, slot in enumerate(wanted) if slot != base + i), len(wanted))
         if moved < len(wanted):
             self.pool.move([self.start + slot for slot in wanted[moved:]], self.start + base + moved)
         self.length = base + len(wanted)
 
     def share(self, start: int, stop: int) -> SharedSlots:
-        self.check_open()
-        if start % SHARE_UNIT or stop % SHARE_UNIT or not 0 <= start < stop <= self.length:
-            raise ValueError(f"a cache of {self.length} positions cannot share {start} to {stop}")
+        self.check_shared(start, stop)
         rows = slice(self.start + start, self.start + stop)
         keys, values = (held[:, rows].to("cpu", copy=True) for held in (self.pool.keys, self.pool.values))
         return SharedSlots(start, keys, values)
