@@ -284,7 +284,9 @@ def _together(
     held = slice(group.start + first, group.start + group.committed + new)
     keys, values = k_cache[held].transpose(0, 1), v_cache[held].transpose(0, 1)  # [kv_heads, keys, d]
     seen = None
-    if n > 1 or window is not None:
+    begins = group.committed == 0 and group.seen is None  # a chain from the first position
+    causal = begins and softcap is None and (window is None or n <= window)
+    if not causal and (n > 1 or window is not None):
         number = torch.arange(first, group.committed, device=q.device)
         number = torch.cat([number, position.long()])  # of each key
         seen = number <= position[:, None]
@@ -293,9 +295,13 @@ def _together(
         if group.seen is not None:
             seen = seen & torch.cat([seen.new_ones(n, group.committed - first), group.seen], 1)
     if softcap is None:
-        mask = None if seen is None else seen[None]
+        # A mask of three dimensions would do too, but not for the CPU's fused kernel.
         found = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
+            *(q.transpose(0, 1)[None], keys[None], values[None]),
+            attn_mask=seen,
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=True,
         )
         return found[0].transpose(0, 1)
     kv_heads = len(keys)
