@@ -231,6 +231,12 @@ def test_what_a_layer_cannot_have_yet(tmp_path: Path, change: dict[str, Any], wo
     assert str(opened.path) in str(caught.value)
 
 
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_weights_start_at_cache_lines(tmp_path: Path, form: str) -> None:
+    weights = load(source(tmp_path, "qwen2", form)).weights
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in weights.tensors())
+
+
 def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
     opened = source(tmp_path, "llama")
     name = "blk.0.attn_norm.weight"

@@ -13,6 +13,7 @@ from outrider.models.formats.mapped import release
 from outrider.models.source import ModelSource, Tensor
 from outrider.models.spec import ModelSpec
 
+CACHE_LINE = 64  # bytes
 ACTIVATIONS = ("silu", "gelu_tanh")
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -82,6 +83,8 @@ class Reader:
         ]
         whole = parts[0] if len(parts) == 1 else torch.cat([part.float() for part in parts])
         converted = whole.to(device=self._device, dtype=self._dtype)
+        if self._device.type == "cpu":
+            converted = _well_placed(converted)
         if not bool(torch.isfinite(converted).all()):
             raise UnsupportedModelError(
                 f"{source.path}: {names[0]} has values that are not finite as {str(self._dtype)[6:]}; try "
@@ -164,6 +167,17 @@ def random_weights(
 def _rows(source: ModelSource, bias: str) -> int:
     """Rows of the matrix that a missing bias would belong to."""
     return source.tensors[bias.removesuffix("bias") + "weight"].shape[0]
+
+
+def _well_placed(values: torch.Tensor) -> torch.Tensor:
+    """A copy that is read quickly: from the start of a cache line, in huge pages, which NumPy asks the system
+    for and PyTorch does not. Products of one row of bfloat16 take 0.87 of the time that they take with memory
+    of PyTorch, and 0.77 of that with memory of NumPy as it comes (Zen 5, one thread, 1536 x 8960)."""
+    size = values.numel() * values.element_size()
+    raw = np.empty(size + CACHE_LINE, np.uint8)
+    first = -raw.ctypes.data % CACHE_LINE
+    held = torch.from_numpy(raw[first : first + size]).view(values.dtype).view(values.shape)
+    return held.copy_(values)
 
 
 def _values(tensor: Tensor) -> torch.Tensor:
