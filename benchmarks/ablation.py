@@ -199,8 +199,8 @@ class Replays:
     """Runs with one draft model. It computes with one thread: its passes are few, and several processes may
     share the work."""
 
-    def __init__(self, target: str, draft: str, folder: Path) -> None:
-        self._target, self._draft, self._folder = target, draft, folder
+    def __init__(self, target: str, draft: str, folder: Path, most: int) -> None:
+        self._target, self._draft, self._folder, self._most = target, draft, folder, most
         self._store: RowStore | None = None
 
     def _load(self, source: ModelSource, threads: int | None, clock: Clock) -> Timed:
@@ -213,7 +213,7 @@ class Replays:
     def run(self, without: Sequence[Mechanism], texts: Sequence[Text]) -> Speedups:
         """`auto` without some mechanisms on all texts, in order: it learns from one to the next."""
         with off(without):
-            stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, self._load)
+            stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, self._load, most=self._most)
             found = {key(text): stage.speedup("auto", text) for text in texts}
         if self._store is not None:
             self._store.save()
@@ -227,7 +227,7 @@ class Replays:
         """Raises SystemExit where the real draft model makes another speed-up than the memoized one."""
         for _ in range(2):  # the second from stored rows alone
             memoized = self.run((), texts)
-        stage = Stage(self._target, {"auto": AutoConfig(self._draft)})
+        stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, most=self._most)
         for text in texts:
             name, real = key(text), stage.speedup("auto", text)
             if memoized[name] != real:
@@ -287,7 +287,7 @@ def main() -> int:
     target, draft = map(str, pair)
     texts = texts_of(args.texts, target, args)
     texts.sort(key=lambda text: text.temperature)  # as replay.py runs them
-    replays = Replays(target, draft, args.rows)
+    replays = Replays(target, draft, args.rows, args.n)
     if args.check:
         replays.check(texts[:: max(1, len(texts) // args.check)][: args.check])
     known = {mechanism.name: mechanism for mechanism in MECHANISMS}

@@ -242,6 +242,12 @@ PREFILLING = (
         switches=(gives(OutputLengths, "pays", True),),
     ),
     Mechanism(
+        "shortest outputs",
+        "a prefill waits for three tokens where outputs of four and fewer are not rare; off: it does not",
+        LENGTHS,
+        {"shortest_risk": math.inf},
+    ),
+    Mechanism(
         "prefill spread over the output",
         "a prefill is paid off over up to 32 steps to come; off: in one",
         MODEL,

@@ -118,8 +118,12 @@ class Tuning:
     """Most that a prefill waits for, in its own prices."""
     length_prior_weight: float = 3.0
     """Outputs of unknown length that count before anything is known (output_lengths.py)."""
-    length_decay: float = 0.9
+    length_decay: float = 0.95
     """Of the evidence for lengths, for each output."""
+    shortest_outputs: int = 4
+    """Tokens: outputs of at most so many have ended before a draft model's prefill pays."""
+    shortest_risk: float = 0.1
+    """Tokens, expected to be lost to the shortest outputs, above which a draft prefill waits."""
     prefill_max_steps: float = 14.0
     """Plain steps: a prompt that takes the draft model longer is processed without its middle."""
 
