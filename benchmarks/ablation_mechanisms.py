@@ -243,7 +243,7 @@ PREFILLING = (
     ),
     Mechanism(
         "shortest outputs",
-        "a prefill waits for three tokens where outputs of four and fewer are not rare; off: it does not",
+        "a prefill waits for the first four tokens while such short outputs are not rare; off: it does not",
         LENGTHS,
         {"shortest_risk": math.inf},
     ),

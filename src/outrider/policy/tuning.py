@@ -122,7 +122,7 @@ class Tuning:
     """Of the evidence for lengths, for each output."""
     shortest_outputs: int = 4
     """Tokens: outputs of at most so many have ended before a draft model's prefill pays."""
-    shortest_risk: float = 0.1
+    shortest_risk: float = 0.05
     """Tokens, expected to be lost to the shortest outputs, above which a draft prefill waits."""
     prefill_max_steps: float = 14.0
     """Plain steps: a prompt that takes the draft model longer is processed without its middle."""

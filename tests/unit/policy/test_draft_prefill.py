@@ -83,12 +83,12 @@ def test_where_outputs_are_short_it_waits_until_they_are_not() -> None:
 
 
 def test_it_waits_for_the_end_of_the_shortest_outputs_until_they_are_known_to_be_rare() -> None:
-    """Labels, names and numbers: whoever waits three tokens loses little of any other output."""
-    assert steps_until_worth(Named([]), 1.8, gain=1.2) == 3, "the first of a process"
-    assert steps_until_worth(Named([]), 0.3, gain=1.2) == 0, "little is lost"
-    assert steps_until_worth(Named([30] * 20), 1.8, gain=1.2) == 0
-    assert steps_until_worth(Named([30, 30, 30, 30, 2] * 8), 1.8, gain=1.2) >= 2, "a fifth are labels"
-    assert steps_until_worth(Named([2, *[30] * 60]), 1.8, gain=1.2) == 0, "long ago"
+    """Labels, names and numbers: whoever waits four tokens loses little of any other output."""
+    assert steps_until_worth(Named([]), 1.8, gain=1.2) == 4, "the first of a process"
+    assert steps_until_worth(Named([]), 0.2, gain=1.2) == 0, "little is lost"
+    assert steps_until_worth(Named([30] * 60), 1.5, gain=1.2) == 0
+    assert steps_until_worth(Named([30, 30, 30, 30, 2] * 8), 1.5, gain=1.2) == 2, "a fifth are labels"
+    assert steps_until_worth(Named([2, *[30] * 60]), 1.5, gain=1.2) == 0, "long ago"
 
 
 def test_a_bucket_for_each_length() -> None:
