@@ -214,7 +214,11 @@ class Replays:
         """`auto` without some mechanisms on all texts, in order: it learns from one to the next."""
         with off(without):
             stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, self._load, most=self._most)
-            found = {key(text): stage.speedup("auto", text) for text in texts}
+            found = {}
+            for text in texts:
+                if self._store is not None:
+                    self._store.begin(key(text), text.prompt, text.output)
+                found[key(text)] = stage.speedup("auto", text)
         if self._store is not None:
             self._store.save()
         return found

@@ -172,6 +172,31 @@ def test_rows_are_those_of_the_model_and_computed_once(memoized: Any, tmp_path: 
     assert not np.isfinite(rows[:, 50:]).any()
 
 
+def test_the_rows_of_a_text_are_computed_together(memoized: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memoized, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(memoized, "MAX_TEXTS", 2)
+    inner: Any = CountingModel(60, seed=3)
+    store = memoized.RowStore(inner)
+    model = memoized.MemoizedModel(store, COSTS, script("replay").Clock())
+    prompt, output = [1, 2, 3], [4, 5, 6, 7, 8]
+    store.begin("a", prompt, output)
+    assert (inner.passes, store.computed) == (2, 5), "no row after the last token"
+    expected = ToyModel.forward(inner, [item(inner.new_cache(8), [*prompt, *output[:-1]])])[0]
+    cache, passes = model.new_cache(8), inner.passes
+    for i, tokens in enumerate([prompt, *([token] for token in output[:-1])]):
+        (rows,) = model.forward([item(cache, tokens)])
+        stored = np.isfinite(rows[-1])
+        np.testing.assert_array_equal(rows[-1][stored], expected[i + 2][stored])
+    assert inner.passes == passes + 1, "rows of the prompt"
+    for name in ("b", "c", "d"):  # others with the same beginning, and a cache that is made again
+        store.begin(name, prompt, [4, 5, 9])
+    store.begin("a", prompt, output)
+    assert store.computed == 5 + 2
+    (row,) = model.forward([item(cache, [11])])
+    expected = ToyModel.forward(inner, [item(inner.new_cache(9), [*prompt, *output[:-1], 11])])[0]
+    np.testing.assert_array_equal(row[-1][np.isfinite(row[-1])], expected[-1][np.isfinite(row[-1])])
+
+
 def test_a_row_whose_likeliest_are_left_out_is_computed_again_whole(memoized: Any) -> None:
     inner: Any = CountingModel(60, seed=3)
     model = memoized.MemoizedModel(memoized.RowStore(inner), COSTS, script("replay").Clock())
