@@ -26,7 +26,6 @@ from outrider.policy import draft_model as draft_model_policy
 from outrider.policy import tree
 from outrider.policy.acceptance_rates import RequestRates
 from outrider.policy.draft_model import DraftModelSource
-from outrider.policy.last_draft import LastDraft
 from outrider.policy.output_lengths import OutputLengths
 from outrider.policy.planner import Planner
 from outrider.policy.token_rate import TokenRate
@@ -285,12 +284,6 @@ DRAFTING = (
         "tokens that lookups expect the draft model to draw take no passes of it",
         LOOKAHEAD,
         switches=(gives(DraftModelSource, "lookahead_length", 0),),
-    ),
-    Mechanism(
-        "lookahead: rest of the last draft",
-        "what the last draft had after the token that was wrong is expected again",
-        LOOKAHEAD,
-        switches=(gives(LastDraft, "after", []),),
     ),
     Mechanism(
         "lookahead: new lookups",

@@ -189,8 +189,6 @@ class Tuning:
     # output_pool.py) ---
     lookahead_tokens: int = 7
     """Most tokens that are predicted at a time (6.0%)."""
-    last_draft_confidence: float = 0.3
-    """Confidence in the rest of the last draft; calibrated by what comes of it (1.0%)."""
     copy_min_match: int = 12
     """Matching tokens that make a copy: what new text repeats by chance is seldom as long (1.3%)."""
     copy_max_gap: int = 8
