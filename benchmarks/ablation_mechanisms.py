@@ -17,7 +17,7 @@ from typing import Any
 import replay
 from outrider import drafting
 from outrider.drafters import auto as auto_drafter
-from outrider.drafters import confidence, draft_model, suffix
+from outrider.drafters import draft_model, suffix
 from outrider.drafters.copy_tracker import CopyTracker
 from outrider.drafters.draft_context import DraftContext
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -308,12 +308,6 @@ DRAFTING = (
         "the draft model stops and branches by its confidence; off: a planned number of tokens",
         MODEL,
         switches=(Switch(DraftModelSource, "__init__", _not_confident),),
-    ),
-    Mechanism(
-        "confidence formula",
-        "scale 1.5 and offset 0.17 of a margin's confidence; off: 1 and 0",
-        "drafters/confidence.py",
-        switches=(is_set(confidence, "MARGIN_SCALE", 1.0), is_set(confidence, "MARGIN_OFFSET", 0.0)),
     ),
     Mechanism(
         "vocabulary subset",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.drafters import confidence
+from outrider.drafters import auto
 from outrider.engines.base import ForwardItem
 from outrider.policy.cost_model import CostModel
 from outrider.policy.planner import Planner
@@ -89,18 +89,19 @@ def test_request_odds_that_are_off_leave_nothing_known_of_a_request(ablation: An
 
 def test_several_are_off_at_once_and_an_error_leaves_all_on(ablation: Any) -> None:
     known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
-    scale, planner = confidence.MARGIN_SCALE, drafting.Planner
-    several = [known[n] for n in ("deferred draft prefill", "sibling choices", "confidence formula")]
+    budget, planner = auto.PREFILL_BUDGET_SINGLE, drafting.Planner
+    several = [known[n] for n in ("deferred draft prefill", "sibling choices", "prefill in parts")]
 
     def fail() -> None:
         with ablation.off(several):
             tuning = drafting.Planner().tuning
-            assert (tuning.prefill_max_wait, tuning.max_siblings, confidence.MARGIN_SCALE) == (0.0, 1, 1.0)
+            assert (tuning.prefill_max_wait, tuning.max_siblings) == (0.0, 1)
+            assert budget < auto.PREFILL_BUDGET_SINGLE
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    assert (scale, planner) == (confidence.MARGIN_SCALE, drafting.Planner)
+    assert (budget, planner) == (auto.PREFILL_BUDGET_SINGLE, drafting.Planner)
     assert drafting.Planner().tuning == DEFAULT
 
 

@@ -164,16 +164,12 @@ class Tuning:
     max_siblings: int = 2
     """Children of a node; a third one is hardly ever right."""
 
-    # --- Drafters: the draft model (drafters/auto.py, confidence.py, draft_context.py, vocab_subset.py) ---
+    # --- Drafters: the draft model (drafters/auto.py, draft_context.py, vocab_subset.py) ---
     draft_prefill_budget: int = 32
     """Unprocessed tokens that a draft model may process in a step before it draws, where other requests wait:
     about as long as a pass of the target takes."""
     draft_prefill_budget_single: int = 256
     """The same for a request that is alone (0.1%)."""
-    margin_scale: float = 1.5
-    """Logits: a lead of so much over the second choice makes a confidence of 1 - 1/e, before the offset …"""
-    margin_offset: float = 0.17
-    """… in units of the scale (0.4% with it): about how often a 0.5B and a 1.5B of one family agree."""
     context_head_tokens: int = 16
     """First tokens of a sequence that a draft model always keeps when the middle is left out …"""
     context_tail_tokens: int = 48
