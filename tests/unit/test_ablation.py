@@ -122,12 +122,16 @@ def test_a_run_over_other_texts_is_left_out_of_the_tables(ablation: Any) -> None
     on = {"chat 0 a 0": 1.0, "edit 0 c 0": 3.0}
     both = "sibling choices + exploration"
     runs = {ablation.EVERYTHING: on, both: on, "sibling choices": {**on, "edit 0 c 0": 2.0}, "lookups": {}}
+    runs["shoelaces"] = {**on, "edit 0 c 0": 2.5}
     document = {"limit": 1, "seeds": 1, "everything_on": 1.0, "off": ablation.gains(runs)}
-    assert list(document["off"]) == ["sibling choices", both], "highest gains first"
+    assert list(document["off"]) == ["sibling choices", "shoelaces", both], "highest gains first"
     for text in (ablation.table(document), ablation.page(document, ablation.MECHANISMS)):
         assert text.count(both) == 1
         assert "lookups" not in text.replace("`", "")
     lines = ablation.page(document, ablation.MECHANISMS).splitlines()
+    headings = [line for line in lines if line.startswith("##")]
+    assert headings == ["## Several at once", "## Deleted since"]
+    assert lines[-1].startswith("| shoelaces |"), "no mechanism any more"
     known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
     (row,) = [line for line in lines if line.startswith("| sibling choices |")]
     assert f"{known['sibling choices'].decides} | `policy/tree_growth.py` | +22.47" in row
