@@ -1,13 +1,15 @@
 """What each mechanism of the controller gains: `auto` on recorded texts without it, by replay.py's clock.
 
-    python benchmarks/ablation.py [--off NAME,NAME+NAME,…] [--pairs-of NAMES] [--limit N] [--seeds N] [--list]
+    python benchmarks/ablation.py [--off NAME,NAME+NAME,…] [--pairs-of NAMES] [--limit N] [--seeds N]
+        [--mixed] [--list]
 
 Runs `auto` over the texts of replay.py with everything on, then with each mechanism of ablation_mechanisms.py
 off (or those of --off, several at once with a +, "" for none; or all pairs of --pairs-of), and prints how
 much faster `auto` is with it, in percent of the geometric mean over workloads and temperatures. The first run
-computes most of the draft model's rows (memoized_rows.py); each further one takes seconds to minutes. Runs
-that the file --runs has of the same code and the same texts are not repeated, so that several processes can
-share the work.
+computes most of the draft model's rows (memoized_rows.py), 49,000 for the 288 texts of the defaults, in some
+minutes; each further one takes half a minute and 10 ms for each row that only its drafts ask for, mostly some
+hundred. Runs that the file --runs has of the same code and the same texts are not repeated, so that several
+processes can share the work.
 
 Not shown: what looking up and planning save or take, which are free by this clock, and what only a machine's
 changing speed or several requests at once call for.
@@ -42,7 +44,7 @@ from outrider.config.speculative import AutoConfig
 from outrider.engines.base import VocabSubsetModel
 from outrider.models.source import ModelSource
 from outrider.pipeline import load_native
-from replay import RESULTS, Clock, Stage, Text, Timed, add_text_options, text_settings, texts_of
+from replay import RESULTS, Clock, Stage, Text, Timed, add_text_options, in_order, text_settings, texts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 # What decides on a run, besides the texts and the models.
@@ -145,11 +147,13 @@ def extremes(row: Mapping[str, Any]) -> list[tuple[float, str]]:
 
 
 def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
-    """The table in Markdown: each mechanism, then the runs without several."""
+    """The table in Markdown: each mechanism, then the runs without several, and what is no mechanism any
+    more."""
     rows = document["off"]
     known = {mechanism.name: mechanism for mechanism in mechanisms}
     lines = [["mechanism", "what it decides", "file", "gain %", "±", "least", "most"]]
     several = [["mechanisms", "gain %", "±", "least", "most"]]
+    deleted = [["mechanism", "gain %", "±", "least", "most"]]
     for name, row in rows.items():
         numbers = [f"{row['gain']:+.2f}", f"{row['error']:.2f}"]
         numbers += [f"{workload} {gain:+.1f}" for gain, workload in extremes(row)]
@@ -157,7 +161,7 @@ def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
             files = ", ".join(f"`{file}`" for file in mechanism.file.split(", "))
             lines.append([name, mechanism.decides, files, *numbers])
         else:
-            several.append([name, *numbers])
+            (several if JOINT in name else deleted).append([name, *numbers])
     count = f"{document['seeds']} texts of each" if document["seeds"] > 1 else "one text of each"
     found = [
         "# What each mechanism of the controller gains",
@@ -176,6 +180,8 @@ def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
         found.append(markdown_table(lines))
     if len(several) > 1:
         found += ["## Several at once", markdown_table(several)]
+    if len(deleted) > 1:
+        found += ["## Deleted since", markdown_table(deleted)]
     return "\n\n".join(found) + "\n"
 
 
@@ -199,8 +205,8 @@ class Replays:
     """Runs with one draft model. It computes with one thread: its passes are few, and several processes may
     share the work."""
 
-    def __init__(self, target: str, draft: str, folder: Path) -> None:
-        self._target, self._draft, self._folder = target, draft, folder
+    def __init__(self, target: str, draft: str, folder: Path, most: int) -> None:
+        self._target, self._draft, self._folder, self._most = target, draft, folder, most
         self._store: RowStore | None = None
 
     def _load(self, source: ModelSource, threads: int | None, clock: Clock) -> Timed:
@@ -213,8 +219,12 @@ class Replays:
     def run(self, without: Sequence[Mechanism], texts: Sequence[Text]) -> Speedups:
         """`auto` without some mechanisms on all texts, in order: it learns from one to the next."""
         with off(without):
-            stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, self._load)
-            found = {key(text): stage.speedup("auto", text) for text in texts}
+            stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, self._load, most=self._most)
+            found = {}
+            for text in texts:
+                if self._store is not None:
+                    self._store.begin(key(text), text.prompt, text.output)
+                found[key(text)] = stage.speedup("auto", text)
         if self._store is not None:
             self._store.save()
         return found
@@ -227,7 +237,7 @@ class Replays:
         """Raises SystemExit where the real draft model makes another speed-up than the memoized one."""
         for _ in range(2):  # the second from stored rows alone
             memoized = self.run((), texts)
-        stage = Stage(self._target, {"auto": AutoConfig(self._draft)})
+        stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, most=self._most)
         for text in texts:
             name, real = key(text), stage.speedup("auto", text)
             if memoized[name] != real:
@@ -257,6 +267,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--check", type=int, default=0, metavar="N", help="compare N texts with the real model"
     )
+    parser.add_argument("--mixed", action="store_true", help="the texts of all workloads in a shuffled order")
     add_text_options(parser)
     parser.set_defaults(limit=8, seeds=5)
     parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
@@ -286,8 +297,9 @@ def main() -> int:
         return 1
     target, draft = map(str, pair)
     texts = texts_of(args.texts, target, args)
-    texts.sort(key=lambda text: text.temperature)  # as replay.py runs them
-    replays = Replays(target, draft, args.rows)
+    kinds = itertools.product(args.temps, args.workloads)
+    texts = in_order(texts, kinds, mixed=args.mixed)  # as replay.py runs them
+    replays = Replays(target, draft, args.rows, args.n)
     if args.check:
         replays.check(texts[:: max(1, len(texts) // args.check)][: args.check])
     known = {mechanism.name: mechanism for mechanism in MECHANISMS}

@@ -17,7 +17,7 @@ from typing import Any
 import replay
 from outrider import drafting
 from outrider.drafters import auto as auto_drafter
-from outrider.drafters import confidence, draft_model, suffix
+from outrider.drafters import draft_model, suffix
 from outrider.drafters.copy_tracker import CopyTracker
 from outrider.drafters.draft_context import DraftContext
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -26,7 +26,6 @@ from outrider.policy import draft_model as draft_model_policy
 from outrider.policy import tree
 from outrider.policy.acceptance_rates import RequestRates
 from outrider.policy.draft_model import DraftModelSource
-from outrider.policy.last_draft import LastDraft
 from outrider.policy.output_lengths import OutputLengths
 from outrider.policy.planner import Planner
 from outrider.policy.token_rate import TokenRate
@@ -242,6 +241,12 @@ PREFILLING = (
         switches=(gives(OutputLengths, "pays", True),),
     ),
     Mechanism(
+        "shortest outputs",
+        "a prefill waits for the first four tokens while such short outputs are not rare; off: it does not",
+        LENGTHS,
+        {"shortest_risk": math.inf},
+    ),
+    Mechanism(
         "prefill spread over the output",
         "a prefill is paid off over up to 32 steps to come; off: in one",
         MODEL,
@@ -281,12 +286,6 @@ DRAFTING = (
         switches=(gives(DraftModelSource, "lookahead_length", 0),),
     ),
     Mechanism(
-        "lookahead: rest of the last draft",
-        "what the last draft had after the token that was wrong is expected again",
-        LOOKAHEAD,
-        switches=(gives(LastDraft, "after", []),),
-    ),
-    Mechanism(
         "lookahead: new lookups",
         "outside the lookup's tree, a lookup at each node of the draft",
         LOOKAHEAD,
@@ -309,12 +308,6 @@ DRAFTING = (
         "the draft model stops and branches by its confidence; off: a planned number of tokens",
         MODEL,
         switches=(Switch(DraftModelSource, "__init__", _not_confident),),
-    ),
-    Mechanism(
-        "confidence formula",
-        "scale 1.5 and offset 0.17 of a margin's confidence; off: 1 and 0",
-        "drafters/confidence.py",
-        switches=(is_set(confidence, "MARGIN_SCALE", 1.0), is_set(confidence, "MARGIN_OFFSET", 0.0)),
     ),
     Mechanism(
         "vocabulary subset",

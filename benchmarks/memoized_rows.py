@@ -1,8 +1,8 @@
 """A draft model that computes no row of logits twice: a row depends only on the tokens up to it, bit for bit.
 
 `MemoizedModel` takes the place of `replay.Timed`. Its passes take as long by the replay's clock, but it looks
-up each row by the tokens that lead to it, and asks the real model only for rows that are not known. Replaying
-the same texts with another controller then takes a small part of the time.
+up each row by the tokens that lead to it, and asks the real model only for rows that are not known; those
+along a text at once. Replaying the same texts with another controller then takes a small part of the time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ STORED_DEEPER = 8192  # the same of rows whose likeliest tokens are outside the 
 MIN_P_MARGIN = 2.2  # logits below the best that min_p (0.05) leaves at temperatures up to 0.7
 CHOICES = 3  # tokens that are sampled from a row, each without the ones before
 TOP_K = 40
-MAX_PREFIXES = 64  # caches of the real model, so that no prompt is processed twice
-SPARE_POSITIONS = 320  # of these caches, beyond what the first request for one needs
+MAX_TEXTS = 512  # texts whose caches of the real model are kept, so that none is processed twice
+SPARE_POSITIONS = 64  # of these caches, beyond what the first pass needs: for drafts
+ROWS_AT_ONCE = 64  # of a text
 
 Mask = npt.NDArray[np.bool_]
 
@@ -49,6 +50,10 @@ class TokenCache:
             above = first + parent if parent >= 0 else first - 1
             self.keys.append(hash((self.keys[above] if above >= 0 else 0, token)))
             self.tokens.append(token)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Tokens that follow one another."""
+        self.add(tokens, range(-1, len(tokens) - 1))
 
     def truncate(self, length: int) -> None:
         del self.tokens[length:], self.keys[length:]
@@ -80,7 +85,7 @@ def complete(values: FloatArray, floor: float) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class _Prefix:
+class _Computed:
     """A cache of the real model with `capacity` positions, and the tokens that it holds."""
 
     cache: Cache
@@ -108,7 +113,8 @@ class RowStore:
         self.inner = inner
         self.computed = self.found = 0
         self._rows: dict[int, IntArray] = {}
-        self._prefixes: list[_Prefix] = []  # the last used one at the end
+        self._caches: dict[str, _Computed] = {}  # by text, the last used one at the end
+        self._text = ""
         self._unsaved: list[IntArray] = []
         self._file: Path | None = None
         if folder is not None:
@@ -155,44 +161,58 @@ class RowStore:
         self.found += 1
         return True
 
+    def begin(self, name: str, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """What follows concerns this text. The rows of its output are computed together where they are not
+        known: nearly all of them are asked for, and a pass over many tokens takes far less time for each."""
+        self._text = name
+        path = TokenCache(len(prompt) + len(output))
+        path.extend([*prompt, *output[:-1]])
+        first = len(prompt) - 1
+        for start in range(first, len(path.tokens), ROWS_AT_ONCE):
+            tokens, keys = (each[start : start + ROWS_AT_ONCE] for each in (path.tokens, path.keys))
+            missing = [i for i, key in enumerate(keys) if key not in self._rows]
+            if missing:
+                parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+                item = ForwardItem(path, np.array(tokens, np.int32), parents, np.array(missing, np.int32))
+                self.compute(path.tokens[:start], item, missing, [keys[i] for i in missing])
+
     def compute(
         self, before: Sequence[int], item: ForwardItem, nodes: Sequence[int], keys: Sequence[int]
     ) -> None:
         """Compute the rows of these nodes of an item whose cache holds the tokens `before`."""
-        prefix, common = self._prefix_for(before, len(before) + len(item.tokens))
-        prefix.cache.truncate(common)
+        computed = self._cache_for(len(before) + len(item.tokens))
+        common = _common_length(computed.tokens, before)
+        computed.cache.truncate(common)
         missing = list(before[common:])
         tokens = np.array([*missing, *item.tokens.tolist()], np.int32)
         chain = range(-1, len(missing) - 1)
         parents = [parent + len(missing) for parent in item.parents.tolist()]
         rows = np.array([node + len(missing) for node in nodes], np.int32)
         above = np.array([*chain, *parents], np.int32)
-        (logits,) = self.inner.forward([ForwardItem(prefix.cache, tokens, above, rows)])
+        (logits,) = self.inner.forward([ForwardItem(computed.cache, tokens, above, rows)])
         straight = 0
         while straight < len(parents) and item.parents[straight] == straight - 1:
             straight += 1
-        prefix.tokens = [*before, *item.tokens.tolist()[:straight]]
-        prefix.cache.truncate(len(prefix.tokens))
+        computed.tokens = [*before, *item.tokens.tolist()[:straight]]
+        computed.cache.truncate(len(computed.tokens))
         for key, row in zip(keys, logits, strict=True):
             known = len(self._rows.get(key, ())) // 2  # not enough of it, if anything
             count = STORED if not known else STORED_DEEPER if known < STORED_DEEPER else len(row)
             self._store(key, likeliest(row, count))
         self.computed += len(nodes)
 
-    def _prefix_for(self, before: Sequence[int], size: int) -> tuple[_Prefix, int]:
-        """The cache for `size` tokens that holds most of these from the first on, and how many it holds."""
-        found = [(_common_length(prefix.tokens, before), i) for i, prefix in enumerate(self._prefixes)]
-        fitting = (each for each in found if self._prefixes[each[1]].capacity >= size)
-        common, i = max(fitting, default=(0, -1))
-        if 2 * common > len(before):
-            prefix = self._prefixes.pop(i)
-        else:  # another prompt
-            if len(self._prefixes) >= MAX_PREFIXES:
-                self._prefixes.pop(0).cache.close()
+    def _cache_for(self, size: int) -> _Computed:
+        """This text's cache, for `size` tokens."""
+        computed = self._caches.pop(self._text, None)
+        if computed is None or computed.capacity < size:
+            if computed is not None:
+                computed.cache.close()
+            elif len(self._caches) >= MAX_TEXTS:
+                self._caches.pop(next(iter(self._caches))).cache.close()
             capacity = size + SPARE_POSITIONS
-            prefix, common = _Prefix(self.inner.new_cache(capacity), capacity), 0
-        self._prefixes.append(prefix)
-        return prefix, common
+            computed = _Computed(self.inner.new_cache(capacity), capacity)
+        self._caches[self._text] = computed
+        return computed
 
     def _store(self, key: int, row: IntArray) -> None:
         self._rows[key] = row

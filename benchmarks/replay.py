@@ -67,6 +67,7 @@ COSTS = {
     "draft": dict(enumerate((3.85, 3.95, 4.15, 4.3, 4.5, 4.9, 5.4, 5.9, 6.3, 6.8), start=1))
     | {11: 7.9, 12: 8.4, 16: 10.5, 20: 12.8, 24: 15.5, 28: 17.7, 32: 19.9},
 }
+MOST_TOKENS = 256
 STORED_AT_ONCE = 16  # texts that are lost when the process ends early, at most
 RIVAL = 0.04  # probability of each other token / the likeliest token's: below min_p, so none is sampled
 
@@ -274,6 +275,7 @@ class Stage:
     """All methods on one replayed target.
 
     load_draft: gives the draft model; its passes take what they are said to cost.
+    most:       tokens that a text may have. The controller knows this, and not where a text ends by itself.
     """
 
     def __init__(
@@ -281,8 +283,10 @@ class Stage:
         target: str,
         choices: Mapping[str, SpeculativeConfig],
         load_draft: Callable[[ModelSource, int | None, Clock], Timed] = load_timed,
+        *,
+        most: int = MOST_TOKENS,
     ) -> None:
-        self._clock = Clock()
+        self._clock, self._most = Clock(), most
         models: list[Replay] = []
 
         def load(source: ModelSource, threads: int | None) -> LanguageModel:
@@ -297,7 +301,7 @@ class Stage:
 
         config = EngineConfig(target, max_num_seqs=1)
         pipelines = build_all(config, list(choices.values()), load, costs=costs, clock=self._clock)
-        self._target = models[0]
+        self._target, self._ends = models[0], pipelines[0].tokenizer.eos_ids
         self._llms = {
             name: LLM.from_pipeline(replace(pipeline, rows=native_rows()), shared=False)
             for name, pipeline in zip(choices, pipelines, strict=True)
@@ -308,7 +312,8 @@ class Stage:
         the text changes."""
         self._target.text = [*text.prompt, *text.output]
         self._target.certain = dict(enumerate(text.certain, start=len(text.prompt)))
-        params = replace(PLAIN, temperature=text.temperature, max_tokens=len(text.output), seed=text.seed)
+        most = max(self._most, len(text.output)) if text.output[-1] in self._ends else len(text.output)
+        params = replace(PLAIN, temperature=text.temperature, max_tokens=most, seed=text.seed)
         began, self._target.prefill_seconds = self._clock(), 0.0
         (out,) = self._llms[method].generate({"prompt_token_ids": text.prompt}, params)
         if list(out.outputs[0].token_ids) != text.output:
@@ -340,7 +345,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=at_least_one, default=1, help="texts of each prompt above temperature 0"
     )
-    parser.add_argument("-n", type=at_least_one, default=256, help="most tokens of a text")
+    parser.add_argument("-n", type=at_least_one, default=MOST_TOKENS, help="most tokens of a text")
     parser.add_argument("--behind", type=int, default=0, help="other prompts before each")
     parser.add_argument("--texts", type=Path, default=Path.home() / ".cache/outrider/replay_texts.json")
 
@@ -418,7 +423,7 @@ def main() -> int:
         loaded[:] = [loaded[0].on(clock) if loaded else load_timed(source, threads, clock)]
         return loaded[0]
 
-    stage = Stage(target, asked, load_once)
+    stage = Stage(target, asked, load_once, most=args.n)
     found: dict[tuple[float, str], dict[str, list[float]]] = {
         (temperature, workload): {method: [] for method in args.methods}
         for temperature in args.temps
@@ -426,7 +431,7 @@ def main() -> int:
     }
     for at, text in enumerate(in_order(texts, found, mixed=args.mixed)):
         if args.cold and at:
-            stage = Stage(target, asked, load_once)
+            stage = Stage(target, asked, load_once, most=args.n)
         for method in args.methods:
             found[text.temperature, text.workload][method].append(stage.speedup(method, text))
         print(f"{at + 1} of {len(texts)}: {text.id}, T {text.temperature:g}", file=sys.stderr)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.decoding.types import FloatArray, IntArray
-from outrider.drafters import confidence
+from outrider.drafters import auto
 from outrider.engines.base import ForwardItem
 from outrider.policy.cost_model import CostModel
 from outrider.policy.planner import Planner
@@ -89,18 +89,19 @@ def test_request_odds_that_are_off_leave_nothing_known_of_a_request(ablation: An
 
 def test_several_are_off_at_once_and_an_error_leaves_all_on(ablation: Any) -> None:
     known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
-    scale, planner = confidence.MARGIN_SCALE, drafting.Planner
-    several = [known[n] for n in ("deferred draft prefill", "sibling choices", "confidence formula")]
+    budget, planner = auto.PREFILL_BUDGET_SINGLE, drafting.Planner
+    several = [known[n] for n in ("deferred draft prefill", "sibling choices", "prefill in parts")]
 
     def fail() -> None:
         with ablation.off(several):
             tuning = drafting.Planner().tuning
-            assert (tuning.prefill_max_wait, tuning.max_siblings, confidence.MARGIN_SCALE) == (0.0, 1, 1.0)
+            assert (tuning.prefill_max_wait, tuning.max_siblings) == (0.0, 1)
+            assert budget < auto.PREFILL_BUDGET_SINGLE
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    assert (scale, planner) == (confidence.MARGIN_SCALE, drafting.Planner)
+    assert (budget, planner) == (auto.PREFILL_BUDGET_SINGLE, drafting.Planner)
     assert drafting.Planner().tuning == DEFAULT
 
 
@@ -121,12 +122,16 @@ def test_a_run_over_other_texts_is_left_out_of_the_tables(ablation: Any) -> None
     on = {"chat 0 a 0": 1.0, "edit 0 c 0": 3.0}
     both = "sibling choices + exploration"
     runs = {ablation.EVERYTHING: on, both: on, "sibling choices": {**on, "edit 0 c 0": 2.0}, "lookups": {}}
+    runs["shoelaces"] = {**on, "edit 0 c 0": 2.5}
     document = {"limit": 1, "seeds": 1, "everything_on": 1.0, "off": ablation.gains(runs)}
-    assert list(document["off"]) == ["sibling choices", both], "highest gains first"
+    assert list(document["off"]) == ["sibling choices", "shoelaces", both], "highest gains first"
     for text in (ablation.table(document), ablation.page(document, ablation.MECHANISMS)):
         assert text.count(both) == 1
         assert "lookups" not in text.replace("`", "")
     lines = ablation.page(document, ablation.MECHANISMS).splitlines()
+    headings = [line for line in lines if line.startswith("##")]
+    assert headings == ["## Several at once", "## Deleted since"]
+    assert lines[-1].startswith("| shoelaces |"), "no mechanism any more"
     known = {mechanism.name: mechanism for mechanism in ablation.MECHANISMS}
     (row,) = [line for line in lines if line.startswith("| sibling choices |")]
     assert f"{known['sibling choices'].decides} | `policy/tree_growth.py` | +22.47" in row
@@ -170,6 +175,31 @@ def test_rows_are_those_of_the_model_and_computed_once(memoized: Any, tmp_path: 
     (rows,) = again.forward_subset([item(again.new_cache(8), [1, 2, 3])], subset)
     assert not np.isfinite(rows[:, :10]).any()
     assert not np.isfinite(rows[:, 50:]).any()
+
+
+def test_the_rows_of_a_text_are_computed_together(memoized: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memoized, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(memoized, "MAX_TEXTS", 2)
+    inner: Any = CountingModel(60, seed=3)
+    store = memoized.RowStore(inner)
+    model = memoized.MemoizedModel(store, COSTS, script("replay").Clock())
+    prompt, output = [1, 2, 3], [4, 5, 6, 7, 8]
+    store.begin("a", prompt, output)
+    assert (inner.passes, store.computed) == (2, 5), "no row after the last token"
+    expected = ToyModel.forward(inner, [item(inner.new_cache(8), [*prompt, *output[:-1]])])[0]
+    cache, passes = model.new_cache(8), inner.passes
+    for i, tokens in enumerate([prompt, *([token] for token in output[:-1])]):
+        (rows,) = model.forward([item(cache, tokens)])
+        stored = np.isfinite(rows[-1])
+        np.testing.assert_array_equal(rows[-1][stored], expected[i + 2][stored])
+    assert inner.passes == passes + 1, "rows of the prompt"
+    for name in ("b", "c", "d"):  # others with the same beginning, and a cache that is made again
+        store.begin(name, prompt, [4, 5, 9])
+    store.begin("a", prompt, output)
+    assert store.computed == 5 + 2
+    (row,) = model.forward([item(cache, [11])])
+    expected = ToyModel.forward(inner, [item(inner.new_cache(9), [*prompt, *output[:-1], 11])])[0]
+    np.testing.assert_array_equal(row[-1][np.isfinite(row[-1])], expected[-1][np.isfinite(row[-1])])
 
 
 def test_a_row_whose_likeliest_are_left_out_is_computed_again_whole(memoized: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.bench import workloads
-from outrider.config.speculative import DraftModelConfig
+from outrider.config.speculative import DraftModelConfig, NgramConfig
 from outrider.decoding.events import TokenEvent
 from outrider.decoding.loop import StepLoop
 from outrider.decoding.request import Request
@@ -86,6 +86,26 @@ def test_a_draft_prefill_in_the_first_step_is_charged(replay: Any, tmp_path: Pat
         lost.append(plain / stage.speedup("draft", text))
         prefill.append(replay.curve(costs).seconds(len(text.prompt)))
     assert lost[1] - lost[0] == pytest.approx(prefill[1] - prefill[0])
+
+
+def test_the_controller_does_not_know_where_a_text_ends_by_itself(
+    replay: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tiny_gguf(tmp_path / "model.gguf"))
+    allowed: list[int | None] = []
+
+    def note(self: StepLoop, request: Request) -> None:
+        allowed.append(request.params.max_tokens)
+        add(self, request)
+
+    add = StepLoop.add
+    monkeypatch.setattr(StepLoop, "add", note)
+    stage = replay.Stage(path, {"ngram": NgramConfig(num_speculative_tokens=2)}, most=48)
+    end = min(stage._ends)
+    for output in ([60, 61, 62], [60, 61, end], [60] * 47 + [end], [60] * 99 + [end]):
+        text = replay.Text("edit", "a", 0.0, 0, "", list(range(10, 50)), output, [1.0] * len(output))
+        stage.speedup("ngram", text)
+    assert allowed == [3, 48, 48, 100]
 
 
 def test_other_prompts_are_put_before_each(replay: Any) -> None:

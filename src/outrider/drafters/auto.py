@@ -222,7 +222,7 @@ class _Step:
         found: list[ModelDraft | None] = []
         for (job, _, _), guide, lookahead, draft in zip(drawn, guides, lookaheads, drafts, strict=True):
             if lookahead is not None:
-                job.state.last_drafts[source] = lookahead.learn(draft)
+                lookahead.learn(draft)
             if not len(draft):
                 found.append(None)
                 continue
@@ -244,7 +244,6 @@ class _Step:
                     plan.offered,
                     partial(lookup.likely_path, job.request_id),
                     job.context,
-                    last=job.state.last_drafts.get(source),
                     sharers=sharers,
                 )
         return None

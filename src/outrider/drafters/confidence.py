@@ -10,12 +10,6 @@ from outrider.decoding.sampling.rng import GROUP
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.decoding.types import FloatArray
 from outrider.errors import ConfigError, ModelError
-from outrider.policy.tuning import DEFAULT
-
-# Confidence is 1 - exp(-(margin / MARGIN_SCALE + MARGIN_OFFSET)): about the probability that target and draft
-# draw the same token, as fitted to a 0.5B and a 1.5B model of one family. Calibration corrects it.
-MARGIN_SCALE = DEFAULT.margin_scale
-MARGIN_OFFSET = DEFAULT.margin_offset
 
 
 class SiblingDraws:
@@ -60,8 +54,9 @@ class SiblingDraws:
 
 
 def margin_confidence(margin: float) -> float:
-    """Confidence, 0..1, in a token whose score with noise exceeds that of every other by `margin` >= 0."""
-    return -math.expm1(-margin / MARGIN_SCALE - MARGIN_OFFSET)
+    """Confidence, 0..1, in a token whose score with noise exceeds that of every other by `margin` >= 0:
+    1 - exp(-margin). What it means for a pair of models, calibration learns (`AcceptanceRates`)."""
+    return -math.expm1(-margin)
 
 
 def approximate_probability(row: FloatArray, token: int, temperature: float) -> float:

@@ -1,8 +1,7 @@
 """Lookahead: what a draft model is expected to draw, so that it need not take a pass for every token.
 
 Drafting is decoding too, and can be speculated on in the same way (cascade drafting: Chen et al. 2023,
-"Cascade Speculative Drafting"). A lookup predicts what the draft model draws; so does the rest of its last
-draft, where the target put another token in place of one of it and the text goes on as drafted.
+"Cascade Speculative Drafting"). A lookup predicts what the draft model draws.
 """
 
 from __future__ import annotations
@@ -13,25 +12,23 @@ from typing import TypeAlias
 from outrider.decoding.context import TokenContext
 from outrider.decoding.types import Draft
 from outrider.policy.draft_model import DraftModelSource
-from outrider.policy.last_draft import LastDraft
 from outrider.policy.request_state import RequestState
 from outrider.policy.tree import ROOT, OfferedTree
 from outrider.policy.tuning import DEFAULT
 
-MAX_TOKENS, LAST_DRAFT_CONFIDENCE = DEFAULT.lookahead_tokens, DEFAULT.last_draft_confidence
+MAX_TOKENS = DEFAULT.lookahead_tokens
 
 Follow: TypeAlias = Callable[[TokenContext, int], tuple[list[int], list[float]]]
 """(tokens, each one's probability given those before) that a lookup expects after a context."""
 
 
 class DraftLookahead:
-    """Predicts what a draft model draws for one request in one step: what `offered` has; where the
-    draft leaves that tree, a new lookup; and where lookups find nothing of use, the rest of the last draft.
-    Called with the context of the node to draw from, it gives the tokens worth feeding.
+    """Predicts what a draft model draws for one request in one step: what `offered` has, and a new lookup
+    where the draft leaves that tree. Called with the context of the node to draw from, it gives the tokens
+    worth feeding.
 
     follow:  looks up what may come after a context.
     start:   where the draft starts.
-    last:    the draft model's last draft for this request.
     sharers: requests that are drafted for in the same passes.
     """
 
@@ -43,12 +40,10 @@ class DraftLookahead:
         follow: Follow,
         start: TokenContext,
         *,
-        last: LastDraft | None,
         sharers: int,
     ) -> None:
         self._source, self._state, self._offered, self._follow = source, state, offered, follow
-        self._last, self._sharers = last, sharers
-        self._start = start
+        self._start, self._sharers = start, sharers
         self._nodes, self._first = _children(offered.parents, offered.tokens)
         # Predictions: after which drawn tokens, the tokens, and the confidence in each.
         self._predicted: list[tuple[Sequence[int], list[int], list[float]]] = []
@@ -58,9 +53,6 @@ class DraftLookahead:
         tokens, confidence = self._in_the_tree(drawn)
         if not tokens:
             tokens, confidence = self._follow(context, MAX_TOKENS)
-        if self._last is not None and (not tokens or confidence[0] < LAST_DRAFT_CONFIDENCE):
-            rest = self._last.after(context, MAX_TOKENS)
-            tokens, confidence = (rest, [LAST_DRAFT_CONFIDENCE] * len(rest)) if rest else (tokens, confidence)
         state, step = self._state.models[self._source.name], self._state.step
         assert step is not None
         count = self._source.lookahead_length(state, confidence, self._sharers, step)
@@ -79,9 +71,8 @@ class DraftLookahead:
             confidence.append(offered.confidence[node])
         return tokens, confidence
 
-    def learn(self, draft: Draft) -> LastDraft:
-        """Learn which predictions the draft model confirmed, as far as it drew. Returns the draft's likeliest
-        row."""
+    def learn(self, draft: Draft) -> None:
+        """Learn which predictions the draft model confirmed, as far as it drew."""
         drawn = draft.tokens.tolist()
         nodes, first = _children(draft.parents.tolist(), drawn)
         state = self._state.models[self._source.name]
@@ -96,12 +87,6 @@ class DraftLookahead:
                 self._source.observe_lookahead(state, rank, stated, drawn[at] == token)
                 if drawn[at] != token:
                     break
-        row: list[int] = []
-        at = first.get(ROOT, -1)
-        while at >= 0:
-            row.append(drawn[at])
-            at = first.get(at, -1)
-        return LastDraft(self._start.position, row)
 
 
 def _children(

@@ -3,20 +3,31 @@
 Many answers are short, and what a draft model's prefill takes is lost in them; in long ones every step of
 waiting loses a little. Of a text's length nothing is known at first, not even its scale, so that it is taken
 for log-uniform; lengths of earlier outputs count as they come.
+
+Labels, names and numbers end after a token or a few. A prefill would double their time, and a few tokens of
+waiting are little of a longer output: so nothing is invested in the first tokens until earlier outputs have
+shown that such short ones are rare.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
+from itertools import pairwise
 
 from outrider.policy.tuning import DEFAULT, Tuning
 
-BUCKETS = 22  # half octaves: 1 to 2048 tokens
-LATER = (1, 2, 4, 8, 16, 32, 64)  # tokens from now at which the investment could be made instead
+# The shortest output of each bucket: each length of a few tokens, then quarters of octaves, then halves.
+QUARTERS = (8, 10, 12, 14, 16, 19, 23, 27, 32, 38, 45, 54)
+FIRST = (*range(1, 8), *QUARTERS, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448)
+END = 2049  # what is longer counts to the last bucket
+BUCKETS = tuple(pairwise((*FIRST, END)))
+LENGTHS = tuple(math.sqrt(low * (high - 1)) for low, high in BUCKETS)  # what stands for each
+LATER = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # tokens from now at which the investment could be made instead
 
 
 def bucket_of(length: int) -> int:
-    return min(BUCKETS - 1, int(2.0 * math.log2(max(1, length))))
+    return bisect.bisect_right(FIRST, max(1, length)) - 1
 
 
 class OutputLengths:
@@ -24,14 +35,20 @@ class OutputLengths:
 
     def __init__(self, tuning: Tuning = DEFAULT) -> None:
         self._tuning = tuning
-        self._weights = [tuning.length_prior_weight / BUCKETS] * BUCKETS
-        self._prior = tuple(self._weights)
+        scale = tuning.length_prior_weight / math.log(END)
+        self._prior = tuple(scale * math.log(high / low) for low, high in BUCKETS)
+        self._weights = list(self._prior)
 
     def observe(self, length: int) -> None:
         """An output has ended after so many tokens."""
         decay, prior = self._tuning.length_decay, self._prior
         self._weights = [p + decay * (w - p) for w, p in zip(self._weights, prior, strict=True)]
         self._weights[bucket_of(length)] += 1.0
+
+    def risk(self, tokens: int, price: float) -> float:
+        """Tokens that are expected to be lost if an output that has so many is one of the shortest."""
+        likely = sum(self._weights[tokens : self._tuning.shortest_outputs])
+        return price * likely / sum(self._weights[bucket_of(tokens + 1) :])
 
     def pays(self, tokens: int, left: int, price: float, gain: float) -> bool:
         """Whether to invest now rather than later or never.
@@ -45,11 +62,11 @@ class OutputLengths:
         """
         if price <= 0.0:
             return True
-        if gain <= 0.0:
+        if gain <= 0.0 or self.risk(tokens, price) > self._tuning.shortest_risk:
             return False
         rate, rest = 1.0 / (1.0 + gain), []
-        for bucket in range(bucket_of(tokens + 1), BUCKETS):
-            length = min(max(2.0 ** (0.5 * bucket + 0.25), tokens + 1.0), float(tokens + left + 1))
+        for bucket in range(bucket_of(tokens + 1), len(BUCKETS)):
+            length = min(max(LENGTHS[bucket], tokens + 1.0), float(tokens + left + 1))
             rest.append((self._weights[bucket], length))
 
         def loss(start: int) -> float:

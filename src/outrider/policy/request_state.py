@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from outrider.policy.draft_model import DraftModelState
 from outrider.policy.exploration import ProbeSchedule
-from outrider.policy.last_draft import LastDraft
 from outrider.policy.lookup import LookupState
 from outrider.policy.lookup_backoff import BackoffState
 from outrider.policy.report import Account, Off
@@ -18,7 +17,6 @@ class RequestState:
     account:     what its steps did.
     backoff:     when it goes without lookups.
     lookups, models: what each source knows of it, by the drafter's name; filled at its first step.
-    last_drafts: the last draft of each draft model, which may predict the next one.
 
     Of the current step:
     step:        what is known of it; None before the first.
@@ -32,7 +30,7 @@ class RequestState:
     """
 
     __slots__ = (
-        *("account", "backoff", "expected", "last_drafts", "lookups", "models", "off"),
+        *("account", "backoff", "expected", "lookups", "models", "off"),
         *("probe_price", "proposed", "step", "tokens_left", "tree", "tree_source"),
     )
 
@@ -40,7 +38,6 @@ class RequestState:
         self.account, self.backoff = Account(), BackoffState()
         self.lookups: dict[str, LookupState] = {}
         self.models: dict[str, DraftModelState] = {}
-        self.last_drafts: dict[str, LastDraft] = {}
         self.step: StepContext | None = None
         self.tree: list[Node] = []
         self.tree_source: str | None = None

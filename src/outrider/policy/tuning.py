@@ -4,8 +4,8 @@ None of them changes a text; they decide speed only. Probabilities and shares ar
 evidence where a weight is meant, and a decay is the factor on older evidence for each further unit.
 
 Where the numbers came from: what each mechanism gains as a whole is in benchmarks/results/ablation.md,
-written by `python benchmarks/ablation.py --seeds 1`. A number with a percentage in its note is a mechanism of
-that table. The others were chosen by hand, by the geometric mean that `python benchmarks/replay.py` gives for
+written by `python benchmarks/ablation.py`. A number with a percentage in its note is a mechanism of that
+table. The others were chosen by hand, by the geometric mean that `python benchmarks/replay.py` gives for
 the built-in prompts; `benchmarks/never_slower.py` holds the result against every fixed setting in real time.
 """
 
@@ -118,8 +118,12 @@ class Tuning:
     """Most that a prefill waits for, in its own prices."""
     length_prior_weight: float = 3.0
     """Outputs of unknown length that count before anything is known (output_lengths.py)."""
-    length_decay: float = 0.9
+    length_decay: float = 0.95
     """Of the evidence for lengths, for each output."""
+    shortest_outputs: int = 4
+    """Tokens: outputs of at most so many have ended before a draft model's prefill pays."""
+    shortest_risk: float = 0.05
+    """Tokens, expected to be lost to the shortest outputs, above which a draft prefill waits."""
     prefill_max_steps: float = 14.0
     """Plain steps: a prompt that takes the draft model longer is processed without its middle."""
 
@@ -160,35 +164,29 @@ class Tuning:
     max_siblings: int = 2
     """Children of a node; a third one is hardly ever right."""
 
-    # --- Drafters: the draft model (drafters/auto.py, confidence.py, draft_context.py, vocab_subset.py) ---
+    # --- Drafters: the draft model (drafters/auto.py, draft_context.py, vocab_subset.py) ---
     draft_prefill_budget: int = 32
     """Unprocessed tokens that a draft model may process in a step before it draws, where other requests wait:
     about as long as a pass of the target takes."""
     draft_prefill_budget_single: int = 256
-    """The same for a request that is alone (0.1%)."""
-    margin_scale: float = 1.5
-    """Logits: a lead of so much over the second choice makes a confidence of 1 - 1/e, before the offset …"""
-    margin_offset: float = 0.17
-    """… in units of the scale (0.4% with it): about how often a 0.5B and a 1.5B of one family agree."""
+    """The same for a request that is alone: its steps stay short, which takes under 0.1%."""
     context_head_tokens: int = 16
     """First tokens of a sequence that a draft model always keeps when the middle is left out …"""
     context_tail_tokens: int = 48
     """… and last ones (13% on prompts of 600 to 830 tokens)."""
     copied_tail_tokens: int = 32
-    """Last tokens that it processes of what was copied from earlier in the sequence (0.6%)."""
+    """Last tokens that it processes of what was copied from earlier in the sequence (0.3%)."""
     vocab_subset_divisor: int = 4
-    """The first vocab_size / 4 ids count as frequent (4.7% with the next) …"""
+    """The first vocab_size / 4 ids count as frequent (4.2% with the next) …"""
     vocab_subset_min: int = 24_576
     """… but at least so many: a small output matrix costs little."""
 
     # --- Drafters: lookahead and lookups (lookahead.py, copy_tracker.py, suffix.py, prediction.py,
     # output_pool.py) ---
     lookahead_tokens: int = 7
-    """Most tokens that are predicted at a time (6.0%)."""
-    last_draft_confidence: float = 0.3
-    """Confidence in the rest of the last draft; calibrated by what comes of it (1.0%)."""
+    """Most tokens that are predicted at a time (5.6%)."""
     copy_min_match: int = 12
-    """Matching tokens that make a copy: what new text repeats by chance is seldom as long (1.3%)."""
+    """Matching tokens that make a copy: what new text repeats by chance is seldom as long (0.7%)."""
     copy_max_gap: int = 8
     """Differing tokens in a row, before the copy is given up."""
     copy_gap_decay: float = 0.5

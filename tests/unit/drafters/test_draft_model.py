@@ -605,7 +605,7 @@ def test_the_confidence_is_that_of_sampling_with_the_noise(temperature: float) -
         assert others.confidence(None) == 1.0
         others.restore()
         assert (row == before).all()
-        distance = 1.5 * (-np.log1p(-confidence) - 0.17) * (temperature or 1.0)
+        distance = -np.log1p(-confidence) * (temperature or 1.0)
         for share, same in ((0.99, True), (1.01, False)):
             row[first] = before[first] - share * distance
             assert (sampler.draw(row, row, position) == first) == same

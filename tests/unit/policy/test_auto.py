@@ -141,8 +141,7 @@ def test_catching_up_waits_while_lookups_may_make_it_worthless() -> None:
 
 def test_cheap_catching_up_waits_less_for_its_price() -> None:
     waits = [steps_until_drawn(Lookup(), behind) for behind in (30, 400, 800)]
-    assert waits[0] == 0
-    assert 0 < 3 * waits[1] < waits[2], "twice the price waits more than twice as long"
+    assert waits[0] <= 2 < 2 * waits[1] < waits[2], "twice the price waits more than twice as long"
 
 
 def test_a_draft_model_known_to_be_good_is_caught_up_sooner_and_a_bad_one_later() -> None:

@@ -27,7 +27,7 @@ CASES = int(os.environ.get("OUTRIDER_CASES", "20")) // 2  # for each family
 NEVER_SLOWER, AS_THE_BEST, UNDER_LOAD = 0.98, 0.97, 0.95
 # The loss of a single text, in plain steps: what the draft model's prefill and the first drafts may take in
 # vain. At most, and in the mean of each six texts' worst.
-MOST_LOST, MEAN_LOST_COLD = 12.0, 3.0
+MOST_LOST, MEAN_LOST_COLD = 12.0, 3.5
 BAD = ("useless drafters", "a bad model")  # nobody would choose these; a new process cannot know it
 USEFUL = tuple(name for name in FAMILIES if name not in BAD)
 
@@ -72,7 +72,7 @@ def test_short_texts_in_one_process(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_text_of_a_process(family: str) -> None:
     ratios, lost = [], []
-    for seed in range(CASES):
+    for seed in range(2 * CASES if family in BAD else CASES):
         made = short_case(family, seed)
         seconds = made.each(made.auto)
         ratios += speedups(made, seconds)
@@ -138,11 +138,11 @@ def test_load_that_comes_and_goes(family: str, load: Callable[[int], float], per
 # --- Broken twins: each promise is one that a plausible bug breaks --------------------------------
 
 
-@pytest.mark.parametrize("family", ["useless drafters", "a bad model"])
+@pytest.mark.parametrize("family", BAD)
 def test_a_prefill_that_does_not_wait_is_caught(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OutputLengths, "pays", lambda *_: True)
     eager = replace(DEFAULT, prefill_max_wait=0.0)
-    cases = [short_case(family, seed) for seed in range(CASES)]
+    cases = [short_case(family, seed) for seed in range(2 * CASES)]
     lost = [most_lost(made, made.each(partial(made.auto, tuning=eager))) for made in cases]
     assert np.mean(lost) > MEAN_LOST_COLD
 
