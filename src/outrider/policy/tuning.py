@@ -138,7 +138,7 @@ class Tuning:
     """… up to this probability: a draft model of which nothing is known is judged by `model_start` alone."""
     optimism_weight: float = 0.1
     """Texts that count for the optimistic gain, against those that disappointed."""
-    optimism_usual_rate: float = 0.4
+    optimism_usual_rate: float = 0.2
     """Share of accepted tokens from which on a text is no disappointment; one without any is a whole one."""
     optimism_decay: float = 0.95
     """Of earlier disappointments, for each text."""
