@@ -69,10 +69,15 @@ def draft_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf(tmp_path_factory.mktemp("models") / "draft.gguf", seed=2)
 
 
+def toy_target(source: ModelSource, kind: Callable[..., ToyModel] = ToyModel) -> ToyModel:
+    """A ToyModel, or one of another kind, with the file's sizes."""
+    arch = source.architecture
+    return kind(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+
+
 def load_toy(source: ModelSource, threads: int | None) -> LanguageModel:
     """A ToyModel with the file's sizes; a file called draft… gets a model that resembles the target."""
-    arch = source.architecture
-    target = ToyModel(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+    arch, target = source.architecture, toy_target(source)
     if not source.path.name.startswith("draft"):
         return target
     return ToyModel(

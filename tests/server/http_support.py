@@ -24,7 +24,7 @@ from outrider.server.engine.async_engine import ServerEngine
 from outrider.server.http.app import create_app
 from outrider.server.run import Listening, Server, bind
 from outrider.server.settings import Settings
-from tests.conftest import load_toy
+from tests.conftest import load_toy, toy_target
 from tests.support.toy_model import ToyModel
 
 MODEL = "tiny"
@@ -46,8 +46,7 @@ class SlowToy(ToyModel):
 
 
 def load_slow(source: ModelSource, threads: int | None) -> LanguageModel:
-    arch = source.architecture
-    return SlowToy(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+    return toy_target(source, SlowToy)
 
 
 def toy_pipeline(model: Path, speculative: Any = "none", *, slow: bool = False, **more: Any) -> Pipeline:

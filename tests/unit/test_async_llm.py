@@ -29,6 +29,7 @@ from outrider.engines.base import ForwardItem, LanguageModel
 from outrider.errors import ConfigError, PromptError
 from outrider.models.source import ModelSource
 from outrider.server.engine.async_engine import EngineFailed
+from tests.conftest import toy_target
 from tests.server.http_support import load_slow
 from tests.support.toy_model import ToyModel
 
@@ -87,8 +88,7 @@ class PacedToy(ToyModel):
 @pytest.fixture
 def paced(toy_engine: object, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(source: ModelSource, threads: int | None) -> LanguageModel:
-        arch = source.architecture
-        return PacedToy(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+        return toy_target(source, PacedToy)
 
     monkeypatch.setattr(PacedToy, "loop", None)
     monkeypatch.setattr(pipeline, "load_native", load)

@@ -28,7 +28,7 @@ from outrider.engines.step import CachedStepEngine
 from outrider.models.source import ModelSource
 from outrider.verify import enumeration, identity
 from tests.conformance.test_broken_twins import KeepsTheWrongSlots, PositionsBySlot, SeesSiblings
-from tests.conftest import load_toy
+from tests.conftest import load_toy, toy_target
 from tests.support.toy_model import ToyCache, ToyModel
 
 Patch = pytest.MonkeyPatch
@@ -108,8 +108,7 @@ def loading(kind: Callable[..., ToyModel], monkeypatch: Patch) -> None:
     def load(source: ModelSource, threads: int | None) -> LanguageModel:
         if source.path.name.startswith("draft"):
             return load_toy(source, threads)
-        arch = source.architecture
-        return kind(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+        return toy_target(source, kind)
 
     monkeypatch.setattr(pipeline, "load_native", load)
 
@@ -310,9 +309,8 @@ def test_a_broken_draft_cache_breaks_nothing(verify: Any, draft_file: Path, monk
             return Forgetful(capacity)
 
     def load(source: ModelSource, threads: int | None) -> LanguageModel:
-        arch = source.architecture
         if source.path.name.startswith("draft"):
-            return Draft(arch.vocab_size, arch.max_positions, seed=1, sharpness=3.0, memory=0.2)
+            return toy_target(source, Draft)
         return load_toy(source, threads)
 
     monkeypatch.setattr(pipeline, "load_native", load)
