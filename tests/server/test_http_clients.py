@@ -230,7 +230,7 @@ def test_a_second_signal_ends_at_once(process: Any) -> None:
     time.sleep(0.5)
     assert child.poll() is None, "it waits for the requests"
     child.send_signal(signal.SIGTERM)
-    assert child.wait(4) == 0
+    assert child.wait(30) == 0
     for thread in waiting:
         thread.join(5)
     assert [answer.count("server_stopping") for answer in answers] == [1, 1], answers

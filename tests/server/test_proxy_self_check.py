@@ -31,6 +31,15 @@ def test_a_right_server_passes() -> None:
     assert str(found).startswith("self-check: passed: 672 tokens, ")
 
 
+def test_draws_of_a_check_are_independent() -> None:
+    """Requests of the same seed draw alike, and what one prompt shows by chance the others would show again:
+    z of a right server was 3 in the mean."""
+    with FakeVllm(speculative=NGRAM) as fake:
+        checked(fake)
+        seeds = [fields["seed"] for _, fields, _ in fake.requests if "seed" in fields]
+    assert len(seeds) == len(set(seeds)) == len(self_check.PROMPTS)
+
+
 @pytest.mark.usefixtures("fewer_prompts")
 def test_sampling_that_is_noise_is_found() -> None:
     found = str(outcome("wrong"))

@@ -36,6 +36,8 @@ _PLAIN: dict[str, Any] = {
 }
 # Requests of a round run at the same time, as in a server: what one leaves behind must not be another's.
 _GREEDY = ({"temperature": 0},)
+# "seed" is the first prompt's; each has its own, as draws of the same seed are alike, where the test takes
+# them for independent.
 _DRAWN = ({"temperature": 1}, {"temperature": 0.5}, {"temperature": 0}, {"temperature": 1, "seed": 7})
 _FILTERED = ({"temperature": 0.8, "top_k": LIKELIEST, "top_p": 0.95}, {"temperature": 0.8, "top_k": 5})
 
@@ -121,7 +123,11 @@ class _Checker:
     async def written(self, prompts: Sequence[list[int]], ways: Sequence[dict[str, Any]]) -> list[Position]:
         """What the target says of the texts after the prompts, written in several ways at the same time; all
         together."""
-        jobs = [(prompt, _PLAIN | way) for prompt in prompts for way in ways]
+        jobs = [
+            (prompt, _PLAIN | way | ({"seed": way["seed"] + at} if "seed" in way else {}))
+            for at, prompt in enumerate(prompts)
+            for way in ways
+        ]
         texts = await asyncio.gather(*(self._text(prompt, sampling) for prompt, sampling in jobs))
         scored = await asyncio.gather(
             *(self._scores(job[0], text, job[1]) for job, text in zip(jobs, texts, strict=True))
