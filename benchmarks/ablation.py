@@ -1,7 +1,7 @@
 """What each mechanism of the controller gains: `auto` on recorded texts without it, by replay.py's clock.
 
     python benchmarks/ablation.py [--off NAME,NAME+NAME,…] [--pairs-of NAMES] [--limit N] [--seeds N]
-        [--mixed] [--list]
+        [--mixed] [--no-draft] [--list]
 
 Runs `auto` over the texts of replay.py with everything on, then with each mechanism of ablation_mechanisms.py
 off (or those of --off, several at once with a +, "" for none; or all pairs of --pairs-of), and prints how
@@ -14,7 +14,10 @@ processes can share the work.
 Not shown: what looking up and planning save or take, which are free by this clock, and what only a machine's
 changing speed or several requests at once call for.
 
-Writes results/ablation.json and results/ablation.md; with --page, the latter from the former, without runs.
+--no-draft is the same without a draft model.
+
+Writes results/ablation.json and results/ablation.md (with --no-draft, ablation_no_draft); with --page, the
+latter from the former, without runs.
 """
 
 from __future__ import annotations
@@ -154,7 +157,10 @@ def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
     lines = [["mechanism", "what it decides", "file", "gain %", "±", "least", "most"]]
     several = [["mechanisms", "gain %", "±", "least", "most"]]
     deleted = [["mechanism", "gain %", "±", "least", "most"]]
+    idle = [name for name in known if name in rows and rows[name]["gain"] == rows[name]["error"] == 0.0]
     for name, row in rows.items():
+        if name in idle:
+            continue
         numbers = [f"{row['gain']:+.2f}", f"{row['error']:.2f}"]
         numbers += [f"{workload} {gain:+.1f}" for gain, workload in extremes(row)]
         if (mechanism := known.get(name)) is not None:
@@ -163,11 +169,13 @@ def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
         else:
             (several if JOINT in name else deleted).append([name, *numbers])
     count = f"{document['seeds']} texts of each" if document["seeds"] > 1 else "one text of each"
+    models = "with a draft model" if document["draft"] else "without a draft model"
     found = [
         "# What each mechanism of the controller gains",
-        "Written by `benchmarks/ablation.py`: `auto` on recorded texts, as `benchmarks/replay.py` replays "
-        f"them, without one mechanism at a time. Over the built-in workloads ({document['limit']} prompts of "
-        f"each, {count} at temperatures above 0) it is {document['everything_on']:.3f} times as fast as "
+        f"Written by `benchmarks/ablation.py`: `auto` {models}, on recorded texts as `benchmarks/replay.py` "
+        "replays them, without one mechanism at a time. Over the built-in workloads "
+        f"({document['limit']} prompts of each, {count} at temperatures above 0) it is "
+        f"{document['everything_on']:.3f} times as fast as "
         "plain decoding with everything on. The gain is how much faster it is with the mechanism than "
         "without, in percent of the geometric mean over workloads and temperatures; ± is the "
         "standard error by the spread over texts; then the workloads that gain least and most.",
@@ -178,6 +186,8 @@ def page(document: Mapping[str, Any], mechanisms: Sequence[Mechanism]) -> str:
     ]
     if len(lines) > 1:
         found.append(markdown_table(lines))
+    if idle:
+        found.append(f"Off or on, all texts take the same time: {', '.join(idle)}.")
     if len(several) > 1:
         found += ["## Several at once", markdown_table(several)]
     if len(deleted) > 1:
@@ -202,11 +212,12 @@ def read_runs(place: Path, code: str) -> dict[str, Speedups]:
 
 
 class Replays:
-    """Runs with one draft model. It computes with one thread: its passes are few, and several processes may
-    share the work."""
+    """Runs with one draft model, or none. It computes with one thread: its passes are few, and several
+    processes may share the work."""
 
-    def __init__(self, target: str, draft: str, folder: Path, most: int) -> None:
-        self._target, self._draft, self._folder, self._most = target, draft, folder, most
+    def __init__(self, target: str, draft: str | None, folder: Path, most: int) -> None:
+        self._target, self._folder, self._most = target, folder, most
+        self._choices = {"auto": AutoConfig(draft)}
         self._store: RowStore | None = None
 
     def _load(self, source: ModelSource, threads: int | None, clock: Clock) -> Timed:
@@ -219,7 +230,7 @@ class Replays:
     def run(self, without: Sequence[Mechanism], texts: Sequence[Text]) -> Speedups:
         """`auto` without some mechanisms on all texts, in order: it learns from one to the next."""
         with off(without):
-            stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, self._load, most=self._most)
+            stage = Stage(self._target, self._choices, self._load, most=self._most)
             found = {}
             for text in texts:
                 if self._store is not None:
@@ -237,7 +248,7 @@ class Replays:
         """Raises SystemExit where the real draft model makes another speed-up than the memoized one."""
         for _ in range(2):  # the second from stored rows alone
             memoized = self.run((), texts)
-        stage = Stage(self._target, {"auto": AutoConfig(self._draft)}, most=self._most)
+        stage = Stage(self._target, self._choices, most=self._most)
         for text in texts:
             name, real = key(text), stage.speedup("auto", text)
             if memoized[name] != real:
@@ -262,6 +273,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--off", type=joined, help='instead of each; "" for none')
     parser.add_argument("--pairs-of", type=names, help="run all pairs of these")
+    parser.add_argument("--no-draft", dest="draft", action="store_false", help="lookups alone")
     parser.add_argument("--list", action="store_true", help="say which mechanisms there are")
     parser.add_argument("--page", action="store_true", help="write the page of --json again")
     parser.add_argument(
@@ -273,8 +285,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", type=names, default=list(workloads.BUILT_IN))
     parser.add_argument("--runs", type=Path, default=CACHE / "ablation_runs.jsonl", help="finished runs")
     parser.add_argument("--rows", type=Path, default=CACHE / "ablation_rows", help="the draft model's rows")
-    parser.add_argument("--json", type=Path, default=RESULTS / "ablation.json", help="and the page, as .md")
+    parser.add_argument("--json", type=Path, help="and the page, as .md")
     args = parser.parse_args()
+    if args.json is None:
+        args.json = RESULTS / ("ablation.json" if args.draft else "ablation_no_draft.json")
     known = {mechanism.name for mechanism in MECHANISMS}
     for name in (*(args.off or ()), *(args.pairs_of or ())):
         if unknown := set(name.split(JOINT)) - known:
@@ -295,7 +309,7 @@ def main() -> int:
     if (pair := present_pair()) is None:
         print("needs the Qwen pair: outrider pull qwen-coder-1.5b qwen-coder-0.5b", file=sys.stderr)
         return 1
-    target, draft = map(str, pair)
+    target, draft = str(pair[0]), str(pair[1]) if args.draft else None
     texts = texts_of(args.texts, target, args)
     kinds = itertools.product(args.temps, args.workloads)
     texts = in_order(texts, kinds, mixed=args.mixed)  # as replay.py runs them
@@ -303,7 +317,7 @@ def main() -> int:
     if args.check:
         replays.check(texts[:: max(1, len(texts) // args.check)][: args.check])
     known = {mechanism.name: mechanism for mechanism in MECHANISMS}
-    code = fingerprint(texts)
+    code = fingerprint(texts) + ("" if args.draft else "-no-draft")
     for name in (EVERYTHING, *wanted(args, MECHANISMS)):
         if name in read_runs(args.runs, code):
             continue
@@ -317,6 +331,7 @@ def main() -> int:
     runs = read_runs(args.runs, code)
     document = {
         **text_settings(args),
+        "draft": args.draft,
         "everything_on": stats.geomean(cells(runs[EVERYTHING]).values()),
         "off": gains(runs),
     }

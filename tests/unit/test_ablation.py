@@ -123,12 +123,15 @@ def test_a_run_over_other_texts_is_left_out_of_the_tables(ablation: Any) -> None
     both = "sibling choices + exploration"
     runs = {ablation.EVERYTHING: on, both: on, "sibling choices": {**on, "edit 0 c 0": 2.0}, "lookups": {}}
     runs["shoelaces"] = {**on, "edit 0 c 0": 2.5}
-    document = {"limit": 1, "seeds": 1, "everything_on": 1.0, "off": ablation.gains(runs)}
-    assert list(document["off"]) == ["sibling choices", "shoelaces", both], "highest gains first"
+    runs["exploration"] = dict(on)
+    document = {"limit": 1, "seeds": 1, "draft": True, "everything_on": 1.0, "off": ablation.gains(runs)}
+    found = ["sibling choices", "shoelaces", both, "exploration"]
+    assert list(document["off"]) == found, "highest gains first"
     for text in (ablation.table(document), ablation.page(document, ablation.MECHANISMS)):
         assert text.count(both) == 1
         assert "lookups" not in text.replace("`", "")
     lines = ablation.page(document, ablation.MECHANISMS).splitlines()
+    assert "Off or on, all texts take the same time: exploration." in lines
     headings = [line for line in lines if line.startswith("##")]
     assert headings == ["## Several at once", "## Deleted since"]
     assert lines[-1].startswith("| shoelaces |"), "no mechanism any more"
