@@ -114,6 +114,7 @@ class LLM:
         *,
         use_tqdm: Bar = False,
         prompt_token_ids: Any = None,
+        cancelled: Callable[[], bool] = lambda: False,
         **neutral: object,
     ) -> list[RequestOutput]:
         """Complete one prompt or several; the outputs come in the prompts' order.
@@ -124,19 +125,21 @@ class LLM:
         sampling_params: one for all, or one for each prompt; None means `get_default_sampling_params()`.
         use_tqdm: show a bar on stderr; or a function that makes one, called as tqdm is.
         prompt_token_ids: vLLM's older way to give token ids.
+        cancelled: asked before each step; True ends the unfinished outputs with the finish reason "abort".
         neutral: lora_request, priority, … of vLLM, where they change nothing.
 
         With a seed, or at temperature 0, a prompt's output does not depend on the other prompts, on their
         number, or on speculation. Raises PromptError before anything runs when a prompt is empty, too
         long for the context, or has ids outside the vocabulary.
         """
-        check_neutral("generate", neutral, ("prompts", "sampling_params", "use_tqdm", "prompt_token_ids"))
+        known = ("prompts", "sampling_params", "use_tqdm", "prompt_token_ids", "cancelled")
+        check_neutral("generate", neutral, known)
         batch = prompt_list(prompts, prompt_token_ids)
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         runs = self._runs(batch, params_list(params, len(batch)))
         bar = use_tqdm if callable(use_tqdm) else tqdm
         with bar(total=len(runs), disable=not use_tqdm, desc="prompts", unit="prompt") as shown:
-            for _ in self._events(runs, on_done=lambda _: shown.update(1)):
+            for _ in self._events(runs, on_done=lambda _: shown.update(1), cancelled=cancelled):
                 pass
         return [run.output for run in runs]
 

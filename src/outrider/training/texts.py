@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError, ModelFileError
 from outrider.llm import LLM
+from outrider.outputs import CompletionOutput
 from outrider.training.prompts import Opening
 from outrider.training.settings import Settings
 
@@ -66,66 +67,84 @@ def divided(texts: Sequence[Text], usable: Callable[[Text], bool]) -> tuple[list
 
 
 class TextStore:
-    """The texts of a run, in a file of JSON lines. A wave counts once its last line is there."""
+    """The texts of a run, in a file of JSON lines: one of each job as it ends, and one after each wave.
+
+    waves:   that are whole; their texts are `texts`, in the order of the jobs.
+    pending: of the next wave, by job; None for a job that gave no text.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.waves = 0
         self.texts: list[Text] = []
+        self.pending: dict[int, Text | None] = {}
         self._read()
 
     @property
     def tokens(self) -> int:
-        """Of answers that are trained on."""
+        """Of whole waves' answers that are trained on."""
         return sum(len(text.answer) for text in self.texts if not text.held_out)
 
-    def add(self, texts: Sequence[Text]) -> None:
-        """Keep a wave."""
+    def add(self, found: Mapping[int, Text | None]) -> None:
+        """Keep what jobs of the next wave gave."""
         lines = [
-            {
-                "job": t.job,
-                "prompt": t.prompt,
-                "answer": t.answer,
-                "temperature": t.temperature,
-                "held": t.held_out,
+            {"job": job}
+            if text is None
+            else {
+                "job": job,
+                "prompt": text.prompt,
+                "answer": text.answer,
+                "temperature": text.temperature,
+                "held": text.held_out,
             }
-            for t in texts
+            for job, text in found.items()
         ]
-        document = "".join(f"{json.dumps(line)}\n" for line in [*lines, {"wave": self.waves}])
-        with open(self._path, "ab") as file:
-            file.write(document.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self.texts += texts
+        self._append(lines)
+        self.pending |= found
+
+    def end_wave(self) -> None:
+        """The pending jobs are all of the wave."""
+        self._append([{"wave": self.waves}])
+        self._close()
+
+    def _close(self) -> None:
+        self.texts += [text for _, text in sorted(self.pending.items()) if text is not None]
+        self.pending = {}
         self.waves += 1
 
+    def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        with open(self._path, "ab") as file:
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
     def _read(self) -> None:
-        """Raises ModelFileError for a damaged file; what stands behind the last whole wave is dropped."""
+        """Raises ModelFileError for a damaged file; a line that was not written to its end is dropped."""
         if not self._path.exists():
             return
-        pending: list[Text] = []
-        at = whole = 0
+        whole = 0
         try:
             with open(self._path, "rb") as file:
-                while line := file.readline(_LINE_LIMIT):
-                    at += len(line)
-                    if not line.endswith(b"\n"):
-                        break
-                    value = json.loads(line)
-                    if "wave" not in value:
-                        pending.append(_text(value))
-                        continue
-                    if value["wave"] != self.waves:
-                        raise ValueError
-                    self.texts += pending
-                    pending, whole = [], at
-                    self.waves += 1
+                while (line := file.readline(_LINE_LIMIT)).endswith(b"\n"):
+                    whole += len(line)
+                    self._take(json.loads(line))
         except OSError as error:
             raise ModelFileError(f"{self._path}: cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ModelFileError(f"{self._path}: is damaged; delete the folder, or use another one") from None
         if self._path.stat().st_size > whole:
             os.truncate(self._path, whole)
+
+    def _take(self, value: dict[str, Any]) -> None:
+        if "wave" in value:
+            if value["wave"] != self.waves:
+                raise ValueError
+            self._close()
+            return
+        job = value["job"]
+        if type(job) is not int or job // WAVE != self.waves or job in self.pending:
+            raise ValueError
+        self.pending[job] = _text(value) if "answer" in value else None
 
 
 def _text(value: dict[str, Any]) -> Text:
@@ -145,7 +164,8 @@ class Writer:
         self._llm, self._prompts, self._settings = llm, prompts, settings
 
     def write(self, store: TextStore, stop: Callable[[], bool], shown: Callable[[int], object]) -> None:
-        """Add waves until there are enough tokens, `stop` says so, or a file's prompts are used up.
+        """Add waves until there are enough tokens, `stop` says so, or a file's prompts are used up. A wave
+        that is stopped keeps the texts that have ended.
 
         shown: told how many tokens there are.
         Raises ConfigError where no text comes of the prompts.
@@ -155,10 +175,13 @@ class Writer:
             jobs = list(self._jobs(store.waves * WAVE))
             if not jobs:
                 break
-            texts = self._wave(jobs)
-            store.add(texts)
+            store.add(self._wave([job for job in jobs if job[0] not in store.pending], stop))
+            if len(store.pending) < len(jobs):
+                break
+            count = len(store.texts)
+            store.end_wave()
             shown(store.tokens)
-            empty = 0 if texts else empty + 1
+            empty = 0 if len(store.texts) > count else empty + 1
             if empty >= EMPTY_WAVES:
                 raise ConfigError(
                     f"the target gave no text for {EMPTY_WAVES * WAVE} prompts: give --data FILE"
@@ -180,17 +203,18 @@ class Writer:
             elif warm:
                 yield job, warm[job % len(warm)]
 
-    def _wave(self, jobs: Sequence[tuple[int, float]]) -> list[Text]:
-        """The texts of some jobs; a prompt or an answer that comes to nothing, or is too long, gives none."""
-        asked = self._asked([job for job, _ in jobs])
+    def _wave(self, jobs: Sequence[tuple[int, float]], stop: Callable[[], bool]) -> dict[int, Text | None]:
+        """The texts of some jobs, by job; None where a prompt or an answer came to nothing, or is too long.
+        Jobs that `stop` has kept from ending are missing."""
+        asked = self._asked([job for job, _ in jobs], stop)
         room = self._llm.get_tokenizer().model_max_length
-        kept = [
-            (job, temperature, ids)
-            for (job, temperature), ids in zip(jobs, asked, strict=True)
-            if ids and len(ids) <= min(self._settings.max_prompt, room - 2)
-        ]
-        if not kept:
-            return []
+        found: dict[int, Text | None] = {}
+        kept = []
+        for (job, temperature), ids in zip(jobs, asked, strict=True):
+            if ids and len(ids) <= min(self._settings.max_prompt, room - 2):
+                kept.append((job, temperature, ids))
+            elif ids is not None:
+                found[job] = None
         params = [
             SamplingParams(
                 temperature=temperature,
@@ -200,18 +224,28 @@ class Writer:
             )
             for job, temperature, ids in kept
         ]
-        outputs = self._llm.generate([{"prompt_token_ids": ids} for _, _, ids in kept], params)
+        answers = self._outputs([ids for _, _, ids in kept], params, stop)
         count = None if isinstance(self._prompts, Opening) else len(self._prompts)
-        texts = []
-        for (job, temperature, ids), output in zip(kept, outputs, strict=True):
-            answer = tuple(output.outputs[0].token_ids)
-            if len(answer) > 1:
+        for (job, temperature, ids), output in zip(kept, answers, strict=True):
+            if output is not None:
+                answer = tuple(output.token_ids)
                 held = held_out(job if count is None else job % count, count)
-                texts.append(Text(job, tuple(ids), answer, temperature, held))
-        return texts
+                text = Text(job, tuple(ids), answer, temperature, held)
+                found[job] = text if len(answer) > 1 else None
+        return found
 
-    def _asked(self, jobs: Sequence[int]) -> list[list[int]]:
-        """The prompts' ids; [] for one that does not suit."""
+    def _outputs(
+        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], stop: Callable[[], bool]
+    ) -> list[CompletionOutput | None]:
+        """What the target writes after prompts; None where `stop` has cut it off."""
+        if not prompts:
+            return []
+        asked = [{"prompt_token_ids": ids} for ids in prompts]
+        outputs = [output.outputs[0] for output in self._llm.generate(asked, params, cancelled=stop)]
+        return [None if output.finish_reason == "abort" else output for output in outputs]
+
+    def _asked(self, jobs: Sequence[int], stop: Callable[[], bool]) -> list[list[int] | None]:
+        """The prompts' ids; [] for one that does not suit, None for one that `stop` has cut off."""
         if not isinstance(self._prompts, Opening):
             return [self._ids(self._prompts[job % len(self._prompts)]) for job in jobs]
         ids = self._llm.get_tokenizer().encode(self._prompts.text, add_special_tokens=False)
@@ -223,9 +257,11 @@ class Writer:
             )
             for job in jobs
         ]
-        outputs = self._llm.generate([{"prompt_token_ids": ids}] * len(jobs), params)
-        found = [output.outputs[0] for output in outputs]
-        return [self._ids(one.text.strip()) if one.finish_reason == "stop" else [] for one in found]
+        written = self._outputs([list(ids)] * len(jobs), params, stop)
+        return [
+            None if one is None else self._ids(one.text.strip()) if one.finish_reason == "stop" else []
+            for one in written
+        ]
 
     def _ids(self, prompt: str) -> list[int]:
         """A prompt under the chat template, if there is one."""

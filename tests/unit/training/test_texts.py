@@ -110,20 +110,46 @@ def written(path: Path, llm: LLM, asked: list[str] | Opening, waves: int, **more
 PROMPTS = [f"the quick {word}" for word in ("fox", "dog", "name", "function", "other", "lazy")]
 
 
-@pytest.mark.parametrize("asked", [PROMPTS, Opening("<|im_start|>user\n")], ids=["file", "self"])
-def test_an_interrupted_run_goes_on_with_the_same_texts(
+BOTH = pytest.mark.parametrize("asked", [PROMPTS, Opening("<|im_start|>user\n")], ids=["file", "self"])
+
+
+@BOTH
+def test_a_run_that_ended_between_waves_goes_on_with_the_same_texts(
     tmp_path: Path, llm: LLM, asked: list[str] | Opening
 ) -> None:
     whole = written(tmp_path / "whole", llm, asked, 2, tokens=10**6)
     written(tmp_path / "parts", llm, asked, 1, tokens=10**6)
     kept = (tmp_path / "parts").stat().st_size
-    with open(tmp_path / "parts", "ab") as file:  # the beginning of a wave that was not finished
-        file.write(b'{"job": 48, "prompt": [1], "answer": [2, 3], "temperature": 0.0, "held": false}\n{"jo')
+    with open(tmp_path / "parts", "ab") as file:  # the beginning of a line
+        file.write(b'{"job": 48, "prom')
     assert len(TextStore(tmp_path / "parts").texts) < len(whole)
     assert (tmp_path / "parts").stat().st_size == kept
     assert written(tmp_path / "parts", llm, asked, 2, tokens=10**6) == whole
     assert len({text.temperature for text in whole}) == 2
     assert len({text.answer for text in whole}) > 3
+
+
+@BOTH
+def test_a_wave_that_is_stopped_keeps_what_has_ended(
+    tmp_path: Path, llm: LLM, asked: list[str] | Opening
+) -> None:
+    """At once, whatever the step, and the texts are those of a run that nobody stopped."""
+    whole = written(tmp_path / "whole", llm, asked, 1, tokens=10**6)
+    path, counts = tmp_path / "parts", []
+    for attempt in range(1, 30):
+        store, asks = TextStore(path), iter(range(30 * attempt))
+
+        def stop(asks: Iterator[int] = asks) -> bool:
+            return next(asks, None) is None
+
+        Writer(llm, asked, settings(tokens=10**6)).write(store, stop, lambda _: None)
+        if store.waves:
+            break
+        counts.append(len(store.pending))
+        assert TextStore(path).pending == store.pending
+    assert TextStore(path).texts[: len(whole)] == whole
+    assert counts == sorted(counts), "nothing is lost"
+    assert len(set(counts)) > 1
 
 
 def test_a_greedy_answer_is_the_targets_own(tmp_path: Path, llm: LLM) -> None:
@@ -170,6 +196,9 @@ def test_prompts_that_give_nothing_are_told(tmp_path: Path, llm: LLM) -> None:
         "nonsense\n",
         "[]\n",
         '{"wave": 1}\n',
+        '{"job": 48}\n',
+        '{"job": 1}\n{"job": 1}\n',
+        '{"job": true}\n',
         '{"job": 0, "prompt": [-1], "answer": [2], "temperature": 0, "held": false}\n{"wave": 0}\n',
         '{"job": 0, "prompt": [1], "answer": [], "temperature": 0, "held": false}\n{"wave": 0}\n',
         '{"job": 0, "prompt": "ab", "answer": [1], "temperature": 0, "held": false}\n{"wave": 0}\n',
