@@ -16,6 +16,7 @@ from outrider.engines.heads import HeadItem, HeadModel
 from outrider.engines.native import _core
 from outrider.engines.native.head import NativeHead
 from outrider.engines.native.loading import encoded
+from outrider.engines.native.model import NativeModel
 from outrider.errors import UnsupportedModelError
 from outrider.models.eagle3.head import Eagle3Head
 from outrider.models.eagle3.open import open_head
@@ -23,9 +24,10 @@ from outrider.models.formats.dequantize import dequantize
 from outrider.models.open import open_model
 from outrider.models.quantization import loaded_type, quantized
 from outrider.models.source import ModelSource
-from tests.native.support import core, usable_isas
+from tests.native.support import core, item, usable_isas
 from tests.support.heads import (
     RECORDED,
+    RECORDED_GGUF,
     HeadDims,
     ReferenceHead,
     TinyHead,
@@ -144,6 +146,32 @@ def test_the_package_speculators_gives_the_same(tmp_path: Path, name: str) -> No
     for known in range(1, count - 2):
         rows, _ = run(head, tokens[: known + 2], states, [known])
         assert error(rows[-2:], np.stack([wanted[1][known - 1], wanted[2][known - 1]])) < 1e-5
+
+
+@pytest.mark.parametrize("case", RECORDED_GGUF)
+def test_llama_cpp_gives_the_same(tmp_path: Path, case: str) -> None:
+    """With the target's states, and with what was fed back."""
+    dims = RECORDED_GGUF[case]
+    head = opened(tmp_path, "gguf", tiny_head(dims))
+    with np.load(REFERENCE / "heads_llama_cpp.npz") as recorded:
+        logits, given = recorded[f"{case}.logits"], recorded[f"{case}.states"]
+    tokens, states = head_inputs(dims, len(logits))
+    found = run(NativeHead.load(head.source, kv_dtype="f32"), tokens, states, [7])
+    assert error(found[0], logits) < 1e-5
+    assert error(found[1], given) < 1e-5
+
+
+def test_the_states_that_heads_read_are_llama_cpps(tmp_path: Path) -> None:
+    dims = RECORDED_GGUF["plain"]
+    with np.load(REFERENCE / "heads_llama_cpp.npz") as recorded:
+        wanted = recorded["taps"]
+    tokens, _ = head_inputs(dims, wanted.shape[1])
+    model = NativeModel.load(target(tmp_path), threads=1, kv_dtype="f32")
+    assert dims.taps is not None
+    _, (rows,) = model.forward_hidden([item(model.new_cache(64), tokens)], dims.taps)
+    for k, layer in enumerate(np.split(rows, len(dims.taps), axis=1)):
+        assert error(layer, wanted[k]) < 1e-3
+        assert error(layer, wanted[k - 1]) > 0.1
 
 
 @pytest.mark.parametrize("case", ["original", "speculators, three layers of qwen3", "gguf, all switches"])

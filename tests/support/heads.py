@@ -127,6 +127,15 @@ RECORDED: Mapping[str, HeadDims] = {
 }
 
 
+# Of GGUF files, those that tests/scripts/record_llama_cpp_heads.py recorded.
+RECORDED_GGUF: Mapping[str, HeadDims] = {
+    "plain": HeadDims(taps=(1, 2, 3)),
+    "all switches": HeadDims(taps=(1, 2, 3), norm_before_residual=True, joint_norm=True),
+    "whole vocabulary": HeadDims(taps=(1, 2, 3), rows=0),
+    "target's embedding": HeadDims(taps=(1, 2, 3), embedding=False),
+}
+
+
 # --- Files ----------------------------------------------------------------------------------------
 
 
