@@ -23,6 +23,7 @@ from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.loop import StepLoop
+from outrider.decoding.prefill import PromptPace
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.verifiers.base import Verifier
 from outrider.draft_choice import settled
@@ -182,6 +183,7 @@ class Pipeline(BasePipeline):
 
     rows:    what samples from rows of logits; None is NumPy.
     clock:   seconds, for metrics and the controller.
+    pace:    of prompts on this engine, which its loops learn.
     remake:  makes `drafting` anew, on the same models; None where it was not made for this target.
     recorder: keeps the acceptance of the pair's drafts; None without a draft model.
     """
@@ -190,6 +192,7 @@ class Pipeline(BasePipeline):
     drafting: Drafting
     rows: RowSampler | None = None
     clock: Callable[[], float] = time.perf_counter
+    pace: PromptPace = field(default_factory=PromptPace)
     remake: Callable[[], Drafting] | None = None
     recorder: Recorder | None = None
 
@@ -211,6 +214,7 @@ class Pipeline(BasePipeline):
             max_context=self.context,
             vocab_size=self.vocab_size,
             rows=self.rows,
+            pace=self.pace,
             on_end=(lambda *_: None) if self.recorder is None else self.recorder.ended,
         )
 

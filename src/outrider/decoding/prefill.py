@@ -10,6 +10,10 @@ from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 if TYPE_CHECKING:
     from outrider.engines.base import SeqHandle, StepEngine
 
+WHOLE_CHUNK = 512  # most prompt tokens of a pass where `whole_prompts`: wider ones gain nothing more
+WHOLE_UNIT = 64  # a multiple of it: 250 or 276 tokens at a time take 1.05 times as long as 256 (torch, Zen 5)
+WHOLE_SECONDS = 0.75  # that such a pass may take: what arrives or is aborted waits for it
+PACE_TOKENS = 32  # of a pass from which the pace is learned; narrower ones cost more for each token
 PROMPT_ROWS = 32  # rows of logits held at a time for prompt_logprobs: 150k tokens are 0.6 MB a row
 
 
@@ -42,6 +46,26 @@ class PromptLogprobs:
             return None
         self.count = None
         return tuple(self._entries)
+
+
+class PromptPace:
+    """How many prompt tokens a pass in which no sequence decodes may hold, by how long the last one took."""
+
+    def __init__(self) -> None:
+        self._seconds: float | None = None  # of a token
+
+    def budget(self, least: int) -> int:
+        """As many as take WHOLE_SECONDS, at least `least`."""
+        if self._seconds is None:
+            return least
+        count = min(WHOLE_CHUNK, int(WHOLE_SECONDS / max(self._seconds, 1e-9)))
+        return max(least, count - count % WHOLE_UNIT)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A pass computed so many prompt tokens. The pace is that of the last one: it follows the machine's
+        speed, and the keys that a token far into a prompt attends to."""
+        if tokens >= PACE_TOKENS:
+            self._seconds = seconds / tokens
 
 
 def prefill(

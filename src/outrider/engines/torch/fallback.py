@@ -206,7 +206,7 @@ class TransformersModel:
 
     @property
     def caps(self) -> EngineCaps:
-        return EngineCaps(tree_attention=self._trees, exact_bits=False)
+        return EngineCaps(tree_attention=self._trees, exact_bits=False, whole_prompts=True)
 
     @property
     def vocab_size(self) -> int:
@@ -261,14 +261,16 @@ class TransformersModel:
             depths = np.arange(n)
         if self._takes_positions:
             given["position_ids"] = torch.from_numpy(depths + cache.length)[None].to(self.device)
-        if self._takes_rows and not len(item.rows):
-            given["logits_to_keep"] = 1
+        first = int(item.rows.min(initial=n - 1))  # no logits are computed before it
+        if self._takes_rows:
+            given["logits_to_keep"] = n - first
         tokens = torch.from_numpy(item.tokens.astype(np.int64))[None].to(self.device)
         with torch.no_grad():
             logits = self._model(input_ids=tokens, **given).logits[0]
         if not len(item.rows):
             return np.empty((0, self.vocab_size), np.float32)
-        rows = torch.from_numpy(item.rows.astype(np.int64)).to(self.device)
+        wanted = item.rows.astype(np.int64) - (n - len(logits))
+        rows = torch.from_numpy(wanted).to(self.device)
         host: FloatArray = logits.index_select(0, rows).float().cpu().numpy()
         return host[:, : self.vocab_size]
 

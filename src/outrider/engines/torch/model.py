@@ -73,7 +73,11 @@ class TorchModel:
     @property
     def caps(self) -> EngineCaps:
         return EngineCaps(
-            tree_attention=True, exact_bits=self.strict, hidden_states=True, draws_rows=self._draws
+            tree_attention=True,
+            exact_bits=self.strict,
+            hidden_states=True,
+            draws_rows=self._draws,
+            whole_prompts=True,
         )
 
     @property
