@@ -363,7 +363,7 @@ def _backend(config: EngineConfig, source: ModelSource | None = None) -> StepBac
     name = config.engine
     if name == "auto":
         other = source is not None and source.transformers_class is not None
-        name = "torch" if config.wants_device or other else next(iter(ENGINES))
+        name = "torch" if config.wants_torch or other else next(iter(ENGINES))
     if name not in ENGINES:
         known = ("auto", *ENGINES)
         there = " or ".join(map(repr, known))

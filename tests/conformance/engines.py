@@ -53,7 +53,7 @@ def whole_prompt_models() -> Models:
     """The same, where the last pass over a prompt scores its last token, too."""
     models = toy_models()
     assert isinstance(models.target, ToyModel)
-    models.target.caps = replace(models.target.caps, whole_prompts=True)
+    models.target.caps = replace(models.target.caps, whole_prompts=64)
     return models
 
 

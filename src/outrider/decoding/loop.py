@@ -206,10 +206,10 @@ class StepLoop:
     def _prompts(self, waiting: list[Running]) -> bool:
         """Passes of prompts alone. Returns whether they gave the first tokens of some."""
         left, first = min(self._prefill_chunk, self._controller.prefill_budget(0)), False
-        if not self._engine.caps.whole_prompts:
+        if not (most := self._engine.caps.whole_prompts):
             self._prefill(waiting, left)
             return first
-        left = self._pace.budget(left)
+        left = self._pace.budget(left, most)
         for seq in waiting:
             began, pending, cached = self._clock(), len(seq.handle.pending), seq.handle.cached
             # Under other rules a seed's text depends on where drafts begin, and none begins with this token.

@@ -10,9 +10,8 @@ from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 if TYPE_CHECKING:
     from outrider.engines.base import SeqHandle, StepEngine
 
-WHOLE_CHUNK = 512  # most prompt tokens of a pass where `whole_prompts`: wider ones gain nothing more
-WHOLE_UNIT = 64  # a multiple of it: 250 or 276 tokens at a time take 1.05 times as long as 256 (torch, Zen 5)
-WHOLE_SECONDS = 0.75  # that such a pass may take: what arrives or is aborted waits for it
+WHOLE_UNIT = 64  # tokens of a pass are a multiple of it: 250 or 276 at a time take 1.05 times as long as 256
+WHOLE_SECONDS = 1.0  # that such a pass may take: what arrives or is aborted waits for it
 PACE_TOKENS = 32  # of a pass from which the pace is learned; narrower ones cost more for each token
 PROMPT_ROWS = 32  # rows of logits held at a time for prompt_logprobs: 150k tokens are 0.6 MB a row
 
@@ -54,11 +53,11 @@ class PromptPace:
     def __init__(self) -> None:
         self._seconds: float | None = None  # of a token
 
-    def budget(self, least: int) -> int:
-        """As many as take WHOLE_SECONDS, at least `least`."""
+    def budget(self, least: int, most: int) -> int:
+        """As many as take WHOLE_SECONDS, at least `least` and else at most `most`."""
         if self._seconds is None:
             return least
-        count = min(WHOLE_CHUNK, int(WHOLE_SECONDS / max(self._seconds, 1e-9)))
+        count = min(most, int(WHOLE_SECONDS / max(self._seconds, 1e-9)))
         return max(least, count - count % WHOLE_UNIT)
 
     def observe(self, tokens: int, seconds: float) -> None:

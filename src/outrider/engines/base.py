@@ -107,15 +107,16 @@ class EngineCaps:
     exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
     hidden_states:  gives the hidden states of named layers, see `HiddenStateModel`.
     draws_rows:     draws the tokens of rows where the logits are, see `DrawingModel`.
-    whole_prompts:  a token costs less the more share its pass, up to hundreds: prompts are computed in passes
-                    as wide as requests may wait for, and the last one scores the anchor, too.
+    whole_prompts:  so many tokens, of which each costs less the more share its pass: prompts are computed in
+                    passes as wide as that and as requests may wait for, and the last one scores the anchor,
+                    too. 0: neither.
     """
 
     tree_attention: bool
     exact_bits: bool
     hidden_states: bool = False
     draws_rows: bool = False
-    whole_prompts: bool = False
+    whole_prompts: int = 0
 
 
 class LanguageModel(Protocol):

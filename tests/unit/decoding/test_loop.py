@@ -259,7 +259,7 @@ def test_prompts_are_computed_in_chunks_while_others_decode() -> None:
 
 def wide() -> Watched:
     model = Watched()
-    model.caps = replace(model.caps, whole_prompts=True)
+    model.caps = replace(model.caps, whole_prompts=64)
     return model
 
 
@@ -307,16 +307,17 @@ def test_logits_of_a_whole_prompt_that_are_nan_end_their_request_only() -> None:
 
 def test_the_pace_of_prompts_follows_the_last_wide_pass() -> None:
     pace = PromptPace()
-    assert pace.budget(40) == 40  # nothing is known
+    assert pace.budget(40, 256) == 40  # nothing is known
     pace.observe(8, 1.0)
-    assert pace.budget(40) == 40  # too narrow to learn from
+    assert pace.budget(40, 256) == 40  # too narrow to learn from
     pace.observe(100, 0.5)
-    assert pace.budget(40) == 128  # 150, in whole units
+    assert pace.budget(40, 256) == 192  # 200, in whole units
+    assert pace.budget(40, 128) == 128
+    assert pace.budget(200, 128) == 200
     pace.observe(150, 1.5)
-    assert pace.budget(40) == 64
-    assert pace.budget(90) == 90
+    assert pace.budget(40, 256) == 64
     pace.observe(100, 0.0)
-    assert pace.budget(40) == 512
+    assert pace.budget(40, 256) == 256
 
 
 def test_a_budget_of_zero_asks_no_drafter() -> None:

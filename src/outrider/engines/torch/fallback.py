@@ -31,6 +31,7 @@ from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec
 
 CONFIG_LIMIT = 1 << 20
 POSITIONS = 2048  # of a model whose configuration does not say
+SHARED_TOKENS = 256  # of a prompt in a pass, at most
 TOLERANCE = (
     1e-3  # relative difference of logits that rounding may make in float32; ten times as much in others
 )
@@ -196,17 +197,19 @@ class TransformersModel:
                 use_safetensors=True,
                 trust_remote_code=False,
             )
+            made = cls(source, model.to(device).eval(), device)
+        except (UnsupportedModelError, torch.OutOfMemoryError):
+            raise
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             raise UnsupportedModelError(
                 f"{source.path}: transformers cannot load it: {_line(error)}"
             ) from None
-        made = cls(source, model.to(device).eval(), device)
         made._room = room
         return made
 
     @property
     def caps(self) -> EngineCaps:
-        return EngineCaps(tree_attention=self._trees, exact_bits=False, whole_prompts=True)
+        return EngineCaps(tree_attention=self._trees, exact_bits=False, whole_prompts=SHARED_TOKENS)
 
     @property
     def vocab_size(self) -> int:
@@ -299,10 +302,10 @@ class TransformersModel:
         again = self.forward([_chain(cache, ids[4:])])[0]
         limit = TOLERANCE if self._model.dtype == torch.float32 else 10 * TOLERANCE
         if not _near(again, wanted, limit):
-            raise UnsupportedModelError(
-                f"{self.source.path}: caches of {self.source.transformers_class} cannot go back to an "
-                "earlier token"
-            )
+            why = f"caches of {self.source.transformers_class} cannot go back to an earlier token"
+            if getattr(self._model, "is_quantized", False):
+                why = f"as it is quantized, a token's logits depend on what shares its pass, or {why}"
+            raise UnsupportedModelError(f"{self.source.path}: {why}")
         if not self._trees:
             return
         cache.truncate(4)
