@@ -315,9 +315,11 @@ def test_the_pace_of_prompts_follows_the_last_wide_pass() -> None:
     assert pace.budget(40, 128) == 128
     assert pace.budget(200, 128) == 200
     pace.observe(150, 1.5)
-    assert pace.budget(40, 256) == 64
+    assert pace.budget(40, 256) == 96  # 100, in narrow units
     pace.observe(100, 0.0)
     assert pace.budget(40, 256) == 256
+    assert PromptPace(awaited=False).budget(40, 256) == 256
+    assert PromptPace(awaited=False).budget(300, 256) == 300
 
 
 def test_a_budget_of_zero_asks_no_drafter() -> None:
