@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.policy.acceptance_rates import RequestRates
 from outrider.policy.auto import AutoController
 from outrider.policy.exploration import ExplorationBudget
 from outrider.policy.planner import Planner
@@ -24,7 +25,7 @@ from outrider.policy.tuning import DEFAULT
 from tests.support.cases import FAMILIES, LENGTH, TEXTS, Case, case
 from tests.support.controllers import make_auto
 from tests.support.simulator import MODEL, FixedPolicy, Policy, Trace, World, simulate
-from tests.support.traces import Machine, text
+from tests.support.traces import Machine, machine, text
 
 CASES = int(os.environ.get("OUTRIDER_CASES", "20"))  # for each family
 MOST_LOST = 0.02  # of plain decoding's time
@@ -242,6 +243,41 @@ def test_second_choices_gain_time() -> None:
     made = Case(cheap, texts, world, True)
     chains = Case(cheap, [replace(t, second=None) for t in texts], world, True)
     assert made.run(made.auto()).seconds < 0.93 * chains.run(chains.auto()).seconds
+
+
+class Forgetful(Planner):
+    """Does not know how a request's drafters have done in it so far."""
+
+    def observe(self, state: RequestState, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+        super().observe(state, accepted, emitted)
+        for lookup in state.lookups.values():
+            lookup.rates = RequestRates()
+        for model in state.models.values():
+            model.first = model.sibling = model.lookahead = RequestRates()
+
+
+def unlike_texts(seed: int) -> Case:
+    """Twelve texts, each with drafters as good or bad as chance has it."""
+    random = np.random.default_rng([seed, 99])
+    made = machine(random)
+    confident = str(random.choice(["honest", "vain", "blind", "none"]))
+    texts = []
+    for _ in range(12):
+        model, copies = float(random.choice([0.1, 0.4, 0.7, 0.9])), float(random.choice([0.02, 0.3, 0.9]))
+        texts.append(text(random, LENGTH, confident=confident, model=[model], copies=[copies]))
+    return Case(made, texts, made.world(seed), confident != "none")
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_what_a_request_shows_of_its_drafters_pays_where_requests_differ(width: int) -> None:
+    """The mean text ends 1.6% sooner one at a time, and 1.0% with four at once (150 seeds); recorded texts of
+    one kind after the other gain 0.4%."""
+    gains = []
+    for seed in range(2 * CASES):
+        made = unlike_texts(seed)
+        ends = [made.run(auto, width).ends for auto in (made.auto(), made.auto(planner=Forgetful))]
+        gains.append(np.log(np.mean(ends[1]) / np.mean(ends[0])))
+    assert np.mean(gains) > 0.004
 
 
 # --- Exploration ----------------------------------------------------------------------------------
