@@ -68,7 +68,8 @@ $(VENV)/.dev: $(VENV)/.package
 # PyTorch (for the CPU, where pip finds such a build) and what goes with it, beside the rest: so that all tests also run
 # where it could be imported by mistake. Builds for GPUs bring a Triton of their own, which may be too old to interpret.
 $(VENV)/.torch: $(VENV)/.dev
-	$(PIP) install --quiet --no-compile torch==2.13.0 "transformers>=5.0" "safetensors>=0.5"
+	$(PIP) install --quiet --no-compile torch==2.13.0 "transformers>=5.0" "safetensors>=0.5" \
+	  "torchao>=0.18" "bitsandbytes>=0.50" "accelerate>=1.1"
 	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) install --quiet --no-compile "triton>=3.9"
 	@touch $@
 

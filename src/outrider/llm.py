@@ -254,10 +254,10 @@ class LLM:
         runs: Sequence[Generation],
         *,
         on_done: Callable[[Generation], object] = lambda _: None,
-        cancelled: Callable[[], bool] = lambda: False,
+        cancelled: Callable[[], bool] | None = None,
     ) -> Iterator[list[Event]]:
         """Run everything, taking events into the outputs; yields each step's events that are not empty."""
-        runner = self._pipeline.runner()
+        runner = self._pipeline.runner(awaited=cancelled is not None)
         owners = {request.request_id: run for run in runs for request in run.requests}
         try:
             for number, run in enumerate(runs):
@@ -267,7 +267,7 @@ class LLM:
                     except PromptError as e:
                         raise PromptError(f"prompt {number + 1}: {e}" if len(runs) > 1 else str(e)) from None
             while runner.unfinished:
-                if cancelled():
+                if cancelled is not None and cancelled():
                     for request_id in owners:
                         runner.abort(request_id)
                 events = runner.step()

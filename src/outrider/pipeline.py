@@ -23,6 +23,7 @@ from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.loop import StepLoop
+from outrider.decoding.prefill import PromptPace
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.verifiers.base import Verifier
 from outrider.draft_choice import settled
@@ -145,8 +146,10 @@ class BasePipeline(ABC):
         return min(self.tokenizer.vocab_size, self.engine.vocab_size)
 
     @abstractmethod
-    def runner(self) -> Runner:
-        """A fresh runner. Runners of one pipeline share its models and must not run at once."""
+    def runner(self, *, awaited: bool = False) -> Runner:
+        """A fresh runner. Runners of one pipeline share its models and must not run at once.
+
+        awaited: requests may arrive or be aborted while a step is computed, so none should take long."""
 
     @property
     def quantized(self) -> bool:
@@ -172,7 +175,8 @@ class WholePipeline(BasePipeline):
 
     engine: WholeEngine
 
-    def runner(self) -> Runner:
+    def runner(self, *, awaited: bool = False) -> Runner:
+        del awaited  # its own loop does as it does
         return self.engine.runner()
 
 
@@ -182,6 +186,7 @@ class Pipeline(BasePipeline):
 
     rows:    what samples from rows of logits; None is NumPy.
     clock:   seconds, for metrics and the controller.
+    pace:    of prompts on this engine, which its loops learn where requests wait.
     remake:  makes `drafting` anew, on the same models; None where it was not made for this target.
     recorder: keeps the acceptance of the pair's drafts; None without a draft model.
     """
@@ -190,6 +195,7 @@ class Pipeline(BasePipeline):
     drafting: Drafting
     rows: RowSampler | None = None
     clock: Callable[[], float] = time.perf_counter
+    pace: PromptPace = field(default_factory=PromptPace)
     remake: Callable[[], Drafting] | None = None
     recorder: Recorder | None = None
 
@@ -200,7 +206,7 @@ class Pipeline(BasePipeline):
             raise ConfigError("this pipeline's drafting cannot be made anew")
         return replace(self, drafting=self.remake())
 
-    def runner(self) -> StepLoop:
+    def runner(self, *, awaited: bool = False) -> StepLoop:
         return StepLoop(
             self.engine,
             self.drafting.drafter,
@@ -211,6 +217,7 @@ class Pipeline(BasePipeline):
             max_context=self.context,
             vocab_size=self.vocab_size,
             rows=self.rows,
+            pace=self.pace if awaited else PromptPace(awaited=False),
             on_end=(lambda *_: None) if self.recorder is None else self.recorder.ended,
         )
 
@@ -359,7 +366,7 @@ def _backend(config: EngineConfig, source: ModelSource | None = None) -> StepBac
     name = config.engine
     if name == "auto":
         other = source is not None and source.transformers_class is not None
-        name = "torch" if config.wants_device or other else next(iter(ENGINES))
+        name = "torch" if config.wants_torch or other else next(iter(ENGINES))
     if name not in ENGINES:
         known = ("auto", *ENGINES)
         there = " or ".join(map(repr, known))

@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,14 @@ def toy_models() -> Models:
     target = ToyModel(48, 128, seed=1, sharpness=2.5, memory=0.4)
     draft = ToyModel(48, 128, seed=2, sharpness=2.5, memory=0.4, like=target, similarity=0.95)
     return Models(target, draft, NumpyHead(knowing_head(target, HEAD_TAPS, rows=46, sway=0.1)))
+
+
+def whole_prompt_models() -> Models:
+    """The same, where the last pass over a prompt scores its last token, too."""
+    models = toy_models()
+    assert isinstance(models.target, ToyModel)
+    models.target.caps = replace(models.target.caps, whole_prompts=64)
+    return models
 
 
 HEAD_TAPS = (2, 0, 2)  # the layers whose inputs the heads read: in no order, and one of them twice
@@ -133,6 +141,7 @@ def torch_models(arch: str = "llama", dims: Dims | None = None, **keys: Any) -> 
 
 ENGINES: dict[str, Callable[[], Models]] = {
     "toy": toy_models,
+    "toy, whole prompts": whole_prompt_models,
     "native": native_models,
     "native qwen3": functools.partial(native_models, "qwen3"),
     "native windows, q8_0 cache": windowed_models,

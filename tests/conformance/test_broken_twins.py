@@ -21,7 +21,7 @@ from outrider.engines.base import Cache, ForwardItem, SeqHandle, StepEngine
 from outrider.engines.native import NativeCache, NativeModel
 from outrider.engines.step import CachedStepEngine
 from outrider.models.open import open_model
-from tests.conformance.engines import Models, toy_models
+from tests.conformance.engines import Models, toy_models, whole_prompt_models
 from tests.conformance.harness import PARAMS, answers, make_drafter, requests, run, visible
 from tests.support.models import Dims, tiny_gguf
 from tests.support.toy_model import ToyCache, ToyModel
@@ -52,6 +52,26 @@ def caught(
 
 def test_the_sound_original_passes_the_battery() -> None:
     assert list(caught(toy_models())) == []
+    assert list(caught(whole_prompt_models())) == []
+
+
+class DropsTheRest(CachedStepEngine):
+    """Scores the anchor without the prompt tokens that are pending."""
+
+    def score(self, batch: Sequence[tuple[SeqHandle, Draft]], *more: Any) -> list[TargetScores]:
+        for seq, _ in batch:
+            seq.pending = seq.pending[:0]
+        return super().score(batch, *more)
+
+
+def test_an_anchor_without_the_rest_of_its_prompt_is_caught() -> None:
+    models = whole_prompt_models()
+    usual, whole, broken = (
+        visible(run(engine, None, requests(PARAMS["greedy"]), max_num_seqs=1))
+        for engine in (toy_models().engine(), models.engine(), DropsTheRest(models.target))
+    )
+    assert whole == usual
+    assert broken != usual
 
 
 class AcceptsOneTooMany(CoupledVerifier):

@@ -70,6 +70,16 @@ def test_nor_does_the_batch(engine: str, seqs: int, chunk: int) -> None:
         assert visible(found) == visible(expected)
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_nor_do_first_tokens_that_come_with_whole_prompts(drafter: str) -> None:
+    engine = "toy, whole prompts"
+    for params in ("penalties", "constrained"):
+        expected = plain("toy", params)
+        made = make_drafter(drafter, models(engine), answers(expected))
+        found = run(models(engine).engine(), made, requests(PARAMS[params]), max_num_seqs=1)
+        assert visible(found) == visible(expected)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_suite_sees_what_it_should(engine: str) -> None:
     """Texts of every kind of end occur, and the drafts are neither all right nor all wrong."""

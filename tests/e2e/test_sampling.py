@@ -19,6 +19,7 @@ import pytest
 from outrider import LLM, ConfigError, RequestOutputKind, SamplingParams, grammar, pipeline
 from outrider.decoding import loop
 from outrider.decoding.context import TokenContext
+from outrider.decoding.sampling import logprobs
 from outrider.decoding.sampling.logprobs import token_logprobs
 from outrider.decoding.types import TargetScores
 from outrider.outputs import RequestOutput
@@ -297,19 +298,18 @@ def test_logprobs_of_adjusted_logits_are_caught(bench: Bench, monkeypatch: pytes
         changed[65] += 4.0
         return token_logprobs(changed, *arguments)
 
-    monkeypatch.setattr(loop, "token_logprobs", adjusted)
+    monkeypatch.setattr(logprobs, "token_logprobs", adjusted)
     (output,) = bench.drafting[2].generate(PROMPTS[:1], SamplingParams(**arguments))
     assert _misreported(output) > 0
 
 
 def test_logprobs_of_the_wrong_row_are_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = loop.StepLoop._reports
+    reports = logprobs.token_reports
 
-    def first_row(self: Any, seq: Any, scores: Any, verdict: Any, tokens: Any) -> Any:
-        rows = TargetScores(np.repeat(scores.logits[:1], len(scores.logits), axis=0))
-        return reports(self, seq, rows, verdict, tokens)
+    def first_row(params: Any, scores: Any, *more: Any) -> Any:
+        return reports(params, TargetScores(np.repeat(scores.logits[:1], len(scores.logits), axis=0)), *more)
 
-    monkeypatch.setattr(loop.StepLoop, "_reports", first_row)
+    monkeypatch.setattr(loop, "token_reports", first_row)
     assert bench.differ({}) > 0
 
 

@@ -11,7 +11,7 @@ from outrider.cli.escapes import unescaped
 from outrider.cli.foreign import engine_arguments
 from outrider.cli.parser import Parser, context_size, integer, number
 from outrider.config.engine import EngineConfig, parse_engine
-from outrider.config.quantization import KV_QUANTIZATIONS, QUANTIZATIONS
+from outrider.config.quantization import KV_QUANTIZATIONS, QUANTIZATIONS, TORCH_QUANTIZATIONS
 from outrider.config.speculative import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_NODES,
@@ -53,7 +53,9 @@ def add_models(parser: Parser, *, prompt: bool = False) -> None:
     group.add_argument(
         "--quantization",
         metavar="TYPE",
-        help=f"quantize a float target at load: {' or '.join(QUANTIZATIONS)}; it is another target then",
+        help=f"quantize a float target at load: {' or '.join(QUANTIZATIONS)}; on the torch engine "
+        f"{' or '.join(f'{name} ({bits})' for name, bits in TORCH_QUANTIZATIONS.items())}; it is another "
+        "target then",
     )
     group.add_argument(
         "--kv-quantization",

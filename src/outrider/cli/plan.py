@@ -58,7 +58,8 @@ def add_parser(subparsers: Subparsers) -> Parser:
     add("-t", "--threads", type=integer, metavar="N",
         help="threads of the engine (default: its own choice)")  # fmt: skip
     add("--quantization", metavar="TYPE",
-        help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}; fp8 with vLLM")  # fmt: skip
+        help=f"of a float target at load: {' or '.join(QUANTIZATIONS)}; torchao or bitsandbytes "
+        "with torch, fp8 with vLLM")  # fmt: skip
     add("--json", action="store_true", help="print one JSON document")
     plan_candidates.add_flags(parser)
     plan_gpu.add_flags(parser)
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     if engine == "native":
         found = document(pair_of(args, _as_loaded(args, name)))
     else:
-        pair = pair_of(args, _opened(name), as_stored=True)
+        source = quantized(_opened(name), args.quantization if engine == "torch" else None)
+        pair = pair_of(args, source, as_stored=True)
         found = document(pair, place=plan_gpu.place_of(args, engine, pair))
     print(json.dumps(found, ensure_ascii=False) if args.json else text(found))
     return 0 if found["fits"] else 1

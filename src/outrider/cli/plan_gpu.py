@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from outrider.cli.parser import integer, number
-from outrider.config.quantization import KV_QUANTIZATIONS, kv_quantization
+from outrider.config.quantization import KV_QUANTIZATIONS, TORCH_QUANTIZATIONS, kv_quantization
 from outrider.device_memory import DTYPE_BYTES, UTILIZATION
 from outrider.errors import ConfigError
 from outrider.plan.cards import parse_cards
@@ -52,6 +52,8 @@ def check(args: argparse.Namespace) -> str:
         if (flag := next((flag for flag, value in given.items() if value is not None), None)) is not None:
             raise ConfigError(f"{flag} is for graphics cards: name them with --gpu")
         kv_quantization(args.cache_dtype)
+        if args.quantization in TORCH_QUANTIZATIONS:
+            raise ConfigError(f"--quantization {args.quantization} is planned for graphics cards: use --gpu")
         return "native"
     _, count = parse_cards(args.gpu)
     several = count > 1 or args.tensor_parallel is not None
@@ -63,8 +65,13 @@ def check(args: argparse.Namespace) -> str:
             raise ConfigError(f"{flag} is for the CPU; --gpu-memory-utilization limits a card's memory")
     if args.utilization is not None and not 0 < args.utilization <= 1:
         raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, not {args.utilization}")
-    if engine == "torch" and (args.quantization or args.cache_dtype != "auto"):
-        raise ConfigError("the torch engine holds weights, keys and values as --dtype says")
+    if engine == "torch":
+        if args.quantization not in (None, *TORCH_QUANTIZATIONS) or args.cache_dtype != "auto":
+            raise ConfigError(
+                "the torch engine holds weights, keys and values as --dtype says, but for "
+                f"--quantization {' or '.join(TORCH_QUANTIZATIONS)}"
+            )
+        return engine
     if args.cache_dtype not in ("auto", EIGHT_BITS):
         raise ConfigError(
             f"vLLM's --kv-cache-dtype is auto or {EIGHT_BITS} here; {args.cache_dtype!r} is not"
@@ -86,5 +93,6 @@ def place_of(args: argparse.Namespace, engine: str, pair: Pair) -> GpuPlace:
         dtype=args.dtype or setup.dtype,
         eight_bit_weights=args.quantization == EIGHT_BITS,
         eight_bit_cache=args.cache_dtype == EIGHT_BITS,
+        quantization=args.quantization if engine == "torch" else None,
     )
     return place_on(setup, count, pair, size=args.tensor_parallel, draft_size=args.draft_parallel)

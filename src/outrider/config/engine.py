@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from outrider.config import foreign
-from outrider.config.quantization import check_quantization, kv_quantization
+from outrider.config.quantization import TORCH_QUANTIZATIONS, check_quantization, kv_quantization
 from outrider.config.speculative import (
     IN_THE_FILE,
     OLD_SPECULATIVE_NAMES,
@@ -42,7 +42,8 @@ class EngineConfig:
     threads:       of the engine; None for one for each processor.
     revision:      branch, tag or commit when `model` is a repository on the hub.
     quantization:  "q8_0" or "q4_k" quantizes the target's float weights at load, which makes it another
-                   target; None keeps them as stored.
+                   target, and so do "torchao" (8 bits) and "bitsandbytes" (4 bits) on the torch engine; None
+                   keeps them as stored.
     kv_quantization: "q8_0" holds keys and values in 8 bits (vLLM's name: kv_cache_dtype), which makes it
                    another target, too; None holds them in binary16.
     weights_cache: True or a folder keeps the packed weights on disk, so that the next start maps them; None
@@ -93,6 +94,11 @@ class EngineConfig:
                 positive(name, getattr(self, name))
         if self.quantization is not None:
             check_quantization(self.quantization)
+            if self.quantization in TORCH_QUANTIZATIONS and self.engine == "native":
+                raise ConfigError(
+                    f"quantization={self.quantization!r} is of the torch engine; the native one has 'q8_0' "
+                    "and 'q4_k'"
+                )
         object.__setattr__(self, "kv_quantization", kv_quantization(self.kv_quantization))
         if not isinstance(self.weights_cache, bool | None):
             if not isinstance(self.weights_cache, str | os.PathLike):
@@ -111,6 +117,11 @@ class EngineConfig:
         """Whether a device is asked for that is not the CPU."""
         return self.device not in (None, *CPU_DEVICES)
 
+    @property
+    def wants_torch(self) -> bool:
+        """Whether something is asked for that only the torch engine has."""
+        return self.wants_device or self.quantization in TORCH_QUANTIZATIONS
+
     def _check_device(self) -> None:
         for name in ("device", "dtype", "exact"):
             if getattr(self, name) is not None:
@@ -119,7 +130,7 @@ class EngineConfig:
             raise ConfigError(
                 f"device={self.device!r} is refused: the native engine runs on the CPU; use engine='torch'"
             )
-        takes_dtype = self.wants_device or self.engine not in ("auto", "native")
+        takes_dtype = self.wants_torch or self.engine not in ("auto", "native")
         if self.dtype not in (None, "auto") and not takes_dtype:
             raise ConfigError(f"dtype={self.dtype!r} is refused: {IN_THE_FILE}, or use engine='torch'")
         if self.exact not in (None, *EXACT):

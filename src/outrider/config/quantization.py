@@ -5,6 +5,8 @@ from __future__ import annotations
 from outrider.errors import ConfigError, nearest
 
 QUANTIZATIONS = ("q8_0", "q4_k")  # of a float model's weights, when it is loaded
+# Of a float target's matrices by the torch engine: the library that does it, and what it makes of them.
+TORCH_QUANTIZATIONS = {"torchao": "8 bits", "bitsandbytes": "4 bits"}
 LIGHT_QUANTIZATIONS = ("q3", "q4")  # of any draft model's weights, fewest bits first
 DRAFT_QUANTIZATIONS = ("auto", *LIGHT_QUANTIZATIONS)  # of a draft model, the default first
 # vLLM's names for folders that are stored so, and the `quant_method` in their config.json.
@@ -21,13 +23,15 @@ USUAL_KV = ("auto", "f16", "fp16", "float16")  # no quantization of theirs: how 
 
 
 def check_quantization(name: object, *, draft: bool = False) -> None:
-    """Raise ConfigError unless it is one of QUANTIZATIONS or, for a draft model, of DRAFT_QUANTIZATIONS, or a
-    way in which a folder may be stored."""
-    known = (*QUANTIZATIONS, *STORED_METHODS, *(DRAFT_QUANTIZATIONS if draft else ()))
+    """Raise ConfigError unless it is one of QUANTIZATIONS, or of TORCH_QUANTIZATIONS for a target and of
+    DRAFT_QUANTIZATIONS for a draft model, or a way in which a folder may be stored."""
+    known = (*QUANTIZATIONS, *STORED_METHODS, *(DRAFT_QUANTIZATIONS if draft else TORCH_QUANTIZATIONS))
     if not isinstance(name, str) or name not in known:
         hint = nearest(str(name), known)
         also = (
-            f", {' and '.join(DRAFT_QUANTIZATIONS)} any draft; 'stored' leaves it as it is" if draft else ""
+            f", {' and '.join(DRAFT_QUANTIZATIONS)} any draft; 'stored' leaves it as it is"
+            if draft
+            else f", and {' and '.join(TORCH_QUANTIZATIONS)} on the torch engine"
         )
         raise ConfigError(
             f"quantization={name!r} is refused{hint}: {' and '.join(QUANTIZATIONS)} quantize a float model "

@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import Controller, DraftLimits, RequestState
+from outrider.decoding.controller import Controller, RequestState
 from outrider.decoding.drawing import row_draws
 from outrider.decoding.events import Event, FinishEvent, FinishReason, TokenEvent
 from outrider.decoding.guard import Guard
 from outrider.decoding.metrics import CONSTRAINT, EARLIER_OUTPUTS, PREDICTION, RequestMetrics
-from outrider.decoding.prefill import PromptLogprobs, prefill
+from outrider.decoding.prefill import PromptLogprobs, PromptPace, prefill
 from outrider.decoding.request import ProposeJob, Request, check_prompt
-from outrider.decoding.sampling.logprobs import TokenLogprobs, token_logprobs
+from outrider.decoding.running import Cost, Running
+from outrider.decoding.sampling.logprobs import token_reports
 from outrider.decoding.sampling.sampler import RowSampler, Sampler, top_probability
 from outrider.decoding.stops import Emitter, Finish
 from outrider.decoding.types import Draft, StepRecord, TargetScores, TokenKind, Verdict
@@ -33,48 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """A request in the loop. It has a `handle` once it is `opened`.
-
-    forced: how many tokens of this step's draft the constraint left no choice about.
-    """
-
-    request: Request
-    context: TokenContext
-    sampler: Sampler
-    emitter: Emitter
-    metrics: RequestMetrics
-    prompt_logprobs: PromptLogprobs
-    forced: int = 0
-    handle: SeqHandle = field(init=False)
-    opened: bool = False
-    state: RequestState = None  # the controller's
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    def limits(self) -> DraftLimits:
-        """What it could use of the next step."""
-        return DraftLimits(
-            self.state,
-            max(0, self.emitter.remaining - 1),
-            len(self.context.tokens),
-            self.request.constraint is not None,
-            self.request.draft_limit,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """A sequence's share of a step: seconds of drafting and of the pass. width: all tokens of the pass."""
-
-    draft: float
-    verify: float
-    width: int
-
-
 class StepLoop:
     """Drives a step engine; implements `engines.runner.Runner`. Use it from one thread at a time. A request
     that fails ends alone, with an error event.
@@ -82,11 +40,13 @@ class StepLoop:
     drafter:       None is plain decoding, through the same code.
     clock:         seconds, for metrics and the controller only; the output never depends on it.
     max_num_seqs:  most sequences in one pass; further requests wait.
-    prefill_chunk: most prompt tokens of a pass in which no sequence decodes, all sequences together. How
-                   many prompt tokens a mixed batch has is the controller's choice.
+    prefill_chunk: most prompt tokens of a pass in which no sequence decodes, all sequences together; those of
+                   engines with `whole_prompts` may be wider, see `PromptPace`. How many prompt tokens a mixed
+                   batch has is the controller's choice.
     max_context:   most tokens of prompt and output; never more than the engine's own limit.
     vocab_size:    ids from here on are padding without a token, and are never sampled.
     rows:          filters and samples rows of logits, see `RowSampler`; None is the NumPy implementation.
+    pace:          of prompts, as earlier loops on this engine have learned it.
     on_end:        called when a request has ended, with what its controller kept; must not raise.
 
     Raises ConfigError when the engine lacks what the drafter or the verifier needs.
@@ -105,6 +65,7 @@ class StepLoop:
         max_context: int | None = None,
         vocab_size: int | None = None,
         rows: RowSampler | None = None,
+        pace: PromptPace | None = None,
         on_end: Callable[[Request, RequestMetrics, RequestState], object] = lambda *_: None,
     ) -> None:
         self._taps: tuple[int, ...] = getattr(drafter, "taps", ())  # see HiddenStateDrafter
@@ -120,11 +81,11 @@ class StepLoop:
         self._drawn_rows = engine.caps.draws_rows and verifier.drawn_rows
         self._clock, self._on_end = clock, on_end
         self._max_num_seqs = max_num_seqs
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk, self._pace = prefill_chunk, pace or PromptPace()
         self._max_context = min(engine.max_positions, max_context or engine.max_positions)
         self._vocab_size = min(engine.vocab_size, vocab_size or engine.vocab_size)
         self._rows = rows
-        self._live: dict[str, _Sequence] = {}  # in order of arrival; the first max_num_seqs are running
+        self._live: dict[str, Running] = {}  # in order of arrival; the first max_num_seqs are running
         self._outbox: list[Event] = []
 
     @property
@@ -137,7 +98,7 @@ class StepLoop:
         if request.request_id in self._live:
             raise ConfigError(f"request id {request.request_id!r} is already in use")
         check_prompt(request.prompt, self._engine.vocab_size, self._max_context)
-        self._live[request.request_id] = seq = _Sequence(
+        self._live[request.request_id] = seq = Running(
             request,
             TokenContext(request.prompt),
             Sampler(
@@ -188,8 +149,7 @@ class StepLoop:
             ready = [seq for seq in batch if not len(seq.handle.pending)]
             waiting = [seq for seq in batch if len(seq.handle.pending)]
             prompts = self._mixed(ready, waiting) if ready else []
-            if not ready:
-                self._prefill(waiting, min(self._prefill_chunk, self._controller.prefill_budget(0)))
+            if not ready and not self._prompts(waiting):
                 waiting = self._hand_over(self._alive(waiting))
                 ready = [seq for seq in waiting if not len(seq.handle.pending)]
             if ready:
@@ -200,11 +160,11 @@ class StepLoop:
         events, self._outbox = self._outbox, []
         return events
 
-    def _alive(self, batch: list[_Sequence]) -> list[_Sequence]:
+    def _alive(self, batch: list[Running]) -> list[Running]:
         """The sequences of a batch that no error has ended."""
         return [seq for seq in batch if seq.request_id in self._live]
 
-    def _open(self, seq: _Sequence) -> None:
+    def _open(self, seq: Running) -> None:
         with self._guard(seq):
             if self._drafter is not None:
                 self._drafter.begin(seq.request)
@@ -214,7 +174,7 @@ class StepLoop:
             seq.handle = self._engine.open(seq.request.prompt, capacity, namespace, self._taps)
             seq.opened = True
 
-    def _hand_over(self, batch: list[_Sequence]) -> list[_Sequence]:
+    def _hand_over(self, batch: list[Running]) -> list[Running]:
         """Give the drafter the prompts' hidden states since the last time. Returns the batch without those
         that an error has ended."""
         if not self._taps:
@@ -227,7 +187,7 @@ class StepLoop:
                     drafter.prefilled(seq.request_id, start, rows)
         return self._alive(batch)
 
-    def _mixed(self, ready: list[_Sequence], waiting: list[_Sequence]) -> list[tuple[SeqHandle, int]]:
+    def _mixed(self, ready: list[Running], waiting: list[Running]) -> list[tuple[SeqHandle, int]]:
         """Chunked prefill: how many prompt tokens of which sequence share the pass of those that decode.
         Prompts with log-probabilities cannot share it; their chunks are computed here."""
         if not waiting:
@@ -243,14 +203,45 @@ class StepLoop:
             left -= count
         return prompts
 
-    def _prefill(self, waiting: list[_Sequence], left: int) -> None:
+    def _prompts(self, waiting: list[Running]) -> bool:
+        """Passes of prompts alone. Returns whether they gave the first tokens of some."""
+        left, first = min(self._prefill_chunk, self._controller.prefill_budget(0)), False
+        if not (most := self._engine.caps.whole_prompts):
+            self._prefill(waiting, left)
+            return first
+        left = self._pace.budget(left, most)
+        for seq in waiting:
+            began, pending, cached = self._clock(), len(seq.handle.pending), seq.handle.cached
+            # Under other rules a seed's text depends on where drafts begin, and none begins with this token.
+            last = pending < left and seq.prompt_logprobs.count is None and self._verifier.drawn_rows
+            if last:
+                with self._guard(seq):
+                    self._first(seq)
+                first, left = True, left - pending - 1
+            elif left:
+                self._prefill([seq], left)
+                left -= pending - len(seq.handle.pending)
+            computed = pending - len(seq.handle.pending) - (seq.handle.cached - cached)
+            self._pace.observe(computed, self._clock() - began)
+        return first
+
+    def _first(self, seq: Running) -> None:
+        """The rest of a prompt and the token after it in one pass, without a draft. The controller learns
+        nothing of it, as it learns nothing of prompts."""
+        (scores,) = self._engine.score(
+            [(seq.handle, Draft.empty())], (), [row_draws(seq.sampler, seq.context, Draft.empty())]
+        )
+        if self._hand_over([seq]):
+            self._settle(seq, None, scores, None)
+
+    def _prefill(self, waiting: list[Running], left: int) -> None:
         """Compute up to `left` prompt tokens, sequence by sequence."""
         for seq in waiting:
             if left:
                 with self._guard(seq):
                     left -= prefill(self._engine, seq.handle, seq.prompt_logprobs, left, self._vocab_size)
 
-    def _decode(self, batch: list[_Sequence], prompts: list[tuple[SeqHandle, int]]) -> None:
+    def _decode(self, batch: list[Running], prompts: list[tuple[SeqHandle, int]]) -> None:
         """Propose, score, then verify, emit and commit sequence by sequence. `prompts` share the pass."""
         began = self._clock()
         prompt_tokens = sum(count for _, count in prompts)
@@ -264,7 +255,7 @@ class StepLoop:
         each = zip(batch, pairs, strict=True) if self._drawn_rows else ()
         draws = [row_draws(seq.sampler, seq.context, draft) for seq, (_, draft) in each]
         scores = self._engine.score(pairs, prompts, draws)
-        cost = _Cost(
+        cost = Cost(
             draft=(drafted - began) / max(1, len(drafts)),
             verify=(self._clock() - drafted) / len(batch),
             width=prompt_tokens + sum(1 + len(draft) for _, draft in pairs),
@@ -273,7 +264,7 @@ class StepLoop:
             with self._guard(seq):
                 self._settle(seq, drafts.get(seq.request_id), rows, cost)
 
-    def _propose(self, batch: list[_Sequence], prompt_tokens: int) -> dict[str, Draft]:
+    def _propose(self, batch: list[Running], prompt_tokens: int) -> dict[str, Draft]:
         """Drafts by request, for those that the controller gives a budget: first the tokens that the
         constraint leaves no choice about, then what the drafter proposes to follow them."""
         limits = [seq.limits() for seq in batch]
@@ -281,7 +272,7 @@ class StepLoop:
         drafter = self._drafter
         if drafter is None:
             return {}
-        asked: list[tuple[_Sequence, ProposeJob]] = []
+        asked: list[tuple[Running, ProposeJob]] = []
         drafts: dict[str, Draft] = {}
         for seq, limit, budget in zip(batch, limits, budgets, strict=True):
             most, seq.forced = min(budget, limit.max_tokens), 0
@@ -316,8 +307,9 @@ class StepLoop:
                 drafts[seq.request_id] = mine.after(job.context.path, CONSTRAINT)
         return drafts
 
-    def _settle(self, seq: _Sequence, drafted: Draft | None, scores: TargetScores, cost: _Cost) -> None:
-        """Verify one sequence's draft, emit the accepted tokens up to the output's end, commit."""
+    def _settle(self, seq: Running, drafted: Draft | None, scores: TargetScores, cost: Cost | None) -> None:
+        """Verify one sequence's draft, emit the accepted tokens up to the output's end, commit. cost: None
+        for the pass of a prompt."""
         draft = drafted or Draft.empty()
         began = self._clock()
         verdict = self._verifier.verify(draft, scores, seq.sampler, seq.context)
@@ -333,32 +325,33 @@ class StepLoop:
             drafted=len(draft),
             accepted=len(verdict.path),
             emitted=emitted,
-            draft_seconds=0.0 if drafted is None else cost.draft,
-            verify_seconds=cost.verify,
+            draft_seconds=0.0 if drafted is None or cost is None else cost.draft,
+            verify_seconds=0.0 if cost is None else cost.verify,
             other_seconds=now - began,
             accepted_depths=tuple(range(1, len(verdict.path) + 1)),
             rejected_depth=emitted if verdict.next_kind == "recovered" and emitted > len(verdict.path) else 0,
             sampling_seconds=sampled - began,
             forced=seq.forced,
-            width=cost.width,
-            certain=self._certain(seq, scores, verdict),
+            width=1 if cost is None else cost.width,
+            certain=() if cost is None else self._certain(seq, scores, verdict),
             predicted=draft.count_of(PREDICTION, verdict.path[:emitted]),
             earlier=draft.count_of(EARLIER_OUTPUTS, verdict.path[:emitted]),
         )
         seq.metrics.record(step, now)
-        self._controller.record(seq.state, step)
+        if cost is not None:
+            self._controller.record(seq.state, step)
         if finish is not None:
             self._finish(seq, finish.reason, finish.stop_reason)
 
     def _emit(
-        self, seq: _Sequence, draft: Draft, scores: TargetScores, verdict: Verdict
+        self, seq: Running, draft: Draft, scores: TargetScores, verdict: Verdict
     ) -> tuple[int, Finish | None]:
         """Emit a verdict's tokens one by one until one ends the output. Returns how many were emitted."""
         tokens = [int(draft.tokens[node]) for node in verdict.path] + [verdict.next_token]
         kinds: list[TokenKind] = ["accepted"] * len(verdict.path)
         kinds.append(verdict.next_kind)
         sources = [*map(draft.origin, verdict.path), None]
-        reports = self._reports(seq, scores, verdict, tokens)
+        reports = token_reports(seq.request.params, scores, verdict.path, tokens, self._vocab_size)
         emitted, finish = 0, None
         for token, kind, source, report in zip(tokens, kinds, sources, reports, strict=True):
             text, finish = seq.emitter.push(token)
@@ -372,19 +365,7 @@ class StepLoop:
                 break
         return emitted, finish
 
-    def _reports(
-        self, seq: _Sequence, scores: TargetScores, verdict: Verdict, tokens: Sequence[int]
-    ) -> Iterator[TokenLogprobs | None]:
-        """Each emitted token's log-probabilities, computed when it is emitted; None if not wanted."""
-        params = seq.request.params
-        count, chosen = params.num_logprobs, tuple(params.logprob_token_ids or ())
-        for node, token in zip((-1, *verdict.path), tokens, strict=True):
-            if count is None:
-                yield None
-            else:
-                yield token_logprobs(scores.logits[node + 1][: self._vocab_size], token, count, chosen)
-
-    def _certain(self, seq: _Sequence, scores: TargetScores, verdict: Verdict) -> tuple[float, ...]:
+    def _certain(self, seq: Running, scores: TargetScores, verdict: Verdict) -> tuple[float, ...]:
         """The target's probability of its likeliest token, for as many rows as the controller wants."""
         if (wanted := self._controller.confidence_rows_wanted(seq.state)) <= 0:
             return ()
@@ -393,13 +374,13 @@ class StepLoop:
             return tuple([scores.drawn.likeliest[node + 1] for node in rows])
         return tuple([top_probability(scores.logits[node + 1][: self._vocab_size]) for node in rows])
 
-    def _guard(self, seq: _Sequence) -> Guard:
+    def _guard(self, seq: Running) -> Guard:
         """A context manager: an exception inside ends this request only."""
         return Guard(lambda error: self._finish(seq, "error", error=error))
 
     def _finish(
         self,
-        seq: _Sequence,
+        seq: Running,
         reason: FinishReason,
         stop_reason: int | str | None = None,
         text_tail: str = "",
@@ -415,7 +396,7 @@ class StepLoop:
         event = FinishEvent(seq.request_id, reason, stop_reason, text_tail, seq.metrics, error)
         self._outbox.append(event)
 
-    def _release(self, seq: _Sequence) -> None:
+    def _release(self, seq: Running) -> None:
         """Free what the controller, engine and drafter hold for a request; an error of one skips no other."""
         del self._live[seq.request_id]
         releases: list[Callable[[], None]] = [lambda: self._controller.release(seq.state)]

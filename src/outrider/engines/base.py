@@ -107,12 +107,16 @@ class EngineCaps:
     exact_bits:     a token's logits depend on its prefix only, bit for bit (promise 1).
     hidden_states:  gives the hidden states of named layers, see `HiddenStateModel`.
     draws_rows:     draws the tokens of rows where the logits are, see `DrawingModel`.
+    whole_prompts:  so many tokens, of which each costs less the more share its pass: prompts are computed in
+                    passes as wide as that and as requests may wait for, and the last one scores the anchor,
+                    too. 0: neither.
     """
 
     tree_attention: bool
     exact_bits: bool
     hidden_states: bool = False
     draws_rows: bool = False
+    whole_prompts: int = 0
 
 
 class LanguageModel(Protocol):
@@ -288,8 +292,9 @@ class StepEngine(Protocol):
         prefill: Sequence[tuple[SeqHandle, int]] = (),
         draws: Sequence[RowDraws | None] = (),
     ) -> list[TargetScores]:
-        """Score anchor and draft nodes of each sequence of `batch`, whose prefill must be complete. The same
-        pass computes up to the given number of pending prompt tokens of each sequence of `prefill`.
+        """Score anchor and draft nodes of each sequence of `batch`, after all prompt tokens of it that are
+        still pending. The same pass computes up to the given number of pending prompt tokens of each sequence
+        of `prefill`.
 
         draws: for each sequence of `batch`, or empty: how an engine with `caps.draws_rows` draws its rows;
                others may ignore it.

@@ -143,16 +143,10 @@ class CachedStepEngine:
         prefill: Sequence[tuple[SeqHandle, int]] = (),
         draws: Sequence[RowDraws | None] = (),
     ) -> list[TargetScores]:
-        items = []
-        for seq, draft in batch:
-            assert not len(seq.pending), "prefill must be complete"
-            assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
-            # The anchor becomes new token 0, so the draft's nodes and their parents move up by one.
-            tokens = np.array([seq.anchor, *draft.tokens.tolist()], np.int32)
-            parents = np.array([-1, *[parent + 1 for parent in draft.parents.tolist()]], np.int32)
-            items.append(ForwardItem(seq.cache, tokens, parents, np.arange(len(tokens), dtype=np.int32)))
-        for seq, _ in prefill:
+        for seq, _ in (*batch, *prefill):
             self._take(seq)
+        rests = [len(seq.pending) for seq, _ in batch]
+        items = [_scored(seq, draft) for seq, draft in batch]
         chunks = [(seq, seq.pending[:most]) for seq, most in prefill if most > 0 and len(seq.pending)]
         items += [_chain(seq, tokens, _NO_ROWS) for seq, tokens in chunks]
         if len({id(item.cache) for item in items}) < len(items):
@@ -169,10 +163,12 @@ class CachedStepEngine:
         else:
             logits, states = self._forward(items, seqs)
         hidden: Sequence[FloatArray | None] = states or [None] * len(items)
-        for (seq, draft), rows in zip(batch, hidden, strict=False):
+        for (seq, draft), rest, rows in zip(batch, rests, hidden, strict=False):
             seq.scored = draft.tokens
+            if rest:
+                self._computed(seq, rest, None if rows is None else rows[:rest])
             if seq.hidden is not None:
-                seq.hidden.scored = rows
+                seq.hidden.scored = None if rows is None else rows[rest:]
         for (seq, tokens), rows in zip(chunks, hidden[len(batch) :], strict=True):
             self._computed(seq, len(tokens), rows)
         return [
@@ -198,6 +194,17 @@ class CachedStepEngine:
             self._keep(seq)  # the next turn of a chat begins with this text
         finally:
             seq.cache.close()
+
+
+def _scored(seq: SeqHandle, draft: Draft) -> ForwardItem:
+    """What is pending of a prompt, the anchor, and the draft's nodes; the rows of the last two are wanted."""
+    assert seq.cache.length == seq.committed, "the cache must hold the committed tokens"
+    rest = len(seq.pending)
+    # The anchor becomes new token `rest`, so the draft's nodes and their parents move up.
+    tokens = np.array([*seq.pending.tolist(), seq.anchor, *draft.tokens.tolist()], np.int32)
+    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    parents[rest + 1 :] = draft.parents + (rest + 1)
+    return ForwardItem(seq.cache, tokens, parents, np.arange(rest, len(tokens), dtype=np.int32))
 
 
 def _chain(seq: SeqHandle, tokens: IntArray, rows: IntArray) -> ForwardItem:

@@ -8,6 +8,9 @@ For float models:
 If the number of columns is not a multiple of a type's group of weights (256 for Q4_K and Q6_K, 32 for Q8_0),
 Q8_0 is used instead, or else the file's own type. Norms and biases are not quantized.
 
+- torchao, bitsandbytes: by these libraries, when the torch engine loads it (engines/torch/packed.py). The
+  embedding and the output matrix stay floats.
+
 For draft models, whatever the file's types:
 - q4: every matrix as Q4_0, if that makes it considerably smaller. An embedding that is not also the output
   matrix becomes Q8_0, as a pass reads only a few of its rows.
@@ -73,6 +76,11 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
             return source
         return replace(chosen, display_name=f"{source.display_name} ({name} at load)")
     quantization.check_quantization(name)
+    if source.transformers_class is not None:
+        raise ConfigError(
+            f"{source.path}: quantization={name!r} is for families that Outrider has itself; transformers' "
+            f"{source.transformers_class} is loaded as its folder is stored: leave it out"
+        )
     stored = Counter(t.type for t in source.tensors.values() if t.type not in FLOAT_TYPES)
     if stored:
         kinds = ", ".join(kind for kind, _ in stored.most_common())
@@ -81,7 +89,9 @@ def quantized(source: ModelSource, name: str | None) -> ModelSource:
             f"F32, F16 or BF16: leave it out, or choose the model's float file"
         )
     chosen = replace(source, quantization=name)
-    return replace(chosen, display_name=f"{source.display_name} ({describe(chosen)})")
+    bits = quantization.TORCH_QUANTIZATIONS.get(name)
+    how = describe(chosen) if bits is None else f"{bits} by {name}"
+    return replace(chosen, display_name=f"{source.display_name} ({how})")
 
 
 def with_kv_type(source: ModelSource, name: str | None) -> ModelSource:
@@ -115,7 +125,8 @@ def describe(source: ModelSource) -> str:
 
 def loaded_type(source: ModelSource, tensor: Tensor) -> str:
     """The weight type in which the engine holds `tensor` of `source`."""
-    if source.quantization is None or len(tensor.shape) != 2 or tensor.name in source.borrowed:
+    by_torch = source.quantization in quantization.TORCH_QUANTIZATIONS
+    if source.quantization is None or by_torch or len(tensor.shape) != 2 or tensor.name in source.borrowed:
         return tensor.type
     if source.quantization in quantization.LIGHT_QUANTIZATIONS:
         return _light_type(source, tensor)

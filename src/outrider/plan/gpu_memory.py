@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Literal
 
 from outrider import device_memory
+from outrider.config.quantization import TORCH_QUANTIZATIONS
 from outrider.memory import SAMPLER_ROWS, size
 from outrider.models.quantization import EMBEDDING, OUTPUT
 from outrider.models.source import ModelSource, Tensor
@@ -44,6 +45,7 @@ class Setup:
     utilization: the part of a card's memory that the engine takes.
     dtype:       of weights that are floats, and of keys and values.
     eight_bit_weights, eight_bit_cache: vLLM's --quantization fp8 and --kv-cache-dtype fp8.
+    quantization: of the torch engine's target, one of TORCH_QUANTIZATIONS or None.
     """
 
     engine: Literal["torch", "vllm"]
@@ -54,6 +56,7 @@ class Setup:
     dtype: str = "bfloat16"
     eight_bit_weights: bool = False
     eight_bit_cache: bool = False
+    quantization: str | None = None
 
     @property
     def limit(self) -> int:
@@ -85,8 +88,10 @@ def divides(spec: ModelSpec, cards: int) -> bool:
 
 
 def tensor_bytes(setup: Setup, tensor: Tensor, role: str = "target") -> int:
-    """Bytes of a tensor as the engine holds it. The torch engine dequantizes; vLLM keeps quantized weights as
-    they are in the file."""
+    """Bytes of a tensor as the engine holds it. The torch engine dequantizes, and may quantize its target
+    anew; vLLM keeps quantized weights as they are in the file."""
+    if setup.engine == "torch" and role == "target":
+        return device_memory.tensor_bytes(tensor, setup.itemsize, setup.quantization)
     count = math.prod(tensor.shape)
     if setup.engine == "vllm" and tensor.type not in FLOAT_TYPES:
         return tensor.stored_bytes
@@ -163,6 +168,8 @@ def held_as(setup: Setup, tensor: Tensor, role: str) -> str:
     """The type of a tensor as the engine holds it."""
     if setup.engine == "vllm" and tensor.type not in FLOAT_TYPES:
         return tensor.type
+    if setup.quantization and role == "target" and device_memory.is_packed(tensor, setup.quantization):
+        return f"{TORCH_QUANTIZATIONS[setup.quantization]} by {setup.quantization}"
     eight = tensor_bytes(setup, tensor, role) == math.prod(tensor.shape)
     return "fp8" if eight else setup.dtype
 

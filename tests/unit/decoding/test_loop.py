@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from outrider.decoding.events import Event, FinishEvent, TokenEvent
 from outrider.decoding.loop import StepLoop
+from outrider.decoding.prefill import PromptPace
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.types import Draft, FloatArray, StepRecord, TargetScores, Verdict
@@ -253,6 +255,71 @@ def test_prompts_are_computed_in_chunks_while_others_decode() -> None:
     loop.add(request("long", range(11)))
     assert [bool(tokens(loop.step(), "long")) for _ in range(3)] == [False, False, True]
     assert model.passes == [[1, 8], [1, 2], [1, 1]]
+
+
+def wide() -> Watched:
+    model = Watched()
+    model.caps = replace(model.caps, whole_prompts=64)
+    return model
+
+
+def test_the_last_pass_over_a_whole_prompt_gives_the_first_token() -> None:
+    model, drafter = wide(), Noisy()
+    loop = make(model, drafter, prefill_chunk=8)
+    given = [request("a", range(11)), request("b", range(3))]
+    for each in given:
+        loop.add(each)
+    steps = [loop.step() for _ in range(2)]
+    assert model.passes == [[8], [3], [3]]  # what was left of each prompt with its last token
+    assert [(len(tokens(events, "a")), len(tokens(events, "b"))) for events in steps] == [(0, 0), (1, 1)]
+    assert ("propose", "a") not in drafter.calls
+    events = [*steps[1], *loop.generate([])]
+    plain = list(make(Watched()).generate(given))
+    for name in "ab":
+        assert tokens(events, name) == tokens(plain, name)
+    assert model.open_caches == 0
+
+
+def test_first_tokens_of_whole_prompts_end_requests_and_have_log_probabilities() -> None:
+    model = wide()
+    given = [request("a", range(9), max_tokens=1, logprobs=2), request("b", range(7), prompt_logprobs=1)]
+    events = list(make(model).generate(given))
+    plain = list(make(Watched()).generate(given))
+    for name in "ab":
+        assert tokens(events, name) == tokens(plain, name)
+    assert ends(events)["a"].finish_reason == "length"
+    first, expected = (
+        [e.logprobs for e in found if isinstance(e, TokenEvent) and e.logprobs] for found in (events, plain)
+    )
+    assert [e.logprob for e in first] == [e.logprob for e in expected]
+    assert len(first) == 1
+    assert ends(events)["a"].metrics.to_dict()["ttft_ms"] > 0
+
+
+def test_logits_of_a_whole_prompt_that_are_nan_end_their_request_only() -> None:
+    model = wide()
+    model.nan_after = 1
+    events = list(make(model).generate([request("a", [1, 3]), request("b", [4, 6])]))
+    assert "nan" in str(ends(events)["a"].error)
+    assert ends(events)["b"].finish_reason == "length"
+    assert model.open_caches == 0
+
+
+def test_the_pace_of_prompts_follows_the_last_wide_pass() -> None:
+    pace = PromptPace()
+    assert pace.budget(40, 256) == 40  # nothing is known
+    pace.observe(8, 1.0)
+    assert pace.budget(40, 256) == 40  # too narrow to learn from
+    pace.observe(100, 0.5)
+    assert pace.budget(40, 256) == 192  # 200, in whole units
+    assert pace.budget(40, 128) == 128
+    assert pace.budget(200, 128) == 200
+    pace.observe(150, 1.5)
+    assert pace.budget(40, 256) == 96  # 100, in narrow units
+    pace.observe(100, 0.0)
+    assert pace.budget(40, 256) == 256
+    assert PromptPace(awaited=False).budget(40, 256) == 256
+    assert PromptPace(awaited=False).budget(300, 256) == 300
 
 
 def test_a_budget_of_zero_asks_no_drafter() -> None:

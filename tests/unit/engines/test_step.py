@@ -119,3 +119,33 @@ def test_a_pass_computes_no_more_than_it_is_asked_for(name: str) -> None:
     left: list[IntArray] = [seq.pending for seq in seqs]
     assert [ids.tolist() for ids in left] == [[6, 7, 8], [0, 1, 2], []]
     assert [seq.committed for seq in seqs] == [6, 0, 0]
+
+
+TREE = Draft(np.array([7, 8, 9, 4], np.int32), np.array([-1, -1, 0, 1], np.int32), None, "test")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("draft", [Draft.empty(), Draft.chain([7, 8, 9], "test"), TREE], ids=len)
+@pytest.mark.parametrize("taps", [(), (0, 1)])
+def test_the_rest_of_a_prompt_shares_the_pass_of_its_anchor(
+    name: str, draft: Draft, taps: tuple[int, ...]
+) -> None:
+    models = MADE[name]
+    engine, prompt = models.engine(), [*range(20), 3]
+    usual, whole = (engine.open(prompt, 90, taps=taps) for _ in range(2))
+    engine.prefill(usual, 1000)
+    engine.prefill(whole, 6)
+    (expected,), (scores,) = engine.score([(usual, draft)]), engine.score([(whole, draft)])
+    np.testing.assert_array_equal(scores.logits, expected.logits)
+    assert not len(whole.pending)
+    if taps:
+        assert scores.hidden is not None
+        assert expected.hidden is not None
+        np.testing.assert_array_equal(scores.hidden, expected.hidden)
+        held = [seq.hidden for seq in (usual, whole) if seq.hidden is not None]
+        states = [np.concatenate([rows for _, rows in hidden.take_prompt()]) for hidden in held]
+        np.testing.assert_array_equal(states[1], states[0])
+    for seq in (usual, whole):
+        engine.commit(seq, Verdict((0,) if len(draft) else (), 5, "bonus"))
+    again = [engine.score([(seq, Draft.chain([2], "test"))])[0].logits for seq in (usual, whole)]
+    np.testing.assert_array_equal(again[1], again[0])

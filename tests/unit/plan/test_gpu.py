@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from outrider import device_memory
 from outrider.cli.main import main
 from outrider.models.open import open_model
+from outrider.models.quantization import quantized
 from outrider.models.source import ModelSource
 from outrider.plan import gpu_memory, gpu_speed
 from outrider.plan.cards import CARDS
@@ -55,6 +56,23 @@ def test_the_torch_engine_holds_floats() -> None:
         p.name: p.bytes for p in needed(Setup("torch", H200, dtype="float32"), LARGE, None, 1000, 3).parts
     }
     assert twice["target weights"] == 4 * parameters
+
+
+@pytest.mark.parametrize(("name", "bits"), [("torchao", 8), ("bitsandbytes", 4)])
+def test_the_torch_engine_holds_a_target_in_few_bits(
+    name: str, bits: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The matrices of layers, with their scales; not the embedding, the output matrix and norms."""
+    inside = sum(math.prod(t.shape) for t in LARGE.tensors.values() if t.name.startswith("blk."))
+    outside = sum(math.prod(t.shape) for t in LARGE.tensors.values()) - inside
+    setup = Setup("torch", H200, quantization=name)
+    assert weights(setup, LARGE) == pytest.approx(inside * bits / 8 * 1.0625 + 2 * outside, rel=0.06)
+    assert weights(setup, LARGE) == device_memory.weights_bytes(quantized(LARGE, name), 2)
+    assert gpu_memory.weights_bytes(setup, SMALL, "draft") == weights(Setup("torch", H200), SMALL)
+    line = f"-m,synthetic:llama-3.1-8b:bf16,--gpu,RTX_4090,--quantization,{name}"
+    assert f"{bits} bits by {name}" in planned(capsys, line)["target"]["types"]
+    assert main(["plan", *line.replace("_", " ").replace("bf16", "q4_k_m").split(",")]) == 2
+    assert "is quantized already" in capsys.readouterr().err
 
 
 def test_vllm_keeps_quantized_weights() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.decoding.sampling.logits import Row
+from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.rng import Floats, Ids
+from outrider.decoding.types import TargetScores
 from outrider.errors import ModelError
 
 
@@ -50,6 +52,19 @@ def token_logprobs(logits: Row, token: int, count: int, chosen: Sequence[int] = 
         top = _top(values, len(values) if count < 0 else min(count, len(values)))
         ranks = np.arange(1, len(top) + 1)
     return TokenLogprobs(token, float(values[token]), _rank(values, token), top, values[top], ranks)
+
+
+def token_reports(
+    params: SamplingParams, scores: TargetScores, path: Sequence[int], tokens: Sequence[int], vocab_size: int
+) -> Iterator[TokenLogprobs | None]:
+    """The log-probabilities of each token of a verdict, whose accepted nodes are `path`, computed when it is
+    asked for; None where they are not wanted. vocab_size: ids from here on are padding."""
+    count, chosen = params.num_logprobs, tuple(params.logprob_token_ids or ())
+    for node, token in zip((-1, *path), tokens, strict=True):
+        if count is None:
+            yield None
+        else:
+            yield token_logprobs(scores.logits[node + 1][:vocab_size], token, count, chosen)
 
 
 def _rank(values: Floats, token: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import torch
 
 from outrider import memory
 from outrider.config.engine import EngineConfig
+from outrider.config.quantization import STORED_METHODS, TORCH_QUANTIZATIONS
 from outrider.device_memory import PATH, slot_bytes, usable, weights_bytes
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
 from outrider.engines.heads import HeadModel
@@ -177,10 +179,7 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
     device = find_device(config.device or "auto")
     dtype = find_dtype(config.dtype or "auto", device)
     if config.quantization is not None:
-        raise ConfigError(
-            f"quantization={config.quantization!r} is of the native engine; the torch engine holds weights "
-            "in their dtype"
-        )
+        _check_quantization(config.quantization, device)
     if config.kv_quantization is not None:
         raise ConfigError(
             f"kv_quantization={config.kv_quantization!r} is of the native engine; the torch engine holds "
@@ -217,6 +216,21 @@ def check_memory(config: EngineConfig, positions: int, sources: Sequence[ModelSo
             "a shorter context (-c / max_model_len), a smaller model, a higher --gpu-memory-utilization, or "
             "--engine native"
         )
+
+
+def _check_quantization(name: str, device: torch.device) -> None:
+    """Raise ConfigError for a quantization that is not of this engine, or not possible here."""
+    if name in STORED_METHODS:
+        return
+    if name not in TORCH_QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization={name!r} is of the native engine; the torch engine has "
+            f"{' and '.join(map(repr, TORCH_QUANTIZATIONS))}, or holds weights in their dtype"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"quantization={name!r} is for CUDA devices and the CPU, not for {name_of(device)}")
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(f"quantization={name!r} needs {name}: install outrider[quantized]")
 
 
 def _weights_bytes(source: ModelSource, dtype: torch.dtype) -> int:

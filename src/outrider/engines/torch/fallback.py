@@ -31,6 +31,7 @@ from outrider.models.spec import FeedForwardSpec, LayerSpec, ModelSpec
 
 CONFIG_LIMIT = 1 << 20
 POSITIONS = 2048  # of a model whose configuration does not say
+SHARED_TOKENS = 256  # of a prompt in a pass, at most
 TOLERANCE = (
     1e-3  # relative difference of logits that rounding may make in float32; ten times as much in others
 )
@@ -196,17 +197,19 @@ class TransformersModel:
                 use_safetensors=True,
                 trust_remote_code=False,
             )
+            made = cls(source, model.to(device).eval(), device)
+        except (UnsupportedModelError, torch.OutOfMemoryError):
+            raise
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             raise UnsupportedModelError(
                 f"{source.path}: transformers cannot load it: {_line(error)}"
             ) from None
-        made = cls(source, model.to(device).eval(), device)
         made._room = room
         return made
 
     @property
     def caps(self) -> EngineCaps:
-        return EngineCaps(tree_attention=self._trees, exact_bits=False)
+        return EngineCaps(tree_attention=self._trees, exact_bits=False, whole_prompts=SHARED_TOKENS)
 
     @property
     def vocab_size(self) -> int:
@@ -261,14 +264,16 @@ class TransformersModel:
             depths = np.arange(n)
         if self._takes_positions:
             given["position_ids"] = torch.from_numpy(depths + cache.length)[None].to(self.device)
-        if self._takes_rows and not len(item.rows):
-            given["logits_to_keep"] = 1
+        first = int(item.rows.min(initial=n - 1))  # no logits are computed before it
+        if self._takes_rows:
+            given["logits_to_keep"] = n - first
         tokens = torch.from_numpy(item.tokens.astype(np.int64))[None].to(self.device)
         with torch.no_grad():
             logits = self._model(input_ids=tokens, **given).logits[0]
         if not len(item.rows):
             return np.empty((0, self.vocab_size), np.float32)
-        rows = torch.from_numpy(item.rows.astype(np.int64)).to(self.device)
+        wanted = item.rows.astype(np.int64) - (n - len(logits))
+        rows = torch.from_numpy(wanted).to(self.device)
         host: FloatArray = logits.index_select(0, rows).float().cpu().numpy()
         return host[:, : self.vocab_size]
 
@@ -297,10 +302,10 @@ class TransformersModel:
         again = self.forward([_chain(cache, ids[4:])])[0]
         limit = TOLERANCE if self._model.dtype == torch.float32 else 10 * TOLERANCE
         if not _near(again, wanted, limit):
-            raise UnsupportedModelError(
-                f"{self.source.path}: caches of {self.source.transformers_class} cannot go back to an "
-                "earlier token"
-            )
+            why = f"caches of {self.source.transformers_class} cannot go back to an earlier token"
+            if getattr(self._model, "is_quantized", False):
+                why = f"as it is quantized, a token's logits depend on what shares its pass, or {why}"
+            raise UnsupportedModelError(f"{self.source.path}: {why}")
         if not self._trees:
             return
         cache.truncate(4)

@@ -26,6 +26,7 @@ from outrider.models.spec import ModelSpec
 
 STRICT_WIDTH = 16  # tokens of every pass where bits depend on the width
 WIDEST = 512  # most tokens of a pass
+WIDEST_CPU = 256  # of a prompt: 512 take 1.03 times as long for each (SmolLM2 135M, 2048 tokens, Zen 5)
 LEAST_DRAWN = 2  # rows: one is drawn by the host in 0.15 ms less (benchmarks/gpu.py, plain decoding of an 8B)
 
 Slots = Callable[["TorchModel"], int | None]
@@ -73,7 +74,11 @@ class TorchModel:
     @property
     def caps(self) -> EngineCaps:
         return EngineCaps(
-            tree_attention=True, exact_bits=self.strict, hidden_states=True, draws_rows=self._draws
+            tree_attention=True,
+            exact_bits=self.strict,
+            hidden_states=True,
+            draws_rows=self._draws,
+            whole_prompts=WIDEST if self.device.type == "cuda" else WIDEST_CPU,
         )
 
     @property
@@ -105,7 +110,8 @@ class TorchModel:
     @property
     def fixed_width(self) -> int | None:
         """Tokens of every pass, where bits need that; None where passes are as wide as they must be."""
-        return STRICT_WIDTH if self.strict and not self.ops.invariant else None
+        invariant = self.ops.invariant and not self.weights.packed  # products of those are the libraries'
+        return STRICT_WIDTH if self.strict and not invariant else None
 
     @property
     def slot_bytes(self) -> int:

@@ -28,6 +28,10 @@ class Group:
     committed: int
     seen: torch.Tensor | None
 
+    def first(self, window: int | None) -> int:
+        """The first key that a row sees."""
+        return 0 if window is None else max(0, self.committed - window + 1)
+
 
 @dataclass(slots=True, eq=False)
 class Layout:
@@ -59,6 +63,7 @@ class Layout:
     span: int
     groups: tuple[Group, ...] | None = None
     _blocks: dict[tuple[int, int | None], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _masks: dict[tuple[int, int | None, bool], torch.Tensor] = field(default_factory=dict)
 
     def keys(self, first: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(slots, seen): int64[n, KEYS] and bool[n, KEYS] of the keys first .. first+KEYS-1 of each token.
@@ -75,6 +80,26 @@ class Layout:
                 slots = torch.where(new < 0, slots, at)
             self._blocks[first, window] = torch.where(seen, slots, 0).long(), seen
         return self._blocks[first, window]
+
+    def mask(self, group: Group, window: int | None, dtype: torch.dtype | None) -> torch.Tensor:
+        """[rows, keys] of the group's rows and the keys from `group.first(window)` on: 0 where a row sees a
+        key and -inf elsewhere, as `dtype`; True and False where that is None. Computed once for all
+        layers."""
+        at = (group.begin, window, dtype is None)
+        if at not in self._masks:
+            position, first = self.position[group.begin : group.end], group.first(window)
+            number = torch.arange(first, group.committed, device=position.device)
+            number = torch.cat([number, position.long()])  # of each key
+            seen = number <= position[:, None]
+            if window is not None:
+                seen = seen & (number > position[:, None] - window)
+            if group.seen is not None:
+                before = seen.new_ones(len(position), group.committed - first)
+                seen = seen & torch.cat([before, group.seen], 1)
+            if dtype is not None:
+                seen = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
+            self._masks[at] = seen
+        return self._masks[at]
 
 
 class Ops(Protocol):
@@ -181,17 +206,13 @@ class TorchOps:
     ) -> torch.Tensor:
         if layout.groups is None:
             return _gathered(q, k_cache, v_cache, layout, scale=scale, window=window, softcap=softcap)
-        out = torch.zeros_like(q)
-        for group in layout.groups:
-            rows = slice(group.begin, group.end)
-            out[rows] = _together(
-                *(q[rows], k_cache, v_cache, group),
-                position=layout.position[rows],
-                scale=scale,
-                window=window,
-                softcap=softcap,
-            )
-        return out
+        found = [
+            _together(q, k_cache, v_cache, layout, group, scale=scale, window=window, softcap=softcap)
+            for group in layout.groups
+        ]
+        if (padding := len(q) - layout.groups[-1].end) or len(found) > 1:
+            return torch.cat([*found, q.new_zeros(padding, *q.shape[1:])])
+        return found[0]
 
     def rotate(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
@@ -232,7 +253,12 @@ class TorchOps:
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+        return gated(gate, up, activation)
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """See `Ops.gated`."""
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def _gathered(
@@ -271,29 +297,22 @@ def _together(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
+    layout: Layout,
     group: Group,
     *,
-    position: torch.Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
     """All rows of one sequence over its slots at once."""
-    n, new = len(q), group.end - group.begin
-    first = 0 if window is None else max(0, group.committed - window + 1)  # what no row sees is left out
-    held = slice(group.start + first, group.start + group.committed + new)
+    q = q[group.begin : group.end]
+    n, first = len(q), group.first(window)  # what no row sees is left out
+    held = slice(group.start + first, group.start + group.committed + n)
     keys, values = k_cache[held].transpose(0, 1), v_cache[held].transpose(0, 1)  # [kv_heads, keys, d]
-    seen = None
     begins = group.committed == 0 and group.seen is None  # a chain from the first position
     causal = begins and softcap is None and (window is None or n <= window)
-    if not causal and (n > 1 or window is not None):
-        number = torch.arange(first, group.committed, device=q.device)
-        number = torch.cat([number, position.long()])  # of each key
-        seen = number <= position[:, None]
-        if window is not None:
-            seen = seen & (number > position[:, None] - window)
-        if group.seen is not None:
-            seen = seen & torch.cat([seen.new_ones(n, group.committed - first), group.seen], 1)
+    masked = not causal and (n > 1 or window is not None)
+    seen = layout.mask(group, window, q.dtype if softcap is None else None) if masked else None
     if softcap is None:
         # A mask of three dimensions would do too, but not for the CPU's fused kernel.
         found = F.scaled_dot_product_attention(

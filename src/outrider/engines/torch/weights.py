@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from outrider.device_memory import is_packed
 from outrider.engines.torch.module import LayerWeights, Weights
+from outrider.engines.torch.packed import PACKINGS, Matrix
 from outrider.errors import UnsupportedModelError
 from outrider.models.formats.mapped import release
 from outrider.models.source import ModelSource, Tensor
@@ -42,7 +44,8 @@ def load_weights(
     dtype: torch.dtype,
     progress: Callable[[int, int], None] | None = None,
 ) -> Weights:
-    """The weights of `source` in `dtype` on `device`. At most one fused matrix is held on the host at a time.
+    """The weights of `source` in `dtype` on `device`, the matrices of layers as `source.quantization` says.
+    At most one fused matrix is held on the host at a time.
 
     progress: called with (bytes done, bytes in all), of the file.
     Raises UnsupportedModelError for a part that the modules cannot compute, and for values that are not
@@ -104,17 +107,24 @@ class Reader:
         assert found is not None
         return found
 
+    def matrix(self, *names: str) -> Matrix:
+        """The same of a layer's matrices, packed if the model is quantized."""
+        found, name = self.must(*names), self._source.quantization
+        if name is None or not all(is_packed(self._source.tensors[each], name) for each in names):
+            return found
+        return PACKINGS[name](found)
+
     def layer(self, number: int) -> LayerWeights:
         """All of a layer but what heads have beside."""
         at, norms = f"blk.{number}.", self._source.architecture.layers[number].norms
         qkv = [f"{at}attn_{name}" for name in "qkv"]
         return LayerWeights(
-            qkv=self.must(*[f"{name}.weight" for name in qkv]),
+            qkv=self.matrix(*[f"{name}.weight" for name in qkv]),
             qkv_bias=self.get(*[f"{name}.bias" for name in qkv]),
-            output=self.must(f"{at}attn_output.weight"),
+            output=self.matrix(f"{at}attn_output.weight"),
             output_bias=self.get(f"{at}attn_output.bias"),
-            gate_up=self.must(f"{at}ffn_gate.weight", f"{at}ffn_up.weight"),
-            down=self.must(f"{at}ffn_down.weight"),
+            gate_up=self.matrix(f"{at}ffn_gate.weight", f"{at}ffn_up.weight"),
+            down=self.matrix(f"{at}ffn_down.weight"),
             attn_norm=self.get(f"{at}attn_norm.weight") if norms.attention else None,
             q_norm=self.get(f"{at}attn_q_norm.weight") if norms.q else None,
             k_norm=self.get(f"{at}attn_k_norm.weight") if norms.k else None,

@@ -199,7 +199,7 @@ class ServerEngine:
 
     def _work(self) -> None:
         try:
-            runner = self._pipeline.runner()
+            runner = self._pipeline.runner(awaited=True)
             scheduler = Scheduler(
                 runner, self._slots, self._capacity.budget, self._capacity.need, time.perf_counter
             )
