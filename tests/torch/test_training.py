@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("safetensors")
+load_file = pytest.importorskip("safetensors.numpy").load_file
 
 from outrider.decoding.sampling.params import SamplingParams  # noqa: E402
 from outrider.engines.heads import HeadItem  # noqa: E402
@@ -39,10 +39,10 @@ LAYERS = (2, 3, 4)
 ROWS, DRAFTED = 24, 3
 
 
-def made(folder: Path) -> export.Made:
-    """A head with random weights, a part of the vocabulary, and norms that are not ones."""
+def made(folder: Path, rows: int = 96) -> export.Made:
+    """A head with random weights, so many ids of the vocabulary, and norms that are not ones."""
     source = open_model(tiny_gguf(folder / "target.gguf", dims=DIMS, tied=False))
-    ids = np.sort(np.random.default_rng(3).permutation(VOCAB_SIZE)[:96])
+    ids = np.sort(np.random.default_rng(3).permutation(VOCAB_SIZE)[:rows])
     head, _ = made_head(source, ids, len(LAYERS), 5, "cpu")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -107,6 +107,20 @@ def test_the_engine_computes_what_was_trained(tmp_path: Path, file: str, first: 
                 (logits[k][base - first], wanted_logits[k]),
             ):
                 assert np.linalg.norm(mine - theirs) < 1e-4 * np.linalg.norm(theirs), (base, k)
+
+
+@pytest.mark.parametrize("rows", [96, VOCAB_SIZE])
+def test_only_a_part_of_the_vocabulary_is_mapped(tmp_path: Path, rows: int) -> None:
+    """vLLM refuses a head of all ids that has d2t."""
+    head = made(tmp_path, rows)
+    (tmp_path / "head").mkdir()
+    export.write(tmp_path / "head", head)
+    names = load_file(tmp_path / "head" / "model.safetensors")
+    assert ("d2t" in names, "t2d" in names) == (rows < VOCAB_SIZE,) * 2
+    for file in ("", "head.gguf"):
+        found = open_head(tmp_path / "head" / file)
+        assert found is not None
+        assert (found.for_target(head.source).target_ids is None) == (rows == VOCAB_SIZE)
 
 
 # --- Training -------------------------------------------------------------------------------------

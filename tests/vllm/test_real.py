@@ -20,24 +20,13 @@ import httpx
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.engines.vllm.installed import PYTHON, Installed, installed
-from outrider.errors import ConfigError
+from outrider.engines.vllm.installed import Installed
 from tests.scripts.dequantize_folder import write_folder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.model]
 BROKEN = ("0.32.0",)  # CPU builds
 SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
 PROMPT = "cat, dog, cat, horse, cat, dog, cow, cat, dog, horse, dog, cat, cow, cat, dog, cat, horse,"
-
-
-@pytest.fixture(scope="module")
-def version() -> Installed:
-    if PYTHON not in os.environ:
-        pytest.skip(f"needs {PYTHON}, the Python of tests/scripts/make_vllm_environment.py")
-    try:
-        return installed()
-    except ConfigError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -60,10 +60,7 @@ def write(folder: Path, made: Made) -> None:
     """Write config.json, model.safetensors and README.md; for a target in GGUF head.gguf too, with its
     tokenizer."""
     arrays = weights(made.head)
-    mask = np.zeros(made.source.architecture.vocab_size, bool)
-    mask[made.ids] = True
-    maps = {"d2t": made.ids - np.arange(len(made.ids)), "t2d": mask}
-    replace_file(folder / "model.safetensors", save({**arrays, **maps}, {"format": "pt"}))
+    replace_file(folder / "model.safetensors", save({**arrays, **maps(made)}, {"format": "pt"}))
     replace_file(folder / "config.json", (json.dumps(config(made), indent=2) + "\n").encode())
     replace_file(folder / "README.md", card(made).encode())
     if made.source.format == "gguf":
@@ -76,6 +73,17 @@ def weights(head: Head) -> Arrays:
     for name, tensor in head.state_dict().items():
         found[name] = tensor.cpu().numpy().astype(np.float16 if tensor.ndim == 2 else np.float32)
     return found
+
+
+def maps(made: Made) -> Arrays:
+    """Which ids of the target the output's rows are: d2t and t2d. Of the whole vocabulary none, as in the
+    package speculators; vLLM refuses a head that has them then."""
+    vocab_size = made.source.architecture.vocab_size
+    if len(made.ids) == vocab_size:
+        return {}
+    mask = np.zeros(vocab_size, bool)
+    mask[made.ids] = True
+    return {"d2t": made.ids - np.arange(len(made.ids)), "t2d": mask}
 
 
 def config(made: Made) -> dict[str, Any]:

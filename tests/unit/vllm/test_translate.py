@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from outrider.engines.vllm.installed import Installed, of_document, read
 from outrider.engines.vllm.launch import with_draft_tokens
 from outrider.engines.vllm.translate import OWN_FLAGS, command, passed_flags
 from outrider.errors import ConfigError
+from tests.support.heads import original_folder, speculators_folder, tiny_head
+from tests.support.models import tiny_hf
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "data" / "vllm").glob("*.json"))
 NEWEST = read(FILES[-1].read_bytes(), "python")
@@ -51,6 +54,15 @@ def test_every_method_of_the_issue_is_translated(method: str) -> None:
     if method in ("draft_model", "eagle", "eagle3", "dflash", "dspark"):
         given["model"] = "d"
     assert config_of(made(given)) == given
+
+
+@pytest.mark.parametrize("write", [original_folder, speculators_folder])
+def test_a_head_is_told_from_a_draft_model(tmp_path: Path, write: Callable[..., Path]) -> None:
+    """vLLM itself looks for "eagle3" in the folder's name."""
+    head, model = write(tmp_path / "head", tiny_head()), tiny_hf(tmp_path / "model")
+    assert config_of(made({"model": str(head)}))["method"] == "eagle3"
+    assert config_of(made({"model": str(head), "method": "eagle"}))["method"] == "eagle"
+    assert "method" not in config_of(made({"model": str(model)}))
 
 
 def test_many_hosts() -> None:

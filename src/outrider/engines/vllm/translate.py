@@ -7,11 +7,13 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from outrider.config.vllm import VllmConfig
 from outrider.engines.vllm.installed import Flag, Installed
 from outrider.errors import ConfigError, nearest
+from outrider.models.eagle3.open import head_kind
 
 SPECULATION = "--speculative-config"
 HOST = "127.0.0.1"
@@ -78,10 +80,12 @@ def command(config: VllmConfig, version: Installed, port: int, passed: Sequence[
 
 
 def speculative_config(config: VllmConfig, version: Installed) -> dict[str, Any]:
-    """vLLM's `speculative_config` for this version. Raises ConfigError."""
+    """vLLM's `speculative_config` for this version. Raises ConfigError, and ModelError for a damaged head."""
     found = dict(config.speculative)
     if not found:
         return {}
+    if "method" not in found and _is_eagle3(found.get("model")):
+        found["method"] = "eagle3"
     method = found.get("method")
     if method is not None and version.methods and method not in version.methods:
         raise ConfigError(
@@ -108,6 +112,12 @@ def speculative_config(config: VllmConfig, version: Installed) -> dict[str, Any]
             f"target's {target}; give one of these"
         )
     return found
+
+
+def _is_eagle3(draft: object) -> bool:
+    """Whether a draft is a folder with an EAGLE-3 head. vLLM takes it for a whole draft model unless the
+    folder's name has "eagle3" in it, and fails at the first pass. Raises ModelError for a damaged one."""
+    return isinstance(draft, str) and Path(draft).is_dir() and head_kind(Path(draft)) == "EAGLE-3"
 
 
 def passed_flags(words: Iterable[Sequence[str]], version: Installed) -> tuple[list[str], list[str]]:
