@@ -20,7 +20,7 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.engine_args import path
 from outrider.errors import ConfigError, PromptError, nearest
 from outrider.generation import Generation, GenerationMaker, chat_and_tokenizer
-from outrider.metrics import Metric, metrics_of
+from outrider.metrics import Metric
 from outrider.outputs import Chunk, RequestOutput, merge
 from outrider.pipeline import BasePipeline, WholePipeline, open_pipeline
 from outrider.prompts import Params, Prompt, params_list, prompt_list
@@ -220,8 +220,9 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """Counts of all requests that have ended, under vLLM's names, `vllm:spec_decode_num_drafts` and so on
-        (see `outrider.metrics`)."""
-        return metrics_of(self._total, self._pipeline.config.model)
+        (see `outrider.metrics`). With engine="vllm" those of drafts are vLLM's own, since it was ready.
+        Raises OutriderError where it cannot be asked."""
+        return self._pipeline.metrics(self._total)
 
     def encode(self, *_: object, **__: object) -> NoReturn:
         raise ConfigError(f"encode() is refused: {_TEXT_ONLY}; ids of a text: get_tokenizer().encode(text)")

@@ -35,16 +35,47 @@ class Vector(Metric):
     values: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTotals:
+    """What an engine has counted of its drafts. per_position: accepted tokens by position in the draft."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    per_position: tuple[int, ...] = ()
+
+
 def metrics_of(total: RequestMetrics, model: str) -> list[Metric]:
     """The counts of `total`. They are of requests that have ended."""
-    labels = {"model_name": model}
-    counts = {
-        "vllm:generation_tokens": total.num_tokens,
-        "vllm:spec_decode_num_drafts": total.num_drafts,
-        "vllm:spec_decode_num_draft_tokens": total.num_draft_tokens,
-        "vllm:spec_decode_num_accepted_tokens": total.num_accepted_tokens,
-        "outrider:spec_decode_num_draft_tokens_earlier_outputs": total.earlier_outputs.num_draft_tokens,
-        "outrider:spec_decode_num_accepted_tokens_earlier_outputs": total.earlier_outputs.num_accepted_tokens,
+    earlier, name = total.earlier_outputs, "outrider:spec_decode_num_{}_tokens_earlier_outputs"
+    more = {
+        name.format("draft"): earlier.num_draft_tokens,
+        name.format("accepted"): earlier.num_accepted_tokens,
     }
-    found: list[Metric] = [Counter(name, labels, value) for name, value in counts.items()]
-    return [*found, Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels, total.accepted_per_pos)]
+    drafts = DraftTotals(
+        total.num_drafts, total.num_draft_tokens, total.num_accepted_tokens, tuple(total.accepted_per_pos)
+    )
+    return _metrics(total, model, drafts, more)
+
+
+def whole_metrics(total: RequestMetrics, model: str, drafts: DraftTotals | None) -> list[Metric]:
+    """The same on an engine that drafts by itself, whose requests do not tell of their drafts. None: it does
+    not count them."""
+    return _metrics(total, model, drafts, {})
+
+
+def _metrics(
+    total: RequestMetrics, model: str, drafts: DraftTotals | None, more: Mapping[str, int]
+) -> list[Metric]:
+    labels = {"model_name": model}
+    found: list[Metric] = [Counter("vllm:generation_tokens", labels, total.num_tokens)]
+    if drafts is None:
+        return found
+    counts = {
+        "vllm:spec_decode_num_drafts": drafts.num_drafts,
+        "vllm:spec_decode_num_draft_tokens": drafts.num_draft_tokens,
+        "vllm:spec_decode_num_accepted_tokens": drafts.num_accepted_tokens,
+        **more,
+    }
+    found += [Counter(name, labels, value) for name, value in counts.items()]
+    return [*found, Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels, list(drafts.per_position))]

@@ -23,6 +23,7 @@ from outrider.config.engine import EngineConfig
 from outrider.config.quantization import LIGHT_QUANTIZATIONS
 from outrider.config.speculative import SpeculativeConfig
 from outrider.decoding.loop import StepLoop
+from outrider.decoding.metrics import RequestMetrics
 from outrider.decoding.prefill import PromptPace
 from outrider.decoding.sampling.sampler import RowSampler
 from outrider.decoding.verifiers.base import Verifier
@@ -43,6 +44,7 @@ from outrider.engines.runner import Runner, WholeEngine
 from outrider.engines.step import CachedStepEngine
 from outrider.errors import ConfigError, nearest
 from outrider.machine import available_processors
+from outrider.metrics import Metric, metrics_of, whole_metrics
 from outrider.models.formats.shared_strings import shared_strings
 from outrider.models.source import ModelSource
 from outrider.models.text.tokenizer import Tokenizer
@@ -151,6 +153,10 @@ class BasePipeline(ABC):
 
         awaited: requests may arrive or be aborted while a step is computed, so none should take long."""
 
+    def metrics(self, total: RequestMetrics) -> list[Metric]:
+        """The counts of requests that have ended, whose metrics are `total` together."""
+        return metrics_of(total, self.config.model)
+
     @property
     def quantized(self) -> bool:
         """True when a model was quantized at load by request, or the target's keys and values are: the text
@@ -178,6 +184,9 @@ class WholePipeline(BasePipeline):
     def runner(self, *, awaited: bool = False) -> Runner:
         del awaited  # its own loop does as it does
         return self.engine.runner()
+
+    def metrics(self, total: RequestMetrics) -> list[Metric]:
+        return whole_metrics(total, self.config.model, self.engine.draft_totals())
 
 
 @dataclass(frozen=True, slots=True)

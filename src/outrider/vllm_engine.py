@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,6 +45,7 @@ def open_vllm(
     from outrider.engines.vllm.engine import VllmEngine
     from outrider.engines.vllm.installed import installed
     from outrider.engines.vllm.launch import Launcher
+    from outrider.engines.vllm.process import VllmError
     from outrider.engines.vllm.starting import SELF_CHECKS, started
 
     one_of("self_check", self_check, SELF_CHECKS)
@@ -69,6 +71,8 @@ def open_vllm(
     if outcome.state not in ("passed", "no speculation"):
         logger.warning(str(outcome))
     engine = VllmEngine(launcher, launch, outcome, str(folder), source.architecture.vocab_size, context)
+    with contextlib.suppress(VllmError):  # it is told by what asks next
+        engine.before = engine.counts()
     sampling = sampling_defaults(config, source)
     return WholePipeline(
         config, config.speculative, source, None, tokenizer, context, engine, sampling=sampling

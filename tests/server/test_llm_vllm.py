@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import socket
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from outrider.engines.vllm import installed, self_check
 from outrider.engines.vllm.engine import VllmEngine
 from outrider.engines.vllm.process import VllmError
 from outrider.errors import ConfigError, OutriderError, PromptError
+from outrider.metrics import Vector
 from tests.support.fake_vllm.vllm.server import SIZE, probabilities
 from tests.support.models import tiny_gguf, tiny_hf
 
@@ -48,6 +50,49 @@ def opened(folder: Path, speculative: Any = None, **more: Any) -> LLM:
 def llm(folder: Path, patched: pytest.MonkeyPatch) -> Iterator[LLM]:
     with opened(folder, NGRAM, tensor_parallel_size=2) as made:
         yield made
+
+
+def counted(llm: LLM) -> dict[str, Any]:
+    """By name: a number, or those by position."""
+    return {m.name: m.values if isinstance(m, Vector) else m.value for m in llm.get_metrics()}  # type: ignore[attr-defined]
+
+
+def test_drafts_are_counted_by_the_server_and_without_those_of_its_check(
+    folder: Path, patched: pytest.MonkeyPatch
+) -> None:
+    with opened(folder, NGRAM) as llm:
+        engine = llm._pipeline.engine
+        assert isinstance(engine, VllmEngine)
+        assert engine.before is not None
+        assert engine.before.num_drafts > 0
+        drafts = "vllm:spec_decode_num_drafts"
+        first = counted(llm)
+        assert first[drafts] == first["vllm:generation_tokens"] == 0
+        llm.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        now = counted(llm)
+        assert now["vllm:generation_tokens"] == 12
+        assert now[drafts] == 6
+        assert now["vllm:spec_decode_num_draft_tokens"] == 12
+        assert now["vllm:spec_decode_num_accepted_tokens"] == 6
+        assert now["vllm:spec_decode_num_accepted_tokens_per_pos"] == [6]
+        assert not any("earlier_outputs" in name for name in now), "nobody knows"
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(VllmEngine, "counts", lambda _: None)
+            assert list(counted(llm)) == ["vllm:generation_tokens"]
+        engine.launch.child.stop()
+        with pytest.raises(OutriderError, match=r"cannot be asked for its metrics: .*cannot be reached"):
+            llm.get_metrics()
+
+
+def test_it_can_be_opened_and_asked_where_a_loop_runs(folder: Path, patched: pytest.MonkeyPatch) -> None:
+    """As in a notebook."""
+
+    async def cell() -> dict[str, Any]:
+        with opened(folder, NGRAM) as llm:
+            llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+            return counted(llm)
+
+    assert asyncio.run(cell())["vllm:spec_decode_num_drafts"] == 3
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:

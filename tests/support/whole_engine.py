@@ -35,6 +35,9 @@ class OneByOne:
     def runner(self) -> Runner:
         return self
 
+    def draft_totals(self) -> None:
+        """It never drafts."""
+
     @property
     def unfinished(self) -> bool:
         return bool(self._running or self._outbox)

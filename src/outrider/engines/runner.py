@@ -20,6 +20,7 @@ from typing import Protocol
 
 from outrider.decoding.events import Event
 from outrider.decoding.request import Request
+from outrider.metrics import DraftTotals
 
 
 class Runner(Protocol):
@@ -61,6 +62,10 @@ class WholeEngine(Protocol):
 
     def runner(self) -> Runner:
         """A runner without requests; runners of one engine must not run at once."""
+
+    def draft_totals(self) -> DraftTotals | None:
+        """What it has counted of its drafts since it was loaded; None where it does not count them. Raises
+        OutriderError where it cannot be asked."""
 
     def close(self) -> None:
         """Free what it holds outside this process."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import operator
 import queue
 import threading
 import time
@@ -21,10 +22,12 @@ from outrider.decoding.request import Request, check_prompt
 from outrider.decoding.stops import Emitter
 from outrider.engines.vllm.fields import completion_fields
 from outrider.engines.vllm.launch import Launch, Launcher
+from outrider.engines.vllm.metrics import DRAFTS, Counts, counts
 from outrider.engines.vllm.process import VllmError
 from outrider.engines.vllm.self_check import Outcome
-from outrider.engines.vllm.upstream import Upstream, UpstreamError, whole
+from outrider.engines.vllm.upstream import Upstream, UpstreamError, finished, whole
 from outrider.errors import ConfigError
+from outrider.metrics import DraftTotals
 
 WAIT_SECONDS = 0.1  # of a step, for something to happen
 _MOST_EVENT = 1 << 20
@@ -32,7 +35,8 @@ _MOST_EVENT = 1 << 20
 
 @dataclass(eq=False)
 class VllmEngine:
-    """A child server that is ready. model: its name in the API. vocab_size: of the model."""
+    """A child server that is ready. model: its name in the API. vocab_size: of the model. before: what it had
+    counted then, of its self-check."""
 
     launcher: Launcher
     launch: Launch
@@ -40,9 +44,35 @@ class VllmEngine:
     model: str
     vocab_size: int
     max_positions: int
+    before: Counts | None = None
 
     def runner(self) -> VllmRunner:
         return VllmRunner(self)
+
+    def draft_totals(self) -> DraftTotals | None:
+        """By its page of metrics. Raises VllmError where it has ended or does not answer."""
+        if (now := self.counts()) is None:
+            return None
+        before = self.before or Counts()
+        missing = [0] * (len(now.per_position) - len(before.per_position))
+        return DraftTotals(
+            now.num_drafts - before.num_drafts,
+            now.num_draft_tokens - before.num_draft_tokens,
+            now.num_accepted_tokens - before.num_accepted_tokens,
+            tuple(map(operator.sub, now.per_position, (*before.per_position, *missing))),
+        )
+
+    def counts(self) -> Counts | None:
+        """What it has counted since it started; None where its page says nothing of drafts, as without
+        speculation. Raises VllmError."""
+        child = self.launch.child
+        try:
+            status, page = finished(Upstream(child.url, child.key).read("GET", "/metrics"))
+        except UpstreamError as error:
+            why = child.death("after its last answer") if child.ends_within(0.5) else str(error)
+            raise VllmError(f"vLLM cannot be asked for its metrics: {why}") from None
+        text = page.decode("utf-8", "replace")
+        return counts(text) if status == 200 and DRAFTS in text else None
 
     def close(self) -> None:
         """End the child. To call it again does nothing."""

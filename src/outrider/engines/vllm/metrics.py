@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 THEIRS, OURS = "vllm:", "outrider:"
 _LINE = re.compile(rf"((?:# (?:HELP|TYPE) )?){THEIRS}")
-_DRAFTS, _DRAFTED, _ACCEPTED = (
+DRAFTS, _DRAFTED, _ACCEPTED = (
     f"{THEIRS}spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")
 )
 _PER_POSITION = f"{THEIRS}spec_decode_num_accepted_tokens_per_pos_total"
@@ -63,7 +63,7 @@ def counts(text: str) -> Counts:
     except (ValueError, IndexError, KeyError):
         return Counts()
     return Counts(
-        int(sums.get(_DRAFTS, 0)),
+        int(sums.get(DRAFTS, 0)),
         int(sums.get(_DRAFTED, 0)),
         int(sums.get(_ACCEPTED, 0)),
         tuple(int(positions.get(at, 0)) for at in range(max(positions, default=-1) + 1)),

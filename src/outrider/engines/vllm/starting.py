@@ -9,7 +9,7 @@ from collections.abc import Callable
 from outrider.engines.vllm.launch import Launch, Launcher
 from outrider.engines.vllm.process import VllmError
 from outrider.engines.vllm.self_check import Outcome, self_check
-from outrider.engines.vllm.upstream import Upstream, UpstreamError
+from outrider.engines.vllm.upstream import Upstream, UpstreamError, finished
 
 logger = logging.getLogger("outrider")
 
@@ -81,7 +81,7 @@ def _checked(launch: Launch, model: str, mode: str, stopped: Callable[[], bool])
         return await work
 
     try:
-        outcome = asyncio.run(check())
+        outcome = finished(check())
     except UpstreamError as error:
         if child.ends_within(DEATH_SECONDS):
             raise VllmError(child.death("during the self-check")) from None

@@ -11,10 +11,11 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import h11
@@ -26,10 +27,21 @@ MOST_HEAD = 64 << 10
 MOST_DOCUMENT = 16 << 20
 MOST_EVENT = 1 << 20
 _CHUNK = 64 << 10
+T = TypeVar("T")
 
 
 class UpstreamError(OutriderError):
     """The server behind cannot be reached, breaks off, or answers what is not HTTP."""
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine; by another thread where this one has a running loop, as in notebooks."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 @dataclass(frozen=True, slots=True)
