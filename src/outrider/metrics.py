@@ -39,10 +39,20 @@ class Vector(Metric):
 class DraftTotals:
     """What an engine has counted of its drafts. per_position: accepted tokens by position in the draft."""
 
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     per_position: tuple[int, ...] = ()
+
+    def __sub__(self, before: DraftTotals) -> DraftTotals:
+        """Since it was `before`: later counts have no fewer positions."""
+        then = (*before.per_position, *[0] * (len(self.per_position) - len(before.per_position)))
+        return DraftTotals(
+            self.num_drafts - before.num_drafts,
+            self.num_draft_tokens - before.num_draft_tokens,
+            self.num_accepted_tokens - before.num_accepted_tokens,
+            tuple(now - count for now, count in zip(self.per_position, then, strict=True)),
+        )
 
 
 def metrics_of(total: RequestMetrics, model: str) -> list[Metric]:

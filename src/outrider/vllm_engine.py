@@ -72,7 +72,7 @@ def open_vllm(
         logger.warning(str(outcome))
     engine = VllmEngine(launcher, launch, outcome, str(folder), source.architecture.vocab_size, context)
     with contextlib.suppress(VllmError):  # it is told by what asks next
-        engine.before = engine.counts()
+        engine.before = engine.counts() or engine.before
     sampling = sampling_defaults(config, source)
     return WholePipeline(
         config, config.speculative, source, None, tokenizer, context, engine, sampling=sampling

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import operator
 import queue
 import threading
 import time
@@ -22,7 +21,7 @@ from outrider.decoding.request import Request, check_prompt
 from outrider.decoding.stops import Emitter
 from outrider.engines.vllm.fields import completion_fields
 from outrider.engines.vllm.launch import Launch, Launcher
-from outrider.engines.vllm.metrics import DRAFTS, Counts, counts
+from outrider.engines.vllm.metrics import DRAFTS, counts
 from outrider.engines.vllm.process import VllmError
 from outrider.engines.vllm.self_check import Outcome
 from outrider.engines.vllm.upstream import Upstream, UpstreamError, finished, whole
@@ -44,25 +43,17 @@ class VllmEngine:
     model: str
     vocab_size: int
     max_positions: int
-    before: Counts | None = None
+    before: DraftTotals = field(default_factory=DraftTotals)
 
     def runner(self) -> VllmRunner:
         return VllmRunner(self)
 
     def draft_totals(self) -> DraftTotals | None:
         """By its page of metrics. Raises VllmError where it has ended or does not answer."""
-        if (now := self.counts()) is None:
-            return None
-        before = self.before or Counts()
-        missing = [0] * (len(now.per_position) - len(before.per_position))
-        return DraftTotals(
-            now.num_drafts - before.num_drafts,
-            now.num_draft_tokens - before.num_draft_tokens,
-            now.num_accepted_tokens - before.num_accepted_tokens,
-            tuple(map(operator.sub, now.per_position, (*before.per_position, *missing))),
-        )
+        now = self.counts()
+        return None if now is None else now - self.before
 
-    def counts(self) -> Counts | None:
+    def counts(self) -> DraftTotals | None:
         """What it has counted since it started; None where its page says nothing of drafts, as without
         speculation. Raises VllmError."""
         child = self.launch.child
@@ -72,7 +63,12 @@ class VllmEngine:
             why = child.death("after its last answer") if child.ends_within(0.5) else str(error)
             raise VllmError(f"vLLM cannot be asked for its metrics: {why}") from None
         text = page.decode("utf-8", "replace")
-        return counts(text) if status == 200 and DRAFTS in text else None
+        if status != 200 or DRAFTS not in text:
+            return None
+        found = counts(text)
+        return DraftTotals(
+            found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens, found.per_position
+        )
 
     def close(self) -> None:
         """End the child. To call it again does nothing."""
