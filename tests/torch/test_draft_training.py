@@ -26,9 +26,9 @@ from outrider.llm import LLM  # noqa: E402
 from outrider.models.families import FAMILIES  # noqa: E402
 from outrider.models.formats.dequantize import dequantize  # noqa: E402
 from outrider.models.open import open_model  # noqa: E402
-from outrider.models.source import ModelSource  # noqa: E402
+from outrider.models.source import ModelSource, Tensor  # noqa: E402
 from outrider.training import draft_costs, payoff  # noqa: E402
-from outrider.training.draft import Draft  # noqa: E402
+from outrider.training.draft import Draft, mixed_precision  # noqa: E402
 from outrider.training.draft_lesson import DraftLesson, Example, Examples, divergence, loss_of  # noqa: E402
 from outrider.training.draft_run import check_trainable  # noqa: E402
 from outrider.training.probabilities import ProbabilityStore, record_of  # noqa: E402
@@ -42,8 +42,9 @@ from tests.torch.support import CPU, relative_error, source, trained_by  # noqa:
 TEXT = np.random.default_rng(0).integers(3, VOCAB_SIZE, 40)
 
 
-def draft_of(opened: ModelSource, longest: int = 64) -> Draft:
-    return Draft(opened.architecture, load_weights(opened, CPU, torch.float32), longest)
+def draft_of(opened: ModelSource, longest: int = 64, *, rank: int = 0, mixed: bool = False) -> Draft:
+    weights = load_weights(opened, CPU, torch.float32)
+    return Draft(opened.architecture, weights, longest, rank=rank, mixed=mixed)
 
 
 def engine_logits(opened: ModelSource, ids: Any) -> Any:
@@ -128,6 +129,60 @@ def test_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> Non
         assert relative_error(found.numpy(), wanted.numpy()) < 1e-3, name
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3"])
+def test_products_of_bfloat16_are_close(tmp_path: Path, family: str) -> None:
+    """To float32's logits, and so is the gradient; a sum of many products would be further off."""
+    opened = source(tmp_path, family)
+    tokens = torch.from_numpy(TEXT)
+    found = []
+    for mixed in (False, True):
+        draft = draft_of(opened, mixed=mixed)
+        logits = draft.logits(tokens, 7)
+        logits.logsumexp(-1).square().mean().backward()
+        found.append((logits.detach().numpy(), draft.parameters["blk.0.down"].grad.numpy()))
+        assert logits.dtype == torch.float32
+    (exact, gradient), (close, other) = found
+    assert 1e-5 < relative_error(close, exact) < 0.05
+    assert 1e-5 < relative_error(other, gradient) < 0.1
+
+
+def test_bfloat16_is_used_where_the_processor_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, wanted in ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True), ({"avx2": True}, False):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
+        assert mixed_precision(CPU) == wanted
+    assert not mixed_precision(torch.device("meta"))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+def test_a_change_of_low_rank_is_added_to_the_matrices(tmp_path: Path, family: str, mixed: bool) -> None:
+    """At first it changes nothing; then the logits are those of the matrices that `arrays` gives."""
+    opened = source(tmp_path, family)
+    tokens = torch.from_numpy(TEXT)
+    draft, plain = (draft_of(opened, rank=rank, mixed=mixed) for rank in (3, 0))
+    np.testing.assert_array_equal(draft.logits(tokens, 7).detach(), plain.logits(tokens, 7).detach())
+    assert {len(p.shape) for p in draft.parameters.values()} == {2}
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in draft.parameters.items():
+            if name.endswith(".b"):
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    changed = draft.arrays()
+    assert {name for name, rows in changed.items() if rows.ndim != 2} == set()
+    before = plain.arrays()
+    for name, rows in changed.items():
+        assert 1 <= np.linalg.matrix_rank(rows - before[name], tol=1e-4) <= 3, name
+    loaded = {**opened.tensors} | {name: as_tensor(name, rows) for name, rows in changed.items()}
+    wanted = draft_of(replace(opened, tensors=loaded), mixed=False).logits(tokens, 7)
+    found = draft.logits(tokens, 7)
+    assert relative_error(found.detach().numpy(), wanted.detach().numpy()) < (0.05 if mixed else 1e-4)
+    assert relative_error(plain.logits(tokens, 7).detach().numpy(), wanted.detach().numpy()) > 0.1
+
+
+def as_tensor(name: str, rows: Any) -> Tensor:
+    return Tensor(name, "F32", rows.shape, np.ascontiguousarray(rows, np.float32).view(np.uint8).reshape(-1))
+
+
 # --- The loss -------------------------------------------------------------------------------------
 
 
@@ -200,7 +255,7 @@ TARGET, SMALL = (
 WORDS = "the quick brown fox jumps over lazy dog and then other dogs jump return name for in if not none"
 SETTINGS = Settings(
     data="self", tokens=1200, max_answer=32,
-    **{**DRAFT_DEFAULTS, "epochs": 3, "rate": 1e-2, "batch": 2, "steps": 3},
+    **{**DRAFT_DEFAULTS, "epochs": 3, "rate": 1e-2, "batch": 2, "steps": 3, "rank": 0},
 )  # fmt: skip
 
 
@@ -243,13 +298,23 @@ def train(
     )  # fmt: skip
 
 
+def settings_of(rank: int) -> Settings:
+    """A change of low rank learns less with each update."""
+    return replace(SETTINGS, rank=rank, rate=3e-2, epochs=8) if rank else SETTINGS
+
+
+@pytest.fixture(scope="module", params=[0, 8], ids=["all weights", "low rank"])
+def rank(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def trained(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(files: dict[str, Path], rank: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "draft"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(payoff, "of_draft", lambda *_: None)
         patch.setattr(draft_costs, "SECONDS", 0.0)
-        assert train(files, folder)[0]
+        assert train(files, folder, settings=settings_of(rank))[0]
     return folder
 
 
@@ -268,7 +333,7 @@ def test_it_learns(trained: Path) -> None:
     assert later[-1].loss < 0.8 * later[0].loss
 
 
-def test_the_engine_runs_what_was_trained(trained: Path, files: dict[str, Path]) -> None:
+def test_the_engine_runs_what_was_trained(trained: Path, files: dict[str, Path], rank: int) -> None:
     """The file has the weights of the checkpoint, as far as its types hold them, and all else as it was."""
     opened, old = open_model(trained), open_model(files["gguf"])
     assert opened.display_name == "Tiny distilled for Tiny"
@@ -276,7 +341,7 @@ def test_the_engine_runs_what_was_trained(trained: Path, files: dict[str, Path])
     np.testing.assert_array_equal(
         opened.tensors["token_embd.weight"].data, old.tensors["token_embd.weight"].data
     )
-    draft = draft_of(old)
+    draft = draft_of(old, rank=rank)
     kept = torch.load(trained / "run" / "checkpoint.pt", weights_only=True)["weights"]
     with torch.no_grad():
         for name, weight in draft.parameters.items():
@@ -322,14 +387,14 @@ def test_a_folder_stays_one(files: dict[str, Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stops", [[1, 7]])
 def test_an_interrupted_run_ends_with_the_same_weights(
-    trained: Path, files: dict[str, Path], tmp_path: Path, stops: list[int]
+    trained: Path, files: dict[str, Path], rank: int, tmp_path: Path, stops: list[int]
 ) -> None:
     """Bit for bit, in texts, probabilities, checkpoint and files."""
-    folder = tmp_path / "draft"
+    folder, settings = tmp_path / "draft", settings_of(rank)
     for updates in stops:
-        assert not train(files, folder, updates=updates)[0]
+        assert not train(files, folder, updates=updates, settings=settings)[0]
         assert not (folder / "draft.gguf").exists()
-    assert train(files, folder)[0]
+    assert train(files, folder, settings=settings)[0]
     for name in ("run/texts.jsonl", "run/probabilities", "draft.gguf"):
         assert (folder / name).read_bytes() == (trained / name).read_bytes(), name
     one, other = (

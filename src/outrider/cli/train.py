@@ -59,14 +59,16 @@ def add_parser(subparsers: Subparsers) -> Parser:
         "--epochs",
         type=integer,
         metavar="N",
-        help="times that each text is trained on (default: 4; 2 of a draft model)",
+        help="times that each text is trained on (default: 4; 3 of a draft model)",
     )
     add("--vocab", type=integer, metavar="N",
         help="ids that a head can propose (default: for 95%% of held-out answers)")  # fmt: skip
     add("--steps", type=integer, metavar="N", help="tokens of a head's draft that are trained (default: 4)")
     add("--batch", type=integer, metavar="N", help="texts of an update (default: 2; 4 of a draft model)")
     add("--rate", type=number, metavar="X",
-        help="highest learning rate (default: 0.001; 0.00001 of a draft model)")  # fmt: skip
+        help="highest learning rate (default: 0.001; 0.00006 of a draft model)")  # fmt: skip
+    add("--rank", type=integer, metavar="R",
+        help="of the changes of a draft model's matrices (default: 16); 0: all weights change")  # fmt: skip
     add("-s", "--seed", type=integer, metavar="S", help="of texts and training (default: 0)")
     parser.set_defaults(run=run)
     return parser
@@ -86,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"{flag} is of heads: a draft model keeps its vocabulary, and learns each token by itself"
             )
+    if args.model_draft is None and args.rank is not None:
+        raise ConfigError("--rank is of draft models: all weights of a head are trained")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"train needs {' and '.join(missing)}: pip install 'outrider[train]'")
@@ -124,7 +128,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line says."""
-    names = ("tokens", "epochs", "seed", "vocab", "steps", "batch", "rate", "max_prompt", "max_answer")
+    names = (
+        *("tokens", "epochs", "seed", "vocab", "steps", "batch", "rate", "rank"),
+        *("max_prompt", "max_answer"),
+    )
     found = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.temps is not None:
         found["temperatures"] = tuple(options.numbers("--temps", args.temps))

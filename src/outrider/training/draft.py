@@ -1,8 +1,9 @@
 """A draft model in PyTorch whose layers can be trained: the torch engine's modules over one whole text.
 
-All is float32. The embedding and the output matrix stay as they are: they are a third of the weights of a
-small model or more, most of their rows are of tokens that no text has, and what they cost in memory and time
-is better spent on texts.
+Weights are float32. Where the device multiplies bfloat16 faster, the layers' products are of that (mixed
+precision, Micikevicius et al. 2018). The embedding and the output matrix stay as they are: they are a third
+of the weights of a small model or more, most of their rows are of tokens that no text has, and what they cost
+in memory and time is better spent on texts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from outrider.engines.torch.module import LayerWeights, Module, Weights
 from outrider.engines.torch.ops import Group, Layout, TorchOps
 from outrider.models.spec import ModelSpec
+from outrider.training.low_rank import LowRank
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -37,18 +39,48 @@ PARTS = {
     "post_ffn_norm": ("post_ffw_norm.weight",),
 }
 NORM = "output_norm.weight"
+MATRICES = ("qkv", "output", "gate_up", "down")
+
+
+def mixed_precision(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 faster than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 class Draft:
     """The draft model.
 
-    weights: float32, on one device; those of the layers and the last norm get gradients.
+    weights: float32, on one device; taken over.
     longest: text, in tokens.
+    rank:    of the change of each matrix that is trained (`LowRank`); 0: all weights of the layers and the
+             last norm are.
+    mixed:   whether the layers' products are of bfloat16; None: where the device has them.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, longest: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        longest: int,
+        *,
+        rank: int = 0,
+        seed: int = 0,
+        mixed: bool | None = None,
+    ) -> None:
         self.spec, self.weights = spec, weights
+        self._mixed = mixed_precision(self.device) if mixed is None else mixed
         self._module = Module(spec, weights, TorchOps(), longest)
+        self._changes: dict[str, LowRank] = {}
+        if rank:
+            generator = torch.Generator().manual_seed(seed)
+            for i, layer in enumerate(weights.layers):
+                for name in MATRICES:
+                    made = LowRank(getattr(layer, name), rank, generator, mixed=self._mixed)
+                    self._changes[f"blk.{i}.{name}"] = made
+                    setattr(layer, name, made)
         for weight in self.parameters.values():
             weight.requires_grad_()
 
@@ -58,8 +90,14 @@ class Draft:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """What is trained: the layers' tensors as the modules have them, and the last norm."""
-        found = {NORM: self.weights.norm}
+        """What is trained: the layers' tensors as the modules have them, and the last norm; or `a` and `b` of
+        each matrix's change."""
+        found: dict[str, Tensor] = {}
+        for name, made in self._changes.items():
+            found |= {f"{name}.a": made.a, f"{name}.b": made.b}
+        if found:
+            return found
+        found[NORM] = self.weights.norm
         for i, layer in enumerate(self.weights.layers):
             for field in fields(LayerWeights):
                 if (weight := getattr(layer, field.name)) is not None:
@@ -78,9 +116,14 @@ class Draft:
         # layer, since gradients go back through what is written there.
         layout = Layout(nothing, nothing, position, None, count, (Group(0, count, 0, 0, None),))
         shape = (count, spec.n_kv_heads, spec.head_dim)
-        keys, values = ([torch.zeros(shape, device=device) for _ in spec.layers] for _ in range(2))
-        hidden, _ = self._module.forward(tokens, position.long(), layout, keys=keys, values=values)
-        return self._module.logits(hidden[first:])
+        kind = torch.bfloat16 if self._mixed else torch.float32
+        keys, values = (
+            [torch.zeros(shape, dtype=kind, device=device) for _ in spec.layers] for _ in range(2)
+        )
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._mixed):
+            hidden, _ = self._module.forward(tokens, position.long(), layout, keys=keys, values=values)
+        # In float32 again: bfloat16 would round a logit of 20 by up to 0.06.
+        return self._module.logits(hidden[first:].float())
 
     def arrays(self) -> dict[str, Floats]:
         """What was trained, by the names of files: float32 arrays of the tensors' shapes. Biases that a file
@@ -88,7 +131,8 @@ class Draft:
         spec = self.spec
         heads = {"attn_q": spec.n_heads, "attn_k": spec.n_kv_heads, "attn_v": spec.n_kv_heads}
         found = {}
-        for name, weight in self.parameters.items():
+        changed = {name: made.dequantized() for name, made in self._changes.items()}
+        for name, weight in (changed or self.parameters).items():
             rows: Floats = weight.detach().cpu().numpy()
             if name == NORM:
                 found[name] = rows

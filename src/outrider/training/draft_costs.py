@@ -38,7 +38,7 @@ def _seconds(spec: ModelSpec, layers: int, settings: Settings, device: str) -> t
     """Of a text's loss and gradient in a model of the first `layers`, and of the change of its weights."""
     cut = replace(spec, layers=spec.layers[:layers])
     weights = random_weights(cut, torch.device(device), torch.float32, tied=True, seed=0)
-    draft = Draft(cut, weights, ROWS)
+    draft = Draft(cut, weights, ROWS, rank=settings.rank)
     kept = min(KEPT, spec.vocab_size - 1)
     shares = torch.full((ANSWER, kept), 1 / (kept + 1), device=device)
     ids = torch.arange(kept, device=device).expand(ANSWER, kept)
@@ -51,11 +51,15 @@ def _seconds(spec: ModelSpec, layers: int, settings: Settings, device: str) -> t
 
 def training_bytes(source: ModelSource, settings: Settings) -> tuple[int, int]:
     """(of disk, for two checkpoints; of memory). Of each weight that is trained there are the value, two
-    moments and, in memory, the gradient; a text of the longest length leaves its activations behind."""
-    spec = source.architecture
-    sizes = {name: math.prod(tensor.shape) for name, tensor in source.tensors.items()}
-    frozen = sum(sizes.get(name, 0) for name in _FROZEN)
-    trained = sum(sizes.values()) - frozen
+    moments and, in memory, the gradient; a matrix that is changed by a low rank is there as it was, in
+    bfloat16 and, at the end, changed; a text of the longest length leaves its activations behind."""
+    spec, rank = source.architecture, settings.rank
+    shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+    frozen = sum(math.prod(shapes.pop(name, (0,))) for name in _FROZEN)
+    trained = sum(math.prod(shape) for shape in shapes.values())
+    if rank:
+        frozen += trained * 5 // 2
+        trained = rank * sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
     length = settings.max_prompt + settings.max_answer
     heads = (2 * spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
     activations = length * sum(

@@ -74,6 +74,9 @@ def card(made: Made) -> str:
     assert before.likeness is not None, "a draft model's"
     assert after.likeness is not None
     passes = before.acceptance.tokens_per_pass, after.acceptance.tokens_per_pass
+    what = "the layers and the last norm; not the embedding and the output"
+    if settings.rank:
+        what = f"changes of the layers' matrices, of rank {settings.rank}"
     rows = _rows(before.likeness, after.likeness, passes, settings.steps)
     types = "; ".join(
         kind if kind == new else f"{new}, where it was {kind}"
@@ -96,7 +99,7 @@ it drafts. `outrider run -m TARGET -md FOLDER` uses it. It is not meant to be us
 | tokens of answers | {made.tokens:,}, {settings.epochs} times each |
 | the same with prompts | {made.last.tokens:,} in all |
 | training | {made.seconds:,.0f} seconds, seed {settings.seed}, highest learning rate {settings.rate:g} |
-| what was trained | the layers and the last norm; not the embedding and the output |
+| what was trained | {what} |
 | types of what was trained | {types} |
 
 On {after.likeness.places:,} tokens of held-out answers, in float32, before and after:

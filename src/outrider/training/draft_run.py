@@ -71,7 +71,8 @@ class DraftRun(Run):
         longest = min(max(len(text.ids) for text in texts), spec.max_positions)
         examples = Examples(texts, store, spec.vocab_size, longest)
         pays = payoff.of_draft(self.source, source, order.threads) if order.on_cpu else None
-        draft = Draft(spec, load_weights(source, torch.device(order.device), torch.float32), longest)
+        weights = load_weights(source, torch.device(order.device), torch.float32)
+        draft = Draft(spec, weights, longest, rank=settings.rank, seed=settings.seed)
         trainer = self.fitted(DraftLesson(draft, examples, settings), pays)
         if trainer is None:
             return False

@@ -35,6 +35,7 @@ class Settings:
     steps:        of the head's own tokens that are trained (training-time test, Li et al. 2025); of a draft
                   model, tokens of the drafts whose acceptance is told.
     batch:        texts of one update of the weights.
+    rank:         of the changes of a draft model's matrices; 0: all of its layers' weights are trained.
     rate:         the highest learning rate.
     """
 
@@ -50,6 +51,7 @@ class Settings:
     steps: int = 4
     batch: int = 2
     rate: float = 1e-3
+    rank: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tokens", "epochs", "max_prompt", "max_answer", "steps", "batch"):
@@ -57,8 +59,8 @@ class Settings:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.rate < 1:
             raise ConfigError(f"the learning rate must be above 0 and below 1, not {self.rate:g}")
-        if self.vocab < 0 or self.steps > 16:
-            raise ConfigError("vocab must not be negative, and steps at most 16")
+        if self.vocab < 0 or self.rank < 0 or self.steps > 16:
+            raise ConfigError("vocab and rank must not be negative, and steps at most 16")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed must be in 0..{2**32 - 1}, not {self.seed}")
         if not self.temperatures or not all(0 <= t <= 5 for t in self.temperatures):
@@ -72,7 +74,13 @@ class Settings:
 
 
 # Where the settings of a draft model, which knows the language already, are others than a head's.
-DRAFT_DEFAULTS: Mapping[str, Any] = {"epochs": 2, "batch": 4, "rate": 1e-5, "steps": DEFAULT_DRAFT_TOKENS}
+DRAFT_DEFAULTS: Mapping[str, Any] = {
+    "epochs": 3,
+    "batch": 4,
+    "rate": 6e-5,
+    "rank": 16,
+    "steps": DEFAULT_DRAFT_TOKENS,
+}
 
 
 def identity(source: ModelSource) -> dict[str, Any]:
