@@ -69,8 +69,8 @@ def test_the_card_says_what_was_done(tmp_path: Path) -> None:
         made(tiny_gguf(tmp_path / "old.gguf", types={"attn_q": "Q4_0", "ffn_up": "Q8_0"}))
     )
     for words in (
-        "license: apache-2.0", "# Tiny distilled for Large", "1,234, 3 times each", "4,000 in all", "of rank 16",
-        "99 seconds",
+        "license: apache-2.0", "# Tiny distilled for Large", "1,234, 3 times each", "4,000 in all",
+        "99 seconds", "of rank 16",
         "| 51.0% | 73.0% |", "| 1.90 | 1.90 |", "On 100 tokens", "prompts that the target wrote itself",
     ):  # fmt: skip
         assert words in card, words
