@@ -92,12 +92,13 @@ class Draft:
     def parameters(self) -> dict[str, Tensor]:
         """What is trained: the layers' tensors as the modules have them, and the last norm; or `a` and `b` of
         each matrix's change."""
-        found: dict[str, Tensor] = {}
-        for name, made in self._changes.items():
-            found |= {f"{name}.a": made.a, f"{name}.b": made.b}
-        if found:
-            return found
-        found[NORM] = self.weights.norm
+        if self._changes:
+            return {
+                f"{name}.{part}": getattr(made, part)
+                for name, made in self._changes.items()
+                for part in ("a", "b")
+            }
+        found = {NORM: self.weights.norm}
         for i, layer in enumerate(self.weights.layers):
             for field in fields(LayerWeights):
                 if (weight := getattr(layer, field.name)) is not None:

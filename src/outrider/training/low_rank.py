@@ -29,8 +29,8 @@ class LowRank(Packed):
         self._values = values
         self._multiplied = values.bfloat16() if mixed else values
         a = torch.randn((rank, columns), generator=generator) / math.sqrt(columns)
-        self.a = a.to(values.device).requires_grad_()
-        self.b = torch.zeros((rows, rank), device=values.device, requires_grad=True)
+        self.a = a.to(values.device)
+        self.b = torch.zeros((rows, rank), device=values.device)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         changed: Tensor = F.linear(F.linear(x, self.a), self.b)

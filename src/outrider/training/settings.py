@@ -35,8 +35,8 @@ class Settings:
     steps:        of the head's own tokens that are trained (training-time test, Li et al. 2025); of a draft
                   model, tokens of the drafts whose acceptance is told.
     batch:        texts of one update of the weights.
-    rank:         of the changes of a draft model's matrices; 0: all of its layers' weights are trained.
     rate:         the highest learning rate.
+    rank:         of the changes of a draft model's matrices; 0: all of its layers' weights are trained.
     """
 
     data: str

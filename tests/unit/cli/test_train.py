@@ -29,6 +29,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("-m x -o d --hours 0", ["--hours", "above 0"]),
         ("-m x -o d --draft-model y --vocab 9", ["--vocab is of heads"]),
         ("-m x -o d -md y --steps 3", ["--steps is of heads"]),
+        ("-m x -o d --rank 8", ["--rank is of draft models"]),
         ("-m x -o d extra", ["'extra'"]),
     ],
 )

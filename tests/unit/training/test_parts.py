@@ -80,6 +80,7 @@ def test_settings_that_are_missing_are_told(tmp_path: Path) -> None:
     "wrong",
     [
         {"tokens": 0}, {"epochs": 0}, {"rate": 0.0}, {"rate": float("nan")}, {"steps": 17}, {"vocab": -1},
+        {"rank": -1},
         {"seed": -1}, {"seed": 2**32}, {"temperatures": ()}, {"temperatures": (float("nan"),)},
     ],
 )  # fmt: skip
