@@ -25,6 +25,7 @@ from outrider.training import export, payoff  # noqa: E402
 from outrider.training.head import Head  # noqa: E402
 from outrider.training.head_lesson import Example, Examples, HeadLesson, Target  # noqa: E402
 from outrider.training.head_run import made_head  # noqa: E402
+from outrider.training.precision import mixed_precision  # noqa: E402
 from outrider.training.progress import Acceptance, Evaluation, Held  # noqa: E402
 from outrider.training.settings import Settings  # noqa: E402
 from outrider.training.sizes import HeadSizes  # noqa: E402
@@ -32,7 +33,7 @@ from outrider.training.states import Layout, StateStore, rows_of  # noqa: E402
 from outrider.training.texts import Text  # noqa: E402
 from outrider.training.trainer import Trainer  # noqa: E402
 from tests.support.models import VOCAB_SIZE, Dims, tiny_gguf  # noqa: E402
-from tests.torch.support import trained_by  # noqa: E402
+from tests.torch.support import CPU, relative_error, trained_by  # noqa: E402
 
 DIMS = Dims(layers=7, context=512)
 LAYERS = (2, 3, 4)
@@ -123,6 +124,43 @@ def test_only_a_part_of_the_vocabulary_is_mapped(tmp_path: Path, rows: int) -> N
         assert (found.for_target(head.source).target_ids is None) == (rows == VOCAB_SIZE)
 
 
+def test_products_of_bfloat16_are_near_those_of_float32(tmp_path: Path) -> None:
+    head = made(tmp_path)
+    rng = np.random.default_rng(0)
+    states, last = (
+        torch.from_numpy(rng.standard_normal((ROWS, n * DIMS.hidden)).astype(np.float32)) for n in (3, 1)
+    )
+    tokens = torch.from_numpy(rng.integers(0, VOCAB_SIZE, ROWS + 1))
+    ids = torch.from_numpy(head.ids)
+    example = Example(states, tokens, last, ids[torch.arange(ROWS) % len(ids)], 3, 5)
+    target = Target(ids, torch.ones(DIMS.hidden), head.head.output, 1e-5)
+
+    class One:
+        training, held_out, rows = (0,), (0,), len
+
+        def __getitem__(self, index: int) -> Example:
+            return example
+
+    found = []
+    for mixed in (False, True):
+        lesson = HeadLesson(head.head, target, One(), DRAFTED, mixed=mixed)  # type: ignore[arg-type]
+        head.head.zero_grad()
+        loss = lesson.loss(0)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        found.append((float(loss.detach()), head.head.fc.weight.grad.numpy().copy()))
+    (exact, gradient), (close, other) = found
+    assert 0 < abs(close / exact - 1) < 0.02
+    assert 1e-4 < relative_error(other, gradient) < 0.1
+
+
+def test_bfloat16_is_used_where_the_processor_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, wanted in ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True), ({"avx2": True}, False):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
+        assert mixed_precision(CPU) == wanted
+    assert not mixed_precision(torch.device("meta"))
+
+
 # --- Training -------------------------------------------------------------------------------------
 
 TARGET = Dims(layers=6, context=256)
@@ -156,7 +194,7 @@ def train(
         folder=folder,
         settings=settings,
         given=frozenset({"data"}),
-        data=str(files[1]),
+        data=(str(files[1]),),
     )
 
 
@@ -298,5 +336,18 @@ def test_a_damaged_checkpoint_is_told(trained: Path, files: tuple[Path, Path], t
 def test_the_card_says_what_was_done(trained: Path) -> None:
     card = (trained / "README.md").read_text()
     assert card.startswith("---\nlicense: mit\n")
-    assert "the prompts of a file" in card
+    assert "| data | prompts of files, answered" in card
     assert f"{per_pass(history(trained)[-1]):.2f} tokens a pass" in card
+
+
+def test_own_prompts_and_those_of_files_are_both_learned_from(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, epochs=1, tokens=600)
+    both = {"model": str(files[0]), "folder": tmp_path / "head", "settings": settings, "given": frozenset()}
+    done, _ = trained_by(None, **both, data=("self", str(files[1])))
+    assert done
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert "prompts that the target wrote itself and prompts of files, answered" in card
+    with pytest.raises(ConfigError, match="a run with data"):
+        trained_by(None, **{**both, "given": frozenset({"data"})}, data=("self",))

@@ -47,8 +47,9 @@ def add_parser(subparsers: Subparsers) -> Parser:
         help="of what is made, for its card (default: %(default)s)",
     )
     add = parser.add_argument_group("texts").add_argument
-    add("--data", default="self", metavar="FILE|self",
-        help="prompts: JSON lines as for bench, or one a line; self (default): the target's own")  # fmt: skip
+    add("--data", action="append", metavar="FILE|self",
+        help="prompts: JSON lines as for bench, or one a line; self (default): the target's own; several "
+        "times for all of them")  # fmt: skip
     add("--tokens", type=integer, metavar="N", help=f"of answers (default: {TOKENS:,})")
     add("--hours", type=number, metavar="H", help="instead, as many as make the whole take so long")
     add("--temps", metavar="LIST", help="temperatures of the answers, in turn (default: 0,0.7)")
@@ -95,11 +96,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"train needs {' and '.join(missing)}: pip install 'outrider[train]'")
     from outrider.training.base_run import Order
     from outrider.training.run import run as train
-    from outrider.training.settings import DRAFT_DEFAULTS, Settings
+    from outrider.training.settings import DRAFT_DEFAULTS, OWN, Settings
 
     given = _given(args)
     usual = {} if args.model_draft is None else DRAFT_DEFAULTS
-    settings = Settings(**{"data": "self", "tokens": TOKENS, **usual, **given})
+    settings = Settings(**{"data": OWN, "tokens": TOKENS, **usual, **given})
     with interrupts() as seen:
         done = train(
             Order(
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
                 folder=Path(args.output),
                 settings=settings,
                 given=frozenset({*given, "data"}),
-                data=args.data,
+                data=tuple(args.data or (OWN,)),
                 hours=args.hours,
                 device=args.device,
                 threads=args.threads,

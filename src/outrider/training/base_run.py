@@ -19,9 +19,9 @@ from outrider.pipeline import Pipeline, build
 from outrider.training import costs
 from outrider.training.payoff import Payoff
 from outrider.training.progress import EVALUATIONS, Evaluation
-from outrider.training.prompts import opening
+from outrider.training.prompts import Asked, opening
 from outrider.training.records import RecordStore
-from outrider.training.settings import RunFolder, Settings, digest_of
+from outrider.training.settings import OWN, RunFolder, Settings, digest_of
 from outrider.training.texts import Text, TextStore, Writer
 from outrider.training.trainer import Lesson, Trainer
 
@@ -32,7 +32,7 @@ class Order:
 
     draft:    the draft model that is trained; None for a head.
     settings: those of a new run; `given` names those that the command line says.
-    data:     "self" or a file of prompts.
+    data:     files of prompts, and "self" for those that the target writes.
     hours:    in place of `settings.tokens`; None takes these.
     device:   of training, and of the target where it is a GPU: "cpu", "cuda", ….
     threads:  of the target's engine and of training; None: their own choice.
@@ -45,7 +45,7 @@ class Order:
     folder: Path
     settings: Settings
     given: frozenset[str]
-    data: str
+    data: tuple[str, ...]
     hours: float | None
     device: str
     threads: int | None
@@ -82,16 +82,17 @@ class Run(ABC):
     records: str
     less: str
 
-    def __init__(self, order: Order, prompts: list[str] | None) -> None:
+    def __init__(self, order: Order, prompts: list[str]) -> None:
         self.order, self.folder = order, RunFolder(order.folder)
         self.check()
         self.pipeline = _pipeline(order)
         self.source = self.pipeline.source
         self.check_loaded()
         self._llm = LLM.from_pipeline(self.pipeline, shared=False)
-        self._asked = opening(self._llm.render_chat) if prompts is None else prompts
-        data = "self" if prompts is None else digest_of(prompts)
-        self.settings = self._begin(replace(order.settings, data=data))
+        own = opening(self._llm.render_chat) if OWN in order.data else None
+        self._asked = Asked(own, tuple(prompts))
+        data = [OWN] * (own is not None) + [digest_of(prompts)] * bool(prompts)
+        self.settings = self._begin(replace(order.settings, data=" and ".join(data)))
 
     def run(self) -> bool:
         """Returns whether the draft is made."""

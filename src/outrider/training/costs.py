@@ -13,7 +13,7 @@ from outrider.errors import ConfigError, InsufficientMemoryError
 from outrider.llm import LLM
 from outrider.memory import available_bytes, size
 from outrider.models.sources.download import free_bytes
-from outrider.training.settings import Settings
+from outrider.training.settings import OWN, Settings
 
 ROWS_PER_TOKEN = 1.4  # of a text with its prompt, for each token of the answer
 SEATS = 12  # texts that the target writes at once
@@ -60,8 +60,10 @@ def measure(
     began = time.perf_counter()
     read([i % vocab for i in range(count)])
     reading = count / (time.perf_counter() - began)
-    # A prompt that the target writes takes about a third of the time of its answer.
-    share = 0.75 if settings.data == "self" else 1.0
+    # A prompt that the target writes takes about a third of the time of its answer. Beside files every other
+    # one is its own.
+    own = OWN in settings.data.split(" and ")
+    share = 1.0 if not own else 0.75 if settings.data == OWN else 0.86
     return Speeds(writing * share, reading, train())
 
 

@@ -1,9 +1,9 @@
 """A draft model in PyTorch whose layers can be trained: the torch engine's modules over one whole text.
 
-Weights are float32. Where the device multiplies bfloat16 faster, the layers' products are of that (mixed
-precision, Micikevicius et al. 2018). The embedding and the output matrix stay as they are: they are a third
-of the weights of a small model or more, most of their rows are of tokens that no text has, and what they cost
-in memory and time is better spent on texts.
+Weights are float32, and the layers' products of bfloat16 where the device multiplies that faster. The
+embedding and the output matrix stay as they are: they are a third of the weights of a small model or more,
+most of their rows are of tokens that no text has, and what they cost in memory and time is better spent on
+texts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outrider.engines.torch.module import LayerWeights, Module, Weights
 from outrider.engines.torch.ops import Group, Layout, TorchOps
 from outrider.models.spec import ModelSpec
 from outrider.training.low_rank import LowRank
+from outrider.training.precision import mixed_precision, products
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -40,14 +41,6 @@ PARTS = {
 }
 NORM = "output_norm.weight"
 MATRICES = ("qkv", "output", "gate_up", "down")
-
-
-def mixed_precision(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 faster than float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 class Draft:
@@ -121,7 +114,7 @@ class Draft:
         keys, values = (
             [torch.zeros(shape, dtype=kind, device=device) for _ in spec.layers] for _ in range(2)
         )
-        with torch.autocast(device.type, torch.bfloat16, enabled=self._mixed):
+        with products(device, self._mixed):
             hidden, _ = self._module.forward(tokens, position.long(), layout, keys=keys, values=values)
         # In float32 again: bfloat16 would round a logit of 20 by up to 0.06.
         return self._module.logits(hidden[first:].float())

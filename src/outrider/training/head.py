@@ -25,6 +25,7 @@ class RmsNorm(nn.Module):  # type: ignore[misc]
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.float()  # what a product of bfloat16 gave
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 

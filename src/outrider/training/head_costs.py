@@ -7,6 +7,7 @@ import torch
 from outrider.training.costs import repeated
 from outrider.training.head import Head
 from outrider.training.head_lesson import Example, Target, loss_of
+from outrider.training.precision import mixed_precision, products
 from outrider.training.settings import Settings
 from outrider.training.sizes import HeadSizes
 
@@ -30,7 +31,12 @@ def training_speed(sizes: HeadSizes, vocab: int, settings: Settings, device: str
         count // 4 + settings.steps,
     )
 
-    return count / repeated(lambda: loss_of(head, target, example, settings.steps).backward())
+    def update() -> None:
+        with products(output.device, mixed_precision(output.device)):
+            loss = loss_of(head, target, example, settings.steps)
+        loss.backward()
+
+    return count / repeated(update)
 
 
 def training_bytes(sizes: HeadSizes, vocab: int, settings: Settings) -> int:

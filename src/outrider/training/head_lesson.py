@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from outrider.training.head import Head
+from outrider.training.precision import mixed_precision, products
 from outrider.training.progress import Acceptance, Held, accepted
 from outrider.training.schedule import EVALUATIONS
 from outrider.training.states import StateStore
@@ -56,7 +57,8 @@ class Target:
     def logits(self, last: Tensor) -> Tensor:
         """float[n, rows]."""
         normed = last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + self.eps) * self.norm
-        found = F.linear(normed, self.output) * self.scale
+        with products(last.device, mixed=False):  # a logit of 20 in bfloat16 may be off by 0.06
+            found = F.linear(normed, self.output) * self.scale
         return found if self.softcap is None else self.softcap * torch.tanh(found / self.softcap)
 
 
@@ -96,8 +98,8 @@ class Examples:
 def losses(
     head: Head, target: Target, example: Example, steps: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each step of the training-time test: the mean loss of a text, what the head finds likeliest,
-    int64[rows - first] places in its output, and bool[rows - first], whether the text goes on so far.
+    """For each step of the training-time test: the mean loss of a text, the head's logits,
+    float[rows - first, ids], and bool[rows - first], whether the text goes on so far.
 
     The loss is the cross entropy to the target's probabilities on the head's ids, where the target's
     likeliest token is one of them.
@@ -110,14 +112,14 @@ def losses(
     given = head.unroll(example.states[None], padded[None], steps, first)
     place = torch.arange(first, count, device=wanted.device)
     for k, rows in enumerate(given):
-        logits = head.logits(rows[0])
+        logits = head.logits(rows[0]).float()
         there = count - first - k  # the draft's token k is judged by what the target wants k tokens on
         usable = torch.zeros(count - first, dtype=torch.bool, device=wanted.device)
         usable[:there] = place[:there] + k >= example.answer
         counted = usable[:there] & known[k:]
         each = torch.logsumexp(logits[:there], -1) - (logits[:there] * wanted[k:]).sum(-1)
         mean = (each * counted).sum() / counted.sum().clamp_min(1)
-        yield mean, logits.detach().argmax(-1), usable
+        yield mean, logits, usable
 
 
 def loss_of(head: Head, target: Target, example: Example, steps: int) -> Tensor:
@@ -128,12 +130,19 @@ def loss_of(head: Head, target: Target, example: Example, steps: int) -> Tensor:
 
 
 class HeadLesson:
-    """A head, and what it learns from; see `Lesson`."""
+    """A head, and what it learns from; see `Lesson`.
+
+    mixed: whether products are of bfloat16; None: where the device has them.
+    """
 
     evaluations = EVALUATIONS
 
-    def __init__(self, head: Head, target: Target, examples: Examples, steps: int) -> None:
+    def __init__(
+        self, head: Head, target: Target, examples: Examples, steps: int, *, mixed: bool | None = None
+    ) -> None:
         self.head, self.target, self.examples, self._steps = head, target, examples, steps
+        device = target.output.device
+        self._mixed = mixed_precision(device) if mixed is None else mixed
         self.training = examples.training
         self.rows = examples.rows
 
@@ -146,22 +155,27 @@ class HeadLesson:
         return dict(self.head.named_parameters())
 
     def loss(self, index: int) -> Tensor:
-        return loss_of(self.head, self.target, self._example(index), self._steps)
+        with self._products():
+            return loss_of(self.head, self.target, self._example(index), self._steps)
 
     def held(self) -> Held:
         steps = self._steps
         total = Acceptance(0, (0,) * steps)
-        with torch.no_grad():
+        with torch.no_grad(), self._products():
             for index in self.examples.held_out:
                 example = self._example(index)
                 wanted = F.pad(example.likeliest[example.first :], (0, steps), value=-1)
                 right, possible = [], []
-                for k, (_, found, usable) in enumerate(losses(self.head, self.target, example, steps)):
+                for k, (_, logits, usable) in enumerate(losses(self.head, self.target, example, steps)):
+                    found = logits.argmax(-1)
                     same = self.target.ids[found] == wanted[k : k + len(found)]
                     right.append(same.cpu().numpy())
                     possible.append(usable.cpu().numpy())
                 total += accepted(right, possible)
         return Held(total)
+
+    def _products(self) -> torch.autocast:
+        return products(self.target.output.device, self._mixed)
 
     def _example(self, index: int) -> Example:
         made, device = self.examples[index], self.target.output.device

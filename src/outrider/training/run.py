@@ -9,13 +9,13 @@ from outrider.training.base_run import Order
 from outrider.training.draft_run import DraftRun
 from outrider.training.head_run import HeadRun
 from outrider.training.prompts import read_prompts
-from outrider.training.settings import RunFolder
+from outrider.training.settings import OWN, RunFolder
 
 
 def run(order: Order) -> bool:
     """Do it, or as much as there is time for. Returns whether the draft is made. Raises OutriderError."""
     _check_device(order.device)
-    prompts = None if order.data == "self" else read_prompts(order.data)
+    prompts = read_prompts([name for name in order.data if name != OWN])
     RunFolder(order.folder).known()  # a damaged one is told before anything is loaded
     if order.threads is not None:
         torch.set_num_threads(order.threads)

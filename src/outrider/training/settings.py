@@ -16,6 +16,7 @@ from outrider.errors import ConfigError, ModelFileError
 from outrider.models.source import ModelSource
 
 FORMAT = 1
+OWN = "self"  # in the place of a file of prompts: those that the target writes
 RUN = "run"  # the subfolder with all that is not the draft itself
 _LIMIT = 1 << 20  # bytes of a settings file
 _SAMPLE = 1 << 16  # bytes of the embedding that identify it
@@ -26,7 +27,7 @@ class Settings:
     """What the draft depends on. Two runs of equal settings on one machine give the same head, or the same
     draft model.
 
-    data:         "self", or the prompts' digest.
+    data:         "self", the digest of the files' prompts, or both: "self and 0123456789abcdef".
     tokens:       of answers that are wanted.
     epochs:       times that each text is trained on.
     temperatures: of the answers, in turn.
@@ -69,8 +70,10 @@ class Settings:
     def describe(self) -> str:
         """The texts, for a model card."""
         heat = " and ".join(f"{t:g}" for t in self.temperatures)
-        data = "prompts that the target wrote itself" if self.data == "self" else "the prompts of a file"
-        return f"{data}, answered by the target at the temperatures {heat}"
+        parts = self.data.split(" and ")
+        own = ["prompts that the target wrote itself"] if OWN in parts else []
+        files = ["prompts of files"] if parts != [OWN] else []
+        return f"{' and '.join(own + files)}, answered by the target at the temperatures {heat}"
 
 
 # Where the settings of a draft model, which knows the language already, are others than a head's.

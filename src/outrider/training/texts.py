@@ -1,7 +1,7 @@
 """The texts that a draft learns from: the target's own answers, at the temperatures of use.
 
 Jobs are numbered, and each has seeds of its own, so that a run that was interrupted goes on with the same
-texts. Job i answers prompt i of a file, of which there may be several rounds, or one that the target writes.
+texts. A job answers a prompt of a file, of which there may be several rounds, or one that the target writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.decoding.sampling.rng import derive_seed
 from outrider.errors import ConfigError, ModelFileError
 from outrider.llm import LLM
 from outrider.outputs import CompletionOutput
-from outrider.training.prompts import Opening
+from outrider.training.prompts import Asked, Opening
 from outrider.training.settings import Settings
 
 WAVE = 48  # jobs that are written down together
@@ -154,14 +154,28 @@ def _text(value: dict[str, Any]) -> Text:
     return Text(int(value["job"]), prompt, answer, float(value["temperature"]), bool(value["held"]))
 
 
-class Writer:
-    """Has the target write texts.
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One text that is to be written.
 
-    prompts: of a file, or the opening of a user's turn.
+    id:     among all of the run.
+    number: among those of its kind, which are the target's own prompts or a file's.
+    about:  the prompt, or the opening of the target's own.
+    prompt: its number, and of how many; None: of any number.
     """
 
-    def __init__(self, llm: LLM, prompts: Sequence[str] | Opening, settings: Settings) -> None:
-        self._llm, self._prompts, self._settings = llm, prompts, settings
+    id: int
+    number: int
+    about: Opening | str
+    prompt: tuple[int, int | None]
+    temperature: float
+
+
+class Writer:
+    """Has the target write texts."""
+
+    def __init__(self, llm: LLM, asked: Asked, settings: Settings) -> None:
+        self._llm, self._asked, self._settings = llm, asked, settings
 
     def write(self, store: TextStore, stop: Callable[[], bool], shown: Callable[[int], object]) -> None:
         """Add waves until there are enough tokens, `stop` says so, or a file's prompts are used up. A wave
@@ -175,7 +189,7 @@ class Writer:
             jobs = list(self._jobs(store.waves * WAVE))
             if not jobs:
                 break
-            store.add(self._wave([job for job in jobs if job[0] not in store.pending], stop))
+            store.add(self._wave([job for job in jobs if job.id not in store.pending], stop))
             if len(store.pending) < len(jobs):
                 break
             count = len(store.texts)
@@ -187,51 +201,53 @@ class Writer:
                     f"the target gave no text for {EMPTY_WAVES * WAVE} prompts: give --data FILE"
                 )
 
-    def _jobs(self, first: int) -> Iterator[tuple[int, float]]:
-        """(number, temperature) of the next jobs."""
-        temperatures = self._settings.temperatures
+    def _jobs(self, first: int) -> Iterator[Job]:
+        """The next jobs."""
+        temperatures, count = self._settings.temperatures, len(self._asked.prompts)
         warm = [t for t in temperatures if t > 0]
-        count = 0 if isinstance(self._prompts, Opening) else len(self._prompts)
-        for job in range(first, first + WAVE):
-            if not count:
-                yield job, temperatures[job % len(temperatures)]
+        for id_ in range(first, first + WAVE):
+            number, about = self._asked.place(id_)
+            if isinstance(about, Opening):
+                yield Job(id_, number, about, (number, None), temperatures[number % len(temperatures)])
                 continue
-            round_, prompt = divmod(job, count)
+            round_, prompt = divmod(number, count)
             # At temperature 0 a prompt has one answer: later rounds are warm ones.
             if round_ < len(temperatures):
-                yield job, temperatures[(round_ + prompt) % len(temperatures)]
+                temperature = temperatures[(round_ + prompt) % len(temperatures)]
             elif warm:
-                yield job, warm[job % len(warm)]
+                temperature = warm[number % len(warm)]
+            else:
+                continue
+            yield Job(id_, number, about, (prompt, count), temperature)
 
-    def _wave(self, jobs: Sequence[tuple[int, float]], stop: Callable[[], bool]) -> dict[int, Text | None]:
-        """The texts of some jobs, by job; None where a prompt or an answer came to nothing, or is too long.
-        Jobs that `stop` has kept from ending are missing."""
-        asked = self._asked([job for job, _ in jobs], stop)
+    def _wave(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> dict[int, Text | None]:
+        """The texts of some jobs, by their ids; None where a prompt or an answer came to nothing, or is too
+        long. Jobs that `stop` has kept from ending are missing."""
+        prompts = self._prompts(jobs, stop)
         room = self._llm.get_tokenizer().model_max_length
         found: dict[int, Text | None] = {}
         kept = []
-        for (job, temperature), ids in zip(jobs, asked, strict=True):
+        for job in jobs:
+            ids = prompts.get(job.id)
             if ids and len(ids) <= min(self._settings.max_prompt, room - 2):
-                kept.append((job, temperature, ids))
+                kept.append((job, ids))
             elif ids is not None:
-                found[job] = None
+                found[job.id] = None
         params = [
             SamplingParams(
-                temperature=temperature,
+                temperature=job.temperature,
                 max_tokens=min(self._settings.max_answer, room - len(ids)),
                 seed=self._seed(job, 1),
                 detokenize=False,
             )
-            for job, temperature, ids in kept
+            for job, ids in kept
         ]
-        answers = self._outputs([ids for _, _, ids in kept], params, stop)
-        count = None if isinstance(self._prompts, Opening) else len(self._prompts)
-        for (job, temperature, ids), output in zip(kept, answers, strict=True):
+        answers = self._outputs([ids for _, ids in kept], params, stop)
+        for (job, ids), output in zip(kept, answers, strict=True):
             if output is not None:
                 answer = tuple(output.token_ids)
-                held = held_out(job if count is None else job % count, count)
-                text = Text(job, tuple(ids), answer, temperature, held)
-                found[job] = text if len(answer) > 1 else None
+                text = Text(job.id, tuple(ids), answer, job.temperature, held_out(*job.prompt))
+                found[job.id] = text if len(answer) > 1 else None
         return found
 
     def _outputs(
@@ -244,24 +260,25 @@ class Writer:
         outputs = [output.outputs[0] for output in self._llm.generate(asked, params, cancelled=stop)]
         return [None if output.finish_reason == "abort" else output for output in outputs]
 
-    def _asked(self, jobs: Sequence[int], stop: Callable[[], bool]) -> list[list[int] | None]:
-        """The prompts' ids; [] for one that does not suit, None for one that `stop` has cut off."""
-        if not isinstance(self._prompts, Opening):
-            return [self._ids(self._prompts[job % len(self._prompts)]) for job in jobs]
-        ids = self._llm.get_tokenizer().encode(self._prompts.text, add_special_tokens=False)
+    def _prompts(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> dict[int, list[int]]:
+        """The prompts' ids by those of the jobs; [] for one that does not suit. Those that `stop` has cut off
+        are missing."""
+        found = {job.id: self._ids(job.about) for job in jobs if isinstance(job.about, str)}
+        own = [(job, job.about) for job in jobs if isinstance(job.about, Opening)]
+        encode = self._llm.get_tokenizer().encode
         params = [
             SamplingParams(
                 temperature=PROMPT_TEMPERATURE,
                 max_tokens=self._settings.max_prompt // 2,
                 seed=self._seed(job, 0),
             )
-            for job in jobs
+            for job, _ in own
         ]
-        written = self._outputs([list(ids)] * len(jobs), params, stop)
-        return [
-            None if one is None else self._ids(one.text.strip()) if one.finish_reason == "stop" else []
-            for one in written
-        ]
+        openings = [list(encode(about.text, add_special_tokens=False)) for _, about in own]
+        for (job, _), one in zip(own, self._outputs(openings, params, stop), strict=True):
+            if one is not None:
+                found[job.id] = self._ids(one.text.strip()) if one.finish_reason == "stop" else []
+        return found
 
     def _ids(self, prompt: str) -> list[int]:
         """A prompt under the chat template, if there is one."""
@@ -272,5 +289,5 @@ class Writer:
         rendered = self._llm.render_chat([{"role": "user", "content": prompt}])
         return list(rendered["prompt_token_ids"])
 
-    def _seed(self, job: int, purpose: int) -> int:
-        return derive_seed(self._settings.seed, 2 * job + purpose)
+    def _seed(self, job: Job, purpose: int) -> int:
+        return derive_seed(self._settings.seed, 2 * job.number + purpose)

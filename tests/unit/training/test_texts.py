@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from outrider.config.engine import parse_engine
 from outrider.errors import ConfigError, ModelFileError
 from outrider.llm import LLM
 from outrider.pipeline import build
-from outrider.training.prompts import Opening, opening, read_prompts
+from outrider.training.prompts import Asked, Opening, opening, read_prompts
 from outrider.training.settings import Settings
 from outrider.training.texts import WAVE, Text, TextStore, Writer, held_out
 from tests.support.models import Dims, tiny_gguf, tiny_weights
@@ -40,7 +41,7 @@ def write(folder: Path, text: str | bytes) -> str:
 
 
 def test_plain_lines_are_prompts_each_once(tmp_path: Path) -> None:
-    assert read_prompts(write(tmp_path, "one\n\n two \none\n")) == ["one", "two"]
+    assert read_prompts([write(tmp_path, "one\n\n two \none\n")]) == ["one", "two"]
 
 
 def test_json_lines_are_read_as_bench_reads_them(tmp_path: Path) -> None:
@@ -48,7 +49,11 @@ def test_json_lines_are_read_as_bench_reads_them(tmp_path: Path) -> None:
         {"id": "a", "workload": "w", "prompt": "first"},
         {"question_id": 7, "category": "writing", "turns": ["second", "third"]},
     ]
-    assert read_prompts(write(tmp_path, "\n".join(map(json.dumps, lines)))) == ["first", "second"]
+    path = write(tmp_path, "\n".join(map(json.dumps, lines)))
+    assert read_prompts([path]) == ["first", "second"]
+    (tmp_path / "other").write_text("third\nfirst\n")
+    assert read_prompts([path, str(tmp_path / "other")]) == ["first", "second", "third"]
+    assert read_prompts([]) == []
 
 
 @pytest.mark.parametrize(
@@ -63,16 +68,16 @@ def test_json_lines_are_read_as_bench_reads_them(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_prompts(write(tmp_path, text))
+        read_prompts([write(tmp_path, text)])
     assert all(word in str(caught.value) for word in ["--data", *words])
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_prompts(str(tmp_path / "none"))
+        read_prompts([str(tmp_path / "none")])
     with pytest.raises(ConfigError, match="is a folder"):
-        read_prompts(str(tmp_path))
+        read_prompts([str(tmp_path)])
 
 
 def test_the_opening_is_what_the_template_puts_before_a_users_text(llm: LLM) -> None:
@@ -99,7 +104,7 @@ def settings(**more: Any) -> Settings:
     return Settings(**{"data": "self", "tokens": 400, "max_prompt": 120, "max_answer": 20, **more})
 
 
-def written(path: Path, llm: LLM, asked: list[str] | Opening, waves: int, **more: Any) -> list[Text]:
+def written(path: Path, llm: LLM, asked: Asked, waves: int, **more: Any) -> list[Text]:
     """The texts after so many waves, or fewer if there are enough tokens."""
     store = TextStore(path)
     Writer(llm, asked, settings(**more)).write(store, lambda: store.waves >= waves, lambda _: None)
@@ -110,12 +115,16 @@ def written(path: Path, llm: LLM, asked: list[str] | Opening, waves: int, **more
 PROMPTS = [f"the quick {word}" for word in ("fox", "dog", "name", "function", "other", "lazy")]
 
 
-BOTH = pytest.mark.parametrize("asked", [PROMPTS, Opening("<|im_start|>user\n")], ids=["file", "self"])
+OWN = Opening("<|im_start|>user\n")
+FILE = Asked(None, tuple(PROMPTS))
+ALL = pytest.mark.parametrize(
+    "asked", [FILE, Asked(OWN), Asked(OWN, tuple(PROMPTS))], ids=["file", "self", "both"]
+)
 
 
-@BOTH
+@ALL
 def test_a_run_that_ended_between_waves_goes_on_with_the_same_texts(
-    tmp_path: Path, llm: LLM, asked: list[str] | Opening
+    tmp_path: Path, llm: LLM, asked: Asked
 ) -> None:
     whole = written(tmp_path / "whole", llm, asked, 2, tokens=10**6)
     written(tmp_path / "parts", llm, asked, 1, tokens=10**6)
@@ -129,10 +138,8 @@ def test_a_run_that_ended_between_waves_goes_on_with_the_same_texts(
     assert len({text.answer for text in whole}) > 3
 
 
-@BOTH
-def test_a_wave_that_is_stopped_keeps_what_has_ended(
-    tmp_path: Path, llm: LLM, asked: list[str] | Opening
-) -> None:
+@ALL
+def test_a_wave_that_is_stopped_keeps_what_has_ended(tmp_path: Path, llm: LLM, asked: Asked) -> None:
     """At once, whatever the step, and the texts are those of a run that nobody stopped."""
     whole = written(tmp_path / "whole", llm, asked, 1, tokens=10**6)
     path, counts = tmp_path / "parts", []
@@ -152,8 +159,28 @@ def test_a_wave_that_is_stopped_keeps_what_has_ended(
     assert len(set(counts)) > 1
 
 
+def test_own_prompts_and_those_of_files_take_turns_and_are_what_each_gives_alone(
+    tmp_path: Path, llm: LLM
+) -> None:
+    warm = {"tokens": 10**6, "temperatures": (0.7, 0.0)}
+    own = written(tmp_path / "own", llm, Asked(OWN), 1, **warm)
+    of_file = written(tmp_path / "file", llm, FILE, 1, **warm)
+    both = written(tmp_path / "both", llm, Asked(OWN, tuple(PROMPTS)), 2, **warm)
+    alone = {(2 * text.job): text for text in own} | {(2 * text.job + 1): text for text in of_file}
+    assert {text.job for text in both} == set(alone)
+    assert all(text == replace(alone[text.job], job=text.job) for text in both)
+    assert {text.held_out for text in both} == {False, True}
+
+
+def test_a_file_that_is_used_up_leaves_the_own_prompts(tmp_path: Path, llm: LLM) -> None:
+    texts = written(tmp_path / "t", llm, Asked(OWN, tuple(PROMPTS)), 2, temperatures=(0.0,), tokens=10**6)
+    jobs = [text.job for text in texts]
+    assert [job for job in jobs if job % 2] == [2 * i + 1 for i in range(len(PROMPTS))]
+    assert max(jobs) > WAVE
+
+
 def test_a_greedy_answer_is_the_targets_own(tmp_path: Path, llm: LLM) -> None:
-    texts = written(tmp_path / "t", llm, PROMPTS, 1, temperatures=(0.0,))
+    texts = written(tmp_path / "t", llm, FILE, 1, temperatures=(0.0,))
     assert len(texts) == len(PROMPTS), "once each: further ones would be the same"
     for prompt, text in zip(PROMPTS, texts, strict=True):
         rendered = llm.render_chat([{"role": "user", "content": prompt}])
@@ -169,7 +196,7 @@ def settings_of_greedy() -> Any:
 
 
 def test_warm_rounds_of_a_prompt_differ(tmp_path: Path, llm: LLM) -> None:
-    texts = written(tmp_path / "t", llm, PROMPTS, 1, tokens=10**6)
+    texts = written(tmp_path / "t", llm, FILE, 1, tokens=10**6)
     assert len(texts) == WAVE
     first = [text for text in texts if text.prompt == texts[0].prompt]
     assert sum(text.temperature == 0 for text in first) == 1
@@ -177,7 +204,7 @@ def test_warm_rounds_of_a_prompt_differ(tmp_path: Path, llm: LLM) -> None:
 
 
 def test_some_prompts_are_held_out_whatever_the_round(tmp_path: Path, llm: LLM) -> None:
-    texts = written(tmp_path / "t", llm, PROMPTS, 1, tokens=10**6)
+    texts = written(tmp_path / "t", llm, FILE, 1, tokens=10**6)
     assert {text.prompt for text in texts if text.held_out}.isdisjoint(
         text.prompt for text in texts if not text.held_out
     )
@@ -187,7 +214,7 @@ def test_some_prompts_are_held_out_whatever_the_round(tmp_path: Path, llm: LLM) 
 
 def test_prompts_that_give_nothing_are_told(tmp_path: Path, llm: LLM) -> None:
     with pytest.raises(ConfigError, match="gave no text"):
-        written(tmp_path / "t", llm, PROMPTS, 10, tokens=10**6, max_prompt=1)
+        written(tmp_path / "t", llm, FILE, 10, tokens=10**6, max_prompt=1)
 
 
 @pytest.mark.parametrize(
