@@ -57,10 +57,12 @@ class Following(Protocol):
 class ModelDrafter(Protocol):
     """A drafter that grows trees on demand. Also added to the planner (`Planner.add_model`).
 
-    passes: of the last `propose`.
+    passes:      of the last `propose`.
+    looks_ahead: whether it asks a job's lookahead.
     """
 
     passes: list[DraftPass]
+    looks_ahead: bool
 
     @property
     def name(self) -> str: ...
@@ -113,6 +115,8 @@ class AutoDrafter:
         self._parts: tuple[LookupDrafter | ModelDrafter, ...] = (*lookups, *models)
         self._tapped = [part for part in self._parts if isinstance(part, HiddenStateDrafter) and part.taps]
         self.taps = tuple(sorted({layer for part in self._tapped for layer in part.taps}))
+        # By name; asked in every step, where an `isinstance` of a protocol takes as long as a short lookup.
+        self.following = {name: part for name, part in self.lookups.items() if isinstance(part, Following)}
         self._states: dict[str, RequestState] = {}  # of requests with a draft that is not verified yet
 
     @property
@@ -150,7 +154,9 @@ class AutoDrafter:
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         if scores.hidden is not None:
             for part in self._tapped:
-                own = TargetScores(scores.logits, self._of_layers(scores.hidden, part.taps))
+                own = scores
+                if part.taps != self.taps:
+                    own = TargetScores(scores.logits, self._of_layers(scores.hidden, part.taps))
                 part.observe(request_id, draft, verdict, own)
         if (state := self._states.pop(request_id, None)) is None:
             return
@@ -214,9 +220,20 @@ class _Step:
         asked: list[ProposeJob] = []
         for guide, (job, query, plan) in zip(guides, drawn, strict=True):
             budget = plan.draft_tokens if plan.guide is None else query.budget
-            lookahead = self._lookahead(source, job, plan, len(drawn))
+            lookahead = self._lookahead(source, job, plan, len(drawn)) if model.looks_ahead else None
             lookaheads.append(lookahead)
-            asked.append(replace(job, budget=budget, guide=guide, lookahead=lookahead))
+            asked.append(
+                ProposeJob(  # `dataclasses.replace` takes ten times as long
+                    job.request_id,
+                    job.context,
+                    budget,
+                    job.sampler,
+                    guide,
+                    lookahead,
+                    job.drafters,
+                    job.state,
+                )
+            )
         step: StepContext = drawn[0][0].state.step
         drafts = model.propose(asked, PREFILL_BUDGET_SINGLE if step.base == 1 else PREFILL_BUDGET)
         found: list[ModelDraft | None] = []
@@ -236,8 +253,8 @@ class _Step:
         self, source: str, job: ProposeJob, plan: DraftPlan, sharers: int
     ) -> DraftLookahead | None:
         """By the first lookup drafter that can predict; None without one."""
-        for name, lookup in self.owner.lookups.items():
-            if job.allows(name) and isinstance(lookup, Following):
+        for name, lookup in self.owner.following.items():
+            if job.allows(name):
                 return DraftLookahead(
                     self.owner.planner.models[source],
                     job.state,

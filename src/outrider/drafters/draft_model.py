@@ -62,6 +62,7 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
+    looks_ahead = True
     needs: frozenset[str] = frozenset()
 
     def __init__(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.randomness import StepRandomness
-from outrider.decoding.types import Distribution, FloatArray
-from outrider.drafters.confidence import SiblingDraws, approximate_probability
+from outrider.decoding.types import Distribution, FloatArray, IntArray
+from outrider.drafters.confidence import SiblingDraws, approximate_probability, margin_confidence
 from outrider.drafters.draft_sequence import GrowingTree
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 
 Draws: TypeAlias = Literal["coupled", "independent", "greedy"]
 
@@ -71,3 +72,31 @@ class Drawing:
         if self._draws == "greedy":
             return int(distribution.ids[distribution.probs.argmax()]), None
         return randomness.draft_token(distribution, len(context.path)), distribution
+
+
+def likeliest_below(tree: GrowingTree, logits: FloatArray, ids: IntArray) -> None:
+    """What `Drawing.below` draws at temperature 0 where nothing adjusts the logits, from those of a part of
+    the vocabulary: float32[n], which is changed, of the ids int32[n]. Raises ModelError for logits that are
+    no numbers."""
+    guide, parent = tree.guide, tree.node
+    at = int(logits.argmax())
+    best = float(logits[at])
+    if not math.isfinite(best):
+        raise ModelError("the draft's logits are no finite numbers")
+    tree.add(parent, int(ids[at]), None)
+    if guide is None:
+        return
+
+    def following() -> float:
+        """The confidence in the first, against the likeliest that is left, which `at` is then."""
+        nonlocal at
+        logits[at] = -math.inf
+        at = int(logits.argmax())
+        return margin_confidence(best - float(logits[at]))
+
+    confidence = following()
+    more = guide.drew(parent, confidence)
+    while more and confidence < 1.0 and len(tree.tokens) < tree.budget:
+        tree.add(parent, int(ids[at]), None)
+        more = guide.drew(parent, 1.0 - confidence)
+        confidence = following() if more else 1.0

@@ -16,13 +16,14 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
 from outrider.drafters.draft_sequence import DraftSlots, GrowingTree
-from outrider.drafters.drawing import Drawing, Draws
+from outrider.drafters.drawing import Drawing, Draws, likeliest_below
 from outrider.engines.base import Cache
 from outrider.engines.heads import HeadItem, HeadModel
 from outrider.errors import ModelError
 from outrider.policy.tree import DraftPass
 
 HELD_ROWS = 512  # rows of a request whose states wait; with more, the head computes them at once
+SPARE_ROWS = 64  # for which there is room beyond those that wait
 USUAL_ROWS = 16  # as many as an accepted draft leaves, which no prefill budget limits
 _NO_ROWS = np.empty(0, np.int32)
 
@@ -33,34 +34,54 @@ class _Request:
 
     tokens:    prompt and output, the anchor last.
     capacity:  most rows.
+    columns:   the target's states that the head reads, in their order; None for all as they are.
     computed:  rows in the cache that were computed from the target's states. The last known one never is: it
                is computed again for the next draft.
-    waiting:   the target's states of the rows after those, float32[n, columns] each.
+    count:     rows that wait for it. Their states are in `held`, float32[room, columns], from row `first` on.
     full:      there are more rows than the capacity.
     """
 
     tokens: list[int]
     capacity: int
+    columns: IntArray | None
     computed: int = 0
-    waiting: list[FloatArray] = field(default_factory=list)
+    count: int = 0
+    first: int = 0
+    held: FloatArray | None = None
     cache: Cache | None = None
     full: bool = False
 
-    @property
-    def count(self) -> int:
-        """Rows that wait."""
-        return sum([len(states) for states in self.waiting])
+    def add(self, hidden: FloatArray, rows: list[int]) -> None:
+        """These rows of what a pass gave come next. They are copied into memory that is there already: it is
+        done in every step, also where the head drafts nothing."""
+        end = self.first + self.count
+        if self.held is None or end + len(rows) > len(self.held):
+            width = hidden.shape[1] if self.columns is None else len(self.columns)
+            held = np.empty((self.count + len(rows) + SPARE_ROWS, width), np.float32)
+            if self.held is not None:
+                held[: self.count] = self.held[self.first : end]
+            self.held, self.first, end = held, 0, self.count
+        place = self.held[end : end + len(rows)]
+        if self.columns is None:
+            hidden.take(rows, axis=0, out=place, mode="clip")  # with "raise" it would copy twice
+        else:
+            place[:] = hidden[rows][:, self.columns]
+        self.count += len(rows)
 
     def take(self, count: int) -> FloatArray:
         """The states of the first `count` rows that wait, of all if there are fewer."""
-        if len(self.waiting) > 1:
-            self.waiting = [np.concatenate(self.waiting)]
-        return self.waiting[0][:count]
+        assert self.held is not None
+        return self.held[self.first : self.first + min(count, self.count)]
 
     def drop(self, count: int) -> None:
-        """The first `count` rows that wait are computed. Call after `take`."""
-        self.waiting[0] = self.waiting[0][count:]
+        """The first `count` rows that wait are computed."""
         self.computed += count
+        self.first += count
+        self.count -= count
+
+    def clear(self) -> None:
+        """No states are wanted any longer."""
+        self.full, self.count, self.held = True, 0, None
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +107,7 @@ class Eagle3Drafter:
 
     name = "eagle3"
     needs: frozenset[str] = frozenset()
+    looks_ahead = False  # its rows need the state of the row before, so that none can be computed ahead
 
     def __init__(
         self,
@@ -98,10 +120,16 @@ class Eagle3Drafter:
         chunk: int = 512,
         draws: Draws = "coupled",
     ) -> None:
-        self._head, self.taps, self._order = head, taps, list(order)
+        self._head, self.taps = head, taps
+        self._columns: IntArray | None = None
+        if order != tuple(range(len(taps))):
+            by_layer = np.arange(head.state_width, dtype=np.int32).reshape(len(order), -1)
+            size = by_layer.shape[1]
+            self._columns = np.concatenate([by_layer[0] + size * tap for tap in order])
         self._max_context, self._chunk = max_context, chunk
         self._drawing = Drawing(draws)
         self._target_ids = target_ids
+        self._last_id = -1 if target_ids is None else int(target_ids.max())
         self._row = np.full(head.token_count, -np.inf, np.float32)  # of the target's vocabulary
         self._requests: dict[str, _Request] = {}
         self.passes: list[DraftPass] = []  # of the last propose
@@ -112,20 +140,22 @@ class Eagle3Drafter:
         """See `Drafter.begin`."""
         tokens, more = list(request.prompt), request.params.max_tokens
         length = self._max_context if more is None else len(tokens) + more
-        self._requests[request.request_id] = _Request(tokens, min(self._max_context, length))
+        capacity = min(self._max_context, length)
+        self._requests[request.request_id] = _Request(tokens, capacity, self._columns)
 
     def prefilled(self, request_id: str, start: int, hidden: FloatArray) -> None:
         """See `HiddenStateDrafter.prefilled`."""
         request = self._requests[request_id]
         assert request.full or start == request.computed + request.count, "in order and without gaps"
-        self._add(request, hidden)
+        self._add(request, hidden, list(range(len(hidden))))
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         """See `Drafter.observe`."""
         assert scores.hidden is not None, "the loop gives what `taps` asks for"
         request = self._requests[request_id]
-        request.tokens += [*draft.tokens[list(verdict.path)].tolist(), verdict.next_token]
-        self._add(request, scores.hidden[[0, *(node + 1 for node in verdict.path)]])
+        tokens = draft.tokens.tolist()
+        request.tokens += [*[tokens[node] for node in verdict.path], verdict.next_token]
+        self._add(request, scores.hidden, [0, *[node + 1 for node in verdict.path]])
 
     def end(self, request_id: str) -> None:
         """See `Drafter.end`."""
@@ -133,15 +163,13 @@ class Eagle3Drafter:
         if request is not None and request.cache is not None:
             request.cache.close()
 
-    def _add(self, request: _Request, hidden: FloatArray) -> None:
-        """Keep a copy of the states of further rows, in the order in which the head reads them."""
-        if request.computed + request.count + len(hidden) > request.capacity:
-            request.full = True
-            request.waiting.clear()
+    def _add(self, request: _Request, hidden: FloatArray, rows: list[int]) -> None:
+        """Keep the states of further rows."""
+        if request.computed + request.count + len(rows) > request.capacity:
+            request.clear()
         if request.full:
             return
-        by_layer = hidden.reshape(len(hidden), len(self.taps), -1)
-        request.waiting.append(by_layer[:, self._order].reshape(len(hidden), -1))
+        request.add(hidden, rows)
         if request.count > HELD_ROWS:
             self._compute(request, request.count - 1)
 
@@ -216,7 +244,7 @@ class Eagle3Drafter:
             input_tokens=list(job.context.path),
             randomness=StepRandomness(job.sampler.seed, len(job.context.tokens)),
             guide=job.guide,
-            lookahead=None,  # its rows need the state of the row before, so that none can be computed ahead
+            lookahead=None,
             request=request,
         )
 
@@ -268,12 +296,20 @@ class Eagle3Drafter:
         """Draw below the node. Returns whether the draft needs another pass."""
         if tree.input_tokens:  # of the path that the draft follows
             return True
-        first, row = len(tree.tokens), logits
-        if self._target_ids is not None:
-            row = self._row
-            row[self._target_ids] = logits
+        first, ids, sampler = len(tree.tokens), self._target_ids, tree.sequence.sampler
         try:
-            self._drawing.below(tree, row)
+            if ids is None:
+                self._drawing.below(tree, logits)
+            elif sampler.params.temperature == 0.0 and self._greedy(tree):
+                likeliest_below(tree, logits, ids)
+            else:
+                self._row[ids] = logits
+                self._drawing.below(tree, self._row)
         except ModelError:  # logits that are no numbers: it cannot draft here
             return False
         return len(tree.tokens) > first and tree.prepare_pass(tree.next_node())
+
+    def _greedy(self, tree: _HeadTree) -> bool:
+        """Whether the likeliest of the head's own ids are what drawing at temperature 0 gives."""
+        sampler = tree.sequence.sampler
+        return self._last_id < sampler.vocab_size and not sampler.adjusts(tree.contexts[tree.node + 1])

@@ -206,6 +206,7 @@ class DraftModelSource:
         if prefill > 0.0 and not any(query.state.models[self.name].truncated for query in queries):
             each = [self.optimism.hoped(expected) for expected in each]
         value, best, best_gain, length = found.value, found.value, 0.0, 0
+        most = batch.other + sum([expected[-1] for expected in each])  # however many are drawn
         gained = -1.0  # without the prefill
         for k in range(1, max([len(expected) for expected in batch.expected])):
             accepted, width = batch.other, batch.width
@@ -213,7 +214,8 @@ class DraftModelSource:
                 at = k if k < len(expected) else len(expected) - 1
                 accepted += expected[at]
                 width += at
-            worth = accepted - rate * (seconds(width) + spent + k * one)
+            price = rate * (seconds(width) + spent + k * one)
+            worth = accepted - price
             steps = max(1.0, min(float(tuning.prefill_horizon), left / (1.0 + accepted / len(queries))))
             gain = worth - value - prefill / steps
             gained = max(gained, worth - value)
@@ -223,6 +225,8 @@ class DraftModelSource:
                 found.off = Off(self.name, UNLIKELY, chance / requests, need / requests)
             if gain > best_gain:
                 best, best_gain, length = worth, gain, k
+            if most - price <= value:
+                break  # longer ones cost more, and cannot give so much
         if gained > 0.0:
             found.off = Off(self.name, PREFILL, need=(draw(batch.feed) - first) / step.plain)
         states = [query.state.models[self.name].prefill for query in queries]

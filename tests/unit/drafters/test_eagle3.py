@@ -288,8 +288,8 @@ class KeepsDraftedRows(Checked):
 
 
 class StatesOfTheNextPosition(Checked):
-    def _add(self, request: Any, hidden: FloatArray) -> None:
-        super()._add(request, np.roll(hidden, -1, axis=0))
+    def _add(self, request: Any, hidden: FloatArray, rows: list[int]) -> None:
+        super()._add(request, np.roll(hidden, -1, axis=0), rows)
 
 
 class LayersInOrder(Checked):
