@@ -240,3 +240,9 @@ def test_the_docs_tables_are_the_measured_ones(
         docs.README.write_text(readme, "utf-8")
     docs.main()
     assert docs.DOCUMENT.read_text("utf-8") == text
+
+
+def test_the_heads_page_is_the_measured_one() -> None:
+    gain = script("draft_gain")
+    document = json.loads(gain.RESULTS.read_text("utf-8"))
+    assert gain.page(document) == gain.RESULTS.with_suffix(".md").read_text("utf-8")
