@@ -54,13 +54,12 @@ class _Request:
     def add(self, hidden: FloatArray, rows: list[int]) -> None:
         """These rows of what a pass gave come next. They are copied into memory that is there already: it is
         done in every step, also where the head drafts nothing."""
+        if not rows:
+            return
+        if self.held is None or self.first + self.count + len(rows) > len(self.held):
+            self._move(self.count + len(rows), hidden.shape[1] if self.columns is None else len(self.columns))
+        assert self.held is not None
         end = self.first + self.count
-        if self.held is None or end + len(rows) > len(self.held):
-            width = hidden.shape[1] if self.columns is None else len(self.columns)
-            held = np.empty((self.count + len(rows) + SPARE_ROWS, width), np.float32)
-            if self.held is not None:
-                held[: self.count] = self.held[self.first : end]
-            self.held, self.first, end = held, 0, self.count
         place = self.held[end : end + len(rows)]
         if self.columns is None:
             hidden.take(rows, axis=0, out=place, mode="clip")  # with "raise" it would copy twice
@@ -75,9 +74,19 @@ class _Request:
 
     def drop(self, count: int) -> None:
         """The first `count` rows that wait are computed."""
+        assert self.held is not None
         self.computed += count
         self.first += count
         self.count -= count
+        if len(self.held) > 4 * (self.count + SPARE_ROWS):  # a prompt's
+            self._move(self.count, self.held.shape[1])
+
+    def _move(self, rows: int, width: int) -> None:
+        """Hold what waits in memory for so many rows and the spare ones."""
+        held = np.empty((rows + SPARE_ROWS, width), np.float32)
+        if self.held is not None:
+            held[: self.count] = self.held[self.first : self.first + self.count]
+        self.held, self.first = held, 0
 
     def clear(self) -> None:
         """No states are wanted any longer."""

@@ -56,12 +56,12 @@ def test_the_likeliest_of_a_part_are_those_of_all(
     values: list[int], siblings: int | None, budget: int, data: st.DataObject
 ) -> None:
     ids = np.array(data.draw(st.permutations(range(VOCAB)))[: len(values)], np.int32)
-    logits = np.array(values, np.float32) / 4
+    logits = np.array([value / 4 for value in values], np.float32)
     row = np.full(VOCAB, -np.inf, np.float32)
     row[ids] = logits
     (whole, first), (part, second) = tree(siblings, budget), tree(siblings, budget)
     Drawing("coupled").below(whole, row)
-    likeliest_below(part, logits.copy(), ids)
+    likeliest_below(part, logits, ids)
     assert part.tokens == whole.tokens
     assert part.parents == whole.parents
     assert (first is None) == (second is None)
