@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from never_slower import names
 from outrider.bench import machine, stats, workloads
 from outrider.bench.report import BASELINE, markdown_table
 from outrider.bench.runner import measure
@@ -103,7 +104,7 @@ def main() -> int:
     add("-m", "--model", default=MODEL)
     add("-md", "--draft", required=True)
     add("--without", help="the draft to compare with, instead of none")
-    add("--workloads", type=lambda text: text.split(","), default=list(workloads.BUILT_IN))
+    add("--workloads", type=names, default=list(workloads.BUILT_IN))
     add("--limit", type=int, default=8, help="prompts of a kind")
     add("--temps", type=lambda text: [float(t) for t in text.split(",")], default=[0.0, 0.7])
     add("--runs", type=int, default=3)

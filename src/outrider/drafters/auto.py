@@ -154,9 +154,8 @@ class AutoDrafter:
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         if scores.hidden is not None:
             for part in self._tapped:
-                own = scores
-                if part.taps != self.taps:
-                    own = TargetScores(scores.logits, self._of_layers(scores.hidden, part.taps))
+                hidden = self._of_layers(scores.hidden, part.taps)
+                own = scores if hidden is scores.hidden else TargetScores(scores.logits, hidden)
                 part.observe(request_id, draft, verdict, own)
         if (state := self._states.pop(request_id, None)) is None:
             return

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal, TypeAlias
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Distribution, FloatArray, IntArray
-from outrider.drafters.confidence import SiblingDraws, approximate_probability, margin_confidence
+from outrider.drafters.confidence import SiblingDraws, approximate_probability
 from outrider.drafters.draft_sequence import GrowingTree
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError
 
 Draws: TypeAlias = Literal["coupled", "independent", "greedy"]
 
@@ -31,24 +30,29 @@ class Drawing:
         """Whether a draft's tokens are drawn with the target's noise; at temperature 0 there is none."""
         return self._draws == "coupled" or tree.sequence.sampler.params.temperature == 0.0
 
-    def below(self, tree: GrowingTree, row: FloatArray) -> None:
+    def below(self, tree: GrowingTree, row: FloatArray, ids: IntArray | None = None) -> None:
         """Draw the children of the tree's node, after which the logits are `row`: float32[vocab]. In coupled
-        drawing, siblings too, the tokens that come next with the same noise, as the guide wants them."""
+        drawing, siblings too, the tokens that come next with the same noise, as the guide wants them.
+
+        ids: int32[n], the tokens of a row of a part of the vocabulary, float32[n]: for temperature 0, where
+             nothing adjusts logits and a token's place is enough to draw it.
+        """
         sampler, guide, parent = tree.sequence.sampler, tree.guide, tree.node
         context = tree.contexts[parent + 1]
         coupled = self.coupled(tree)
         adjusted = row
         try:
             if coupled:
-                row = row[: sampler.vocab_size]
-                adjusted = sampler.adjusted(row, context)
+                if ids is None:
+                    row = row[: sampler.vocab_size]
+                    adjusted = sampler.adjusted(row, context)
                 token, drawn_from = sampler.draw(adjusted, row, context.position), None
             else:
                 distribution = sampler.distribution(row, context)
                 token, drawn_from = self._draw(tree.randomness, distribution, context)
         except ConfigError:  # the request allows no token that this model knows
             return
-        tree.add(parent, token, drawn_from)
+        tree.add(parent, token if ids is None else int(ids[token]), drawn_from)
         if guide is None:
             return
         if not coupled:
@@ -59,7 +63,7 @@ class Drawing:
             following = siblings.after(token)
             more = guide.drew(parent, siblings.confidence(following))
             while more and following is not None and len(tree.tokens) < tree.budget:
-                tree.add(parent, following, None)
+                tree.add(parent, following if ids is None else int(ids[following]), None)
                 more = guide.drew(parent, 1.0 - siblings.confidence(following))
                 following = siblings.after(following) if more else None
         finally:
@@ -72,31 +76,3 @@ class Drawing:
         if self._draws == "greedy":
             return int(distribution.ids[distribution.probs.argmax()]), None
         return randomness.draft_token(distribution, len(context.path)), distribution
-
-
-def likeliest_below(tree: GrowingTree, logits: FloatArray, ids: IntArray) -> None:
-    """What `Drawing.below` draws at temperature 0 where nothing adjusts the logits, from those of a part of
-    the vocabulary: float32[n], which is changed, of the ids int32[n]. Raises ModelError for logits that are
-    no numbers."""
-    guide, parent = tree.guide, tree.node
-    at = int(logits.argmax())
-    best = float(logits[at])
-    if not math.isfinite(best):
-        raise ModelError("the draft's logits are no finite numbers")
-    tree.add(parent, int(ids[at]), None)
-    if guide is None:
-        return
-
-    def following() -> float:
-        """The confidence in the first, against the likeliest that is left, which `at` is then."""
-        nonlocal at
-        logits[at] = -math.inf
-        at = int(logits.argmax())
-        return margin_confidence(best - float(logits[at]))
-
-    confidence = following()
-    more = guide.drew(parent, confidence)
-    while more and confidence < 1.0 and len(tree.tokens) < tree.budget:
-        tree.add(parent, int(ids[at]), None)
-        more = guide.drew(parent, 1.0 - confidence)
-        confidence = following() if more else 1.0

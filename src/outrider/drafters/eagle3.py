@@ -16,7 +16,7 @@ from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
 from outrider.drafters.draft_sequence import DraftSlots, GrowingTree
-from outrider.drafters.drawing import Drawing, Draws, likeliest_below
+from outrider.drafters.drawing import Drawing, Draws
 from outrider.engines.base import Cache
 from outrider.engines.heads import HeadItem, HeadModel
 from outrider.errors import ModelError
@@ -305,12 +305,10 @@ class Eagle3Drafter:
         """Draw below the node. Returns whether the draft needs another pass."""
         if tree.input_tokens:  # of the path that the draft follows
             return True
-        first, ids, sampler = len(tree.tokens), self._target_ids, tree.sequence.sampler
+        first, ids = len(tree.tokens), self._target_ids
         try:
-            if ids is None:
-                self._drawing.below(tree, logits)
-            elif sampler.params.temperature == 0.0 and self._greedy(tree):
-                likeliest_below(tree, logits, ids)
+            if ids is None or self._by_place(tree):
+                self._drawing.below(tree, logits, ids)
             else:
                 self._row[ids] = logits
                 self._drawing.below(tree, self._row)
@@ -318,7 +316,11 @@ class Eagle3Drafter:
             return False
         return len(tree.tokens) > first and tree.prepare_pass(tree.next_node())
 
-    def _greedy(self, tree: _HeadTree) -> bool:
-        """Whether the likeliest of the head's own ids are what drawing at temperature 0 gives."""
+    def _by_place(self, tree: _HeadTree) -> bool:
+        """Whether tokens can be drawn from the head's own ids, without a row of the whole vocabulary."""
         sampler = tree.sequence.sampler
-        return self._last_id < sampler.vocab_size and not sampler.adjusts(tree.contexts[tree.node + 1])
+        return (
+            sampler.params.temperature == 0.0
+            and self._last_id < sampler.vocab_size
+            and not sampler.adjusts(tree.contexts[tree.node + 1])
+        )

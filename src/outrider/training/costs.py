@@ -62,8 +62,7 @@ def measure(
     reading = count / (time.perf_counter() - began)
     # A prompt that the target writes takes about a third of the time of its answer. Beside files every other
     # one is its own.
-    own = OWN in settings.data.split(" and ")
-    share = 1.0 if not own else 0.75 if settings.data == OWN else 0.86
+    share = 1.0 if OWN not in settings.sources else 0.75 if settings.sources == (OWN,) else 0.86
     return Speeds(writing * share, reading, train())
 
 

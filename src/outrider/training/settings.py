@@ -67,13 +67,17 @@ class Settings:
         if not self.temperatures or not all(0 <= t <= 5 for t in self.temperatures):
             raise ConfigError("temperatures must be between 0 and 5")
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The parts of `data`."""
+        return tuple(self.data.split(" and "))
+
     def describe(self) -> str:
         """The texts, for a model card."""
         heat = " and ".join(f"{t:g}" for t in self.temperatures)
-        parts = self.data.split(" and ")
-        own = ["prompts that the target wrote itself"] if OWN in parts else []
-        files = ["prompts of files"] if parts != [OWN] else []
-        return f"{' and '.join(own + files)}, answered by the target at the temperatures {heat}"
+        named = {OWN: "prompts that the target wrote itself"}
+        data = " and ".join(named.get(source, "prompts of files") for source in self.sources)
+        return f"{data}, answered by the target at the temperatures {heat}"
 
 
 # Where the settings of a draft model, which knows the language already, are others than a head's.

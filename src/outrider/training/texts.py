@@ -161,13 +161,13 @@ class Job:
     id:     among all of the run.
     number: among those of its kind, which are the target's own prompts or a file's.
     about:  the prompt, or the opening of the target's own.
-    prompt: its number, and of how many; None: of any number.
+    held_out: whether its text is not trained on.
     """
 
     id: int
     number: int
     about: Opening | str
-    prompt: tuple[int, int | None]
+    held_out: bool
     temperature: float
 
 
@@ -208,7 +208,8 @@ class Writer:
         for id_ in range(first, first + WAVE):
             number, about = self._asked.place(id_)
             if isinstance(about, Opening):
-                yield Job(id_, number, about, (number, None), temperatures[number % len(temperatures)])
+                heat = temperatures[number % len(temperatures)]
+                yield Job(id_, number, about, held_out(number, None), heat)
                 continue
             round_, prompt = divmod(number, count)
             # At temperature 0 a prompt has one answer: later rounds are warm ones.
@@ -218,7 +219,7 @@ class Writer:
                 temperature = warm[number % len(warm)]
             else:
                 continue
-            yield Job(id_, number, about, (prompt, count), temperature)
+            yield Job(id_, number, about, held_out(prompt, count), temperature)
 
     def _wave(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> dict[int, Text | None]:
         """The texts of some jobs, by their ids; None where a prompt or an answer came to nothing, or is too
@@ -246,7 +247,7 @@ class Writer:
         for (job, ids), output in zip(kept, answers, strict=True):
             if output is not None:
                 answer = tuple(output.token_ids)
-                text = Text(job.id, tuple(ids), answer, job.temperature, held_out(*job.prompt))
+                text = Text(job.id, tuple(ids), answer, job.temperature, job.held_out)
                 found[job.id] = text if len(answer) > 1 else None
         return found
 

@@ -14,7 +14,7 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.sampling.sampler import Sampler
 from outrider.drafters.draft_sequence import DraftSlots, GrowingTree
-from outrider.drafters.drawing import Drawing, likeliest_below
+from outrider.drafters.drawing import Drawing
 from outrider.engines.base import Cache
 from outrider.errors import ModelError
 from tests.support.toy_model import ToyModel
@@ -61,7 +61,7 @@ def test_the_likeliest_of_a_part_are_those_of_all(
     row[ids] = logits
     (whole, first), (part, second) = tree(siblings, budget), tree(siblings, budget)
     Drawing("coupled").below(whole, row)
-    likeliest_below(part, logits, ids)
+    Drawing("coupled").below(part, logits, ids)
     assert part.tokens == whole.tokens
     assert part.parents == whole.parents
     assert (first is None) == (second is None)
@@ -73,4 +73,4 @@ def test_the_likeliest_of_a_part_are_those_of_all(
 def test_logits_that_are_no_numbers_are_told(bad: float) -> None:
     logits = np.array([bad] * 3, np.float32)
     with pytest.raises(ModelError):
-        likeliest_below(tree(1, 2)[0], logits, np.arange(3, dtype=np.int32))
+        Drawing("coupled").below(tree(1, 2)[0], logits, np.arange(3, dtype=np.int32))
