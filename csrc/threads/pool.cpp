@@ -22,13 +22,16 @@ static void relax() {
 // again on a virtual machine; far shorter than a time slice of the scheduler. (Measured by the clock, because
 // a pause instruction takes five times as long on some processors as on others.)
 constexpr std::chrono::microseconds kSpinTime{150};
+// The same of a helper, which also waits for the next pass: longer than a step takes between two passes of a
+// small model, drafts included. (After 250 microseconds asleep a helper joined a head's pass 45 too late.)
+constexpr std::chrono::microseconds kHelperSpinTime{500};
 
-// Spins until `done()`, for kSpinTime at most. Returns whether it is.
+// Spins until `done()`, for so long at most. Returns whether it is.
 template <class Condition>
-static bool spin_until(const Condition& done) {
+static bool spin_until(const Condition& done, std::chrono::microseconds most) {
     using Clock = std::chrono::steady_clock;
     if (done()) return true;
-    const Clock::time_point end = Clock::now() + kSpinTime;
+    const Clock::time_point end = Clock::now() + most;
     do
         for (int i = 0; i < 16; i++) {
             relax();
@@ -129,7 +132,7 @@ void Pool::prefetch_until(int thread, const Condition& done) const {
 void Pool::finish(int chunks) {
     const auto over = [&] { return done_.load(std::memory_order_acquire) == chunks; };
     prefetch_until(0, over);
-    if (spin_until(over)) return;
+    if (spin_until(over, kSpinTime)) return;
     caller_sleeps_.store(true, std::memory_order_seq_cst);
     for (int done; (done = done_.load(std::memory_order_seq_cst)) != chunks;) done_.wait(done);
     caller_sleeps_.store(false, std::memory_order_relaxed);
@@ -141,7 +144,7 @@ void Pool::helper(int thread) {
     uint32_t seen = 0;
     const auto begun = [&] { return phase_.load(std::memory_order_acquire) != seen; };
     for (;;) {
-        if (!spin_until(begun)) {
+        if (!spin_until(begun, kHelperSpinTime)) {
             own.asleep.store(true, std::memory_order_relaxed);
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
             phase_.wait(seen, std::memory_order_seq_cst);
