@@ -4,8 +4,9 @@
     python benchmarks/draft_gain.py -m TARGET -md DRAFT              another pair
     python benchmarks/draft_gain.py -m TARGET -md DISTILLED --without DRAFT     against another draft
 
-Plain decoding, `auto` without the draft and `auto` with it take turns token by token. A text's gain is the
-time without over the time with it. Prints a table, writes benchmarks/results/draft_gain.{json,md}. Returns 2
+Plain decoding, `auto` without the draft and `auto` with it take turns of 16 tokens (--turn): with turns of
+one, each step would find the caches full of what the others read, which no use has. A text's gain is the time
+without over the time with it. Prints a table, writes benchmarks/results/draft_gain.{json,md}. Returns 2
 where the mean is under --least or a kind under --floor, 1 where a text differs from plain decoding.
 """
 
@@ -77,7 +78,8 @@ def page(document: Mapping[str, Any]) -> str:
         "",
         f"`{models['draft']}` for `{models['target']}`{against}: {about['cpu']}, {about['cores']} cores; "
         f"{settings['limit']} prompts of a kind, answers of up to {settings['max_tokens']} tokens, "
-        f"{settings['runs']} runs. Speed-ups are over plain decoding. Written by `benchmarks/draft_gain.py`.",
+        f"{settings['runs']} runs, turns of {settings['turn']} tokens. Speed-ups are over plain decoding. Written "
+        "by `benchmarks/draft_gain.py`.",
         "",
         markdown_table(rows(document["workloads"])),
     ]
@@ -108,6 +110,7 @@ def main() -> int:
     add("--limit", type=int, default=8, help="prompts of a kind")
     add("--temps", type=lambda text: [float(t) for t in text.split(",")], default=[0.0, 0.7])
     add("--runs", type=int, default=3)
+    add("--turn", type=int, default=16, help="tokens of a turn")
     add("-n", type=int, default=256, help="most tokens of an answer")
     add("-t", "--threads", type=int)
     add("--least", type=float, default=1.1, help="of the mean of each temperature")
@@ -121,7 +124,9 @@ def main() -> int:
     cells: list[Any] = []
     for kind in args.workloads:
         items = workloads.load(kind)[: args.limit]
-        found = measure(pipelines, items, params, temperatures=args.temps, runs=args.runs)["workloads"]
+        found = measure(pipelines, items, params, temperatures=args.temps, runs=args.runs, turn=args.turn)[
+            "workloads"
+        ]
         for cell in found:
             cells.append(cell)
             print(" ".join(rows([cell])[1]), file=sys.stderr, flush=True)
@@ -133,6 +138,7 @@ def main() -> int:
         "settings": {
             "limit": args.limit,
             "runs": args.runs,
+            "turn": args.turn,
             "max_tokens": args.n,
             "without": args.without,
         },

@@ -96,6 +96,32 @@ def test_the_shortest_text_steps_next(gains: list[list[int]], length: int) -> No
     assert all(run.tokens >= length for run in runs)
 
 
+@pytest.mark.parametrize(
+    ("turn", "steps"),
+    [(1, "01000010000"), (6, "000000110000001"), (100, "0" * 13 + "1" * 4)],
+)
+def test_a_turn_is_as_many_steps_as_give_its_tokens(turn: int, steps: str) -> None:
+    runs = [FakeRun(Machine([1.0], 1.0), 1.0, own, 12) for own in ([1], [4])]
+    order = ""
+
+    class Watched:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @property
+        def tokens(self) -> int:
+            return runs[self.number].tokens
+
+        def step(self) -> bool:
+            nonlocal order
+            order += str(self.number)
+            return runs[self.number].step()
+
+    interleave([Watched(0), Watched(1)], turn=turn)
+    assert [run.tokens for run in runs] == [12, 12]
+    assert order.startswith(steps)
+
+
 # A speed lasts at least as long as both runs take for six tokens (9 s of work, 30 s at the lowest speed).
 # Shorter phases could fall on the steps of one run only.
 @given(st.lists(st.floats(0.3, 1.0), min_size=2, max_size=8), st.floats(30.0, 200.0))

@@ -3,9 +3,11 @@ alike.
 
 Load from other processes comes and goes within seconds. If whole runs were timed one after the other, it
 could slow one of them and not the other. Here all runs of a prompt are in progress at once and take turns,
-step by
-step: the run with the fewest tokens so far goes next, so that all generate the same part of the text at about
-the same time. A run's clock is stopped while another run takes its step.
+step by step or a few tokens at a time: the run with the fewest tokens so far goes next, so that all generate
+the same part of the text at about the same time. A run's clock is stopped while another run takes its turn.
+
+With turns of one step, each step finds the processor's caches full of what the others read and did, and a
+method that has more to read or to do of its own pays more for that than when it runs alone.
 """
 
 from __future__ import annotations
@@ -187,29 +189,35 @@ def run_interleaved(
     prompt: Any,
     params: SamplingParams,
     before_step: Callable[[int], object] = lambda tokens: None,
+    turn: int = 1,
 ) -> dict[str, Run]:
     """Run all methods on one prompt with their steps interleaved; the results by the methods' names.
 
-    The engine holds one sequence for each method meanwhile. `before_step` is as in `interleave`.
+    The engine holds one sequence for each method meanwhile. `before_step` and `turn` are as in `interleave`.
     """
     with contextlib.ExitStack() as stack:
         runs = {
             name: stack.enter_context(contextlib.closing(method.start(prompt, params)))
             for name, method in methods.items()
         }
-        interleave(list(runs.values()), before_step)
+        interleave(list(runs.values()), before_step, turn)
         return {name: run.result() for name, run in runs.items()}
 
 
 def interleave(
-    runs: Sequence[SteppedRun], before_step: Callable[[int], object] = lambda tokens: None
+    runs: Sequence[SteppedRun],
+    before_step: Callable[[int], object] = lambda tokens: None,
+    turn: int = 1,
 ) -> None:
-    """Execute all runs to their end. The run with the fewest tokens takes the next step; among equals, the
-    first one. `before_step` is called before each step, while all clocks stand, with the tokens so far of the
-    run that takes it."""
+    """Execute all runs to their end. The run with the fewest tokens takes the next turn; among equals, the
+    first one. A turn is as many steps as give `turn` tokens. `before_step` is called before each step, while
+    all clocks stand, with the tokens so far of the run that takes it."""
     unfinished = list(runs)
     while unfinished:
         run = min(unfinished, key=lambda r: r.tokens)
-        before_step(run.tokens)
-        if not run.step():
-            unfinished.remove(run)
+        end = run.tokens + turn
+        while run.tokens < end:
+            before_step(run.tokens)
+            if not run.step():
+                unfinished.remove(run)
+                break

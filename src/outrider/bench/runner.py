@@ -43,6 +43,7 @@ def measure(
     warm_up: Item | None = None,
     on_text: Callable[[Item], object] = lambda item: None,
     before_step: Callable[[int], object] = lambda tokens: None,
+    turn: int = 1,
 ) -> dict[str, Any]:
     """The document of `outrider bench --json` without its `settings`; see docs/bench.md.
 
@@ -56,7 +57,7 @@ def measure(
                   counts like a prompt.
     warm_up:      the prompt of the first runs, which are not counted; None for the first of `items`.
     on_text:      called when all methods have run on a text, once in each of the `runs` rounds.
-    before_step:  see `interleave`.
+    before_step:  see `interleave`; `turn` too.
     Raises ConfigError when two texts would have the same name.
     """
     methods = {m: p if isinstance(p, TimedMethod) else TimedMethod(p) for m, p in pipelines.items()}
@@ -79,7 +80,7 @@ def measure(
                 seeded = replace(params, temperature=temperature, seed=seed)
                 order = list(methods)[:: -1 if round_number % 2 else 1]
                 results = run_interleaved(
-                    {m: methods[m] for m in order}, prompts[item.id], seeded, before_step
+                    {m: methods[m] for m in order}, prompts[item.id], seeded, before_step, turn
                 )
                 for name_of_method, run in results.items():
                     pairs[name_of_method][name].append((results[BASELINE], run))

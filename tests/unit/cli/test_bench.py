@@ -205,9 +205,9 @@ def test_flags_that_do_not_apply_to_a_cost_curve(
 def test_each_prompt_is_measured_with_several_seeds(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int | None]] = []
 
-    def watched(methods: Any, prompt: Any, params: SamplingParams, before_step: Any) -> Any:
+    def watched(methods: Any, prompt: Any, params: SamplingParams, *turns: Any) -> Any:
         asked.append((params.temperature, params.seed))
-        return run_interleaved(methods, prompt, params, before_step)
+        return run_interleaved(methods, prompt, params, *turns)
 
     monkeypatch.setattr(runner, "run_interleaved", watched)
     status, out, _ = bench(
