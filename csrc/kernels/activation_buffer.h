@@ -33,7 +33,8 @@ inline ActivationFormat activation_format(std::initializer_list<const Matrix*> r
 
 class ActivationBuffer {
   public:
-    // Prepares for so many tokens, in token tiles of the kernels' width. What was stored before is lost.
+    // Prepares for so many tokens, in token tiles of the kernels' width. What was stored before is lost;
+    // cells of tokens that a last tile lacks hold anything, and what is computed from them is not stored.
     Activations& shape(int tokens, int columns, ActivationFormat format, const Kernels& kernels) {
         view_.shape(tokens, columns, kernels.token_tile, kernels.usual_token_tile);
         view_.superblocks = format >= ActivationFormat::int8_superblocks;
@@ -53,6 +54,12 @@ class ActivationBuffer {
             resized(half_sums_q4_, format == ActivationFormat::int8_half_sums ? 2 * cells : 0);
         view_.superblock_scale = resized(superblock_scale_, super / kSuperblockGroups);
         return view_;
+    }
+    // All cells become 0, so that buffers can be compared whole.
+    void clear() {
+        const auto zero = [](auto& values) { std::fill(values.begin(), values.end(), 0); };
+        zero(x_), zero(q_), zero(scale_), zero(sum_), zero(scaled_sum_), zero(rounding_), zero(shifts_);
+        zero(centred_start_), zero(min_sums_q3_), zero(half_sums_q4_), zero(superblock_scale_);
     }
     float* row(int t) { return x_.data() + size_t(t) * view_.columns; }
     Activations& view() { return view_; }

@@ -37,13 +37,14 @@ void Model::begin_layer(int i) {
 // x += scale * norm(Wo · attention(norm(x))), with the norms and the scale that the model has
 void Model::attention_block(int i, bool keep_all) {
     const LayerWeights& w = weights_.layer(i);
+    const bool ends = i == last_layer() && !keep_all, queries = !ends || !batch_.wanted.empty();
     begin_layer(i);
     phases_.prefetch_next({w.o}, w.o->panel_bytes());
-    project_to_heads(w);
-    if (spec_.layers[size_t(i)].norms.whole_qk) norm_whole_heads(w);
+    project_to_heads(w, queries);
+    if (spec_.layers[size_t(i)].norms.whole_qk) norm_whole_heads(w, queries);
     phases_.for_tokens(attention_tokens_, spec_.kv_heads,
-                       [&](int t, int first, int last) { rotate_and_store(i, t, first, last); });
-    if (i == last_layer() && !keep_all) keep_wanted();
+                       [&](int t, int first, int last) { rotate_and_store(i, t, first, last, queries); });
+    if (ends) keep_wanted();
     if (batch_.size() == 0) return;
     attention_.run(i, batch_, q_.data(), attended_);
     phases_.prefetch_next({w.gate}, 2 * w.gate->panel_bytes(), kGroupPanels);
@@ -134,22 +135,24 @@ void Model::norm_for_attention(const LayerWeights& w) {
     ordered_.gather(attention_tokens_, {w.q, w.k, w.v}, w.v);
 }
 
-void Model::project_to_heads(const LayerWeights& w) {
+// Without queries, the keys and values alone: of the last layer, where no logits are wanted.
+void Model::project_to_heads(const LayerWeights& w, bool queries) {
     const size_t q_width = size_t(spec_.q_width()), kv_width = size_t(spec_.kv_width());
     const Activations* for_v = info(w.v->type).is_float ? &attention_tokens_ : &attention_in_.view();
     const auto input = [&](const Matrix* m, const Activations* plain) { return &ordered_.of(*m, *plain); };
-    phases_.compute({{w.q, input(w.q, &attention_tokens_), {q_.data(), q_width, nullptr, false}},
-                     {w.k, input(w.k, &attention_tokens_), {k_.data(), kv_width, nullptr, false}},
-                     {w.v, input(w.v, for_v), {v_.data(), kv_width, nullptr, false}}});
+    const Product q{w.q, input(w.q, &attention_tokens_), {q_.data(), q_width, nullptr, false}},
+        k{w.k, input(w.k, &attention_tokens_), {k_.data(), kv_width, nullptr, false}},
+        v{w.v, input(w.v, for_v), {v_.data(), kv_width, nullptr, false}};
+    queries ? phases_.compute({q, k, v}) : phases_.compute({k, v});
 }
 
 // Norms over all heads of a token's queries, and of its keys.
-void Model::norm_whole_heads(const LayerWeights& w) {
+void Model::norm_whole_heads(const LayerWeights& w, bool wants_queries) {
     const int q = spec_.q_width(), kv = spec_.kv_width();
     phases_.for_tokens(attention_tokens_, 1, [&](int t, int first, int last) {
         if (first == last) return;
         float *queries = q_.data() + size_t(t) * size_t(q), *keys = k_.data() + size_t(t) * size_t(kv);
-        if (w.q_norm) kernels_.rms_norm(queries, w.q_norm, spec_.rms_eps, q, 0, q, queries);
+        if (w.q_norm && wants_queries) kernels_.rms_norm(queries, w.q_norm, spec_.rms_eps, q, 0, q, queries);
         if (w.k_norm) kernels_.rms_norm(keys, w.k_norm, spec_.rms_eps, kv, 0, kv, keys);
     });
 }
@@ -166,8 +169,8 @@ static void add(float* row, const float* addend, size_t first, size_t n) {
     for (size_t i = 0; addend && i < n; i++) row[i] = row[i] + addend[first + i];
 }
 
-// Of a token, the key-value heads [first, last) and the query heads that read them.
-void Model::rotate_and_store(int i, int t, int first, int last) {
+// Of a token, the key-value heads [first, last) and, where they are wanted, the query heads that read them.
+void Model::rotate_and_store(int i, int t, int first, int last, bool queries) {
     const LayerSpec& layer = spec_.layers[size_t(i)];
     const LayerWeights& w = weights_.layer(i);
     const Token& token = batch_.tokens[size_t(t)];
@@ -190,10 +193,12 @@ void Model::rotate_and_store(int i, int t, int first, int last) {
         const size_t at = h * dim, kv_at = size_t(t) * kv_width + at, q_at = h * q_dim;
         float *q = q_.data() + size_t(t) * size_t(spec_.q_width()) + q_at, *k = k_.data() + kv_at,
               *v = v_.data() + kv_at;
-        add(q, w.q_bias, q_at, q_dim);
-        for (size_t head = 0; head < q_dim; head += dim) norm_and_rotate(q + head, w.q_norm);
-        for (size_t j = 0; j < q_dim; j++) q[j] *= scale;
-        for (size_t head = 0; mixed && head < q_dim; head += dim) mix_columns(q + head, spec_.head_dim);
+        if (queries) {
+            add(q, w.q_bias, q_at, q_dim);
+            for (size_t head = 0; head < q_dim; head += dim) norm_and_rotate(q + head, w.q_norm);
+            for (size_t j = 0; j < q_dim; j++) q[j] *= scale;
+            for (size_t head = 0; mixed && head < q_dim; head += dim) mix_columns(q + head, spec_.head_dim);
+        }
         add(k, w.k_bias, at, dim);
         norm_and_rotate(k, w.k_norm);
         if (mixed) mix_columns(k, spec_.head_dim);

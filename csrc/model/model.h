@@ -81,9 +81,9 @@ class Model {
     void attention_block(int layer, bool keep_all);
     void ffn_block(int layer);
     void norm_for_attention(const LayerWeights& w);
-    void norm_whole_heads(const LayerWeights& w);
-    void project_to_heads(const LayerWeights& w);
-    void rotate_and_store(int layer, int t, int first_head, int last_head);
+    void norm_whole_heads(const LayerWeights& w, bool wants_queries);
+    void project_to_heads(const LayerWeights& w, bool queries);
+    void rotate_and_store(int layer, int t, int first_head, int last_head, bool queries);
     MatmulOut branch_output(const float* norm, const float* bias);
     void add_branch(const Activations& tokens, const float* norm);
     void prefetch_after(int layer);

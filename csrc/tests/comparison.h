@@ -44,6 +44,7 @@ struct Buffer : ActivationBuffer {
     Buffer(int tokens, int columns, ActivationFormat format, const Kernels& kernels,
            const std::vector<float>& values) {
         shape(tokens, columns, format, kernels);
+        clear();
         std::copy_n(values.begin(), size_t(tokens) * columns, row(0));
     }
 };
