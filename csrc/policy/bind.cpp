@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "policy/acceptance_rates.h"
 #include "policy/cost_curve.h"
+#include "policy/row_length.h"
+#include "policy/tree_growth.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -140,6 +143,66 @@ void bind_acceptance_rates(nb::module_& m) {
         .def_prop_ro("evidence", &AcceptanceRates::evidence);
 }
 
+void bind_tree_growth(nb::module_& m) {
+    using outrider::CostCurve;
+    using outrider::ModelRates;
+    using outrider::TreeGrowth;
+    nb::class_<ModelRates>(m, "ModelRates", nb::is_final())
+        .def(
+            "__init__",
+            [](ModelRates* self, const AcceptanceRates& first, const RequestRates& first_request,
+               const AcceptanceRates& sibling, const RequestRates& sibling_request, Optional prior_odds) {
+                new (self) ModelRates{&first, &first_request, &sibling, &sibling_request, prior_odds};
+            },
+            "first"_a, "first_request"_a, "sibling"_a, "sibling_request"_a, "prior_odds"_a = nb::none(),
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+        .def("expected", &ModelRates::expected, "most"_a)
+        .def(
+            "of_tree",
+            [](const ModelRates& self, nb::handle parents, const std::vector<Optional>& confidence) {
+                outrider::NodeProbabilities nodes(self);
+                std::vector<double> probabilities;
+                std::vector<Optional> given_wrong;
+                const auto above = items(parents, integer, std::numeric_limits<int64_t>::max());
+                if (above.size() != confidence.size())
+                    throw std::invalid_argument("each node has a parent and a confidence");
+                for (size_t i = 0; i < above.size(); i++) {
+                    const auto& node = nodes.add(above[i], confidence[i]);
+                    probabilities.push_back(node.probability);
+                    given_wrong.push_back(node.confidence);
+                }
+                return nb::make_tuple(probabilities, given_wrong);
+            },
+            "parents"_a, "confidence"_a);
+    m.def(
+        "row_length",
+        [](const CostCurve& seconds, const std::vector<std::vector<double>>& expected, double other,
+           int64_t width, double spent, double one, double rate, double value, double prefill, double horizon,
+           double left, int64_t requests) {
+            const auto best = outrider::row_length(
+                seconds, expected, {other, width, spent, one, rate, value, prefill, horizon, left, requests});
+            return nb::make_tuple(best.length, best.worth, best.gained, best.chance, best.first);
+        },
+        "seconds"_a, "expected"_a, nb::kw_only(), "other"_a, "width"_a, "spent"_a, "one"_a, "rate"_a,
+        "value"_a, "prefill"_a, "horizon"_a, "left"_a, "requests"_a);
+    nb::class_<TreeGrowth>(m, "TreeGrowth", nb::is_final())
+        .def(
+            "__init__",
+            [](TreeGrowth* self, const ModelRates& rates, const CostCurve& seconds, const CostCurve& draw,
+               double rate, int64_t base, double pass_share, int64_t sharers, int64_t max_depth,
+               int64_t max_siblings, bool branching) {
+                new (self) TreeGrowth(rates, {&seconds, &draw, rate, base, pass_share, sharers},
+                                      {max_depth, max_siblings, branching});
+            },
+            "rates"_a, "seconds"_a, "draw"_a, "rate"_a, "base"_a, nb::kw_only(), "pass_share"_a = 1.0,
+            "sharers"_a = 1, "max_depth"_a = 8, "max_siblings"_a = 3, "branching"_a = true,
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+        .def("drew", &TreeGrowth::drew, "parent"_a, "confidence"_a)
+        .def("next_node", &TreeGrowth::next_node, "ready"_a = -1)
+        // For code in other modules: the object itself, valid while this one lives.
+        .def_prop_ro("capsule", [](TreeGrowth& self) { return nb::capsule(&self, outrider::kTreeGrowth); });
+}
+
 }  // namespace
 
 NB_MODULE(_estimates, m) {
@@ -147,4 +210,5 @@ NB_MODULE(_estimates, m) {
     nb::set_leak_warnings(false);
     bind_cost_curve(m);
     bind_acceptance_rates(m);
+    bind_tree_growth(m);
 }

@@ -223,7 +223,7 @@ class Filter {
             for (int64_t i = 0; i < row_.count(g); i++) {
                 if (values[i] < floor) continue;
                 const double s = score(values[i]);
-                if (s >= -reach) found.score.push_back(s), found.id.push_back(g * kNoiseGroup + i);
+                if (s >= -reach) found.score.push_back(s), found.id.push_back(row_.id(g, i));
             }
         }
         return found;

@@ -1,4 +1,4 @@
-// A row of logits: the maximum of each group of 256, and the masses of its tokens.
+// A row of logits: the maximum of each group of 256 ids, and the masses of its tokens.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sampler/noise.h"
+#include "sampler/sample.h"
 
 namespace outrider {
 namespace {
@@ -117,24 +118,39 @@ double group_masses(const T* values, double best, double sharpness, double least
     return group_masses_by<T, 16>(values, best, sharpness, least, out);
 }
 
-// A row, read in groups of 256 ids.
+// A row, read in groups: those of its values whose ids are in the same 256. Groups without any are left out.
 template <class T>
 class Row {
   public:
-    Row(const T* values, int64_t size, int width) : values_(values), size_(size), width_(width) {
-        maxima_.resize(size_t((size + kNoiseGroup - 1) / kNoiseGroup));
-        for (int64_t g = 0; g < groups(); g++)
-            maxima_[g] = maximum(values + g * kNoiseGroup, count(g), width);
+    // Value i is of the id i, or of part->ids[i]; all others are then taken as -inf.
+    Row(const T* values, int64_t size, int width, const PartOfIds* part = nullptr)
+        : values_(values), size_(size), width_(width), part_(part) {
+        maxima_.resize(part ? part->groups.size() : size_t((size + kNoiseGroup - 1) / kNoiseGroup));
+        for (int64_t g = 0; g < groups(); g++) maxima_[g] = maximum(values + begin(g), count(g), width);
         best_ = maximum(maxima_.data(), groups(), width);
+    }
+    // The value at this place has changed.
+    void changed(int64_t place) {
+        const int64_t g = part_ ? part_->group_of[size_t(place)] : place / kNoiseGroup;
+        maxima_[g] = maximum(values_ + begin(g), count(g), width_);
+        best_ = maximum(maxima_.data(), groups(), width_);
     }
 
     int64_t size() const { return size_; }
     int64_t groups() const { return int64_t(maxima_.size()); }
-    int64_t count(int64_t g) const { return std::min(kNoiseGroup, size_ - g * kNoiseGroup); }
+    int64_t begin(int64_t g) const { return part_ ? part_->begins[size_t(g)] : g * kNoiseGroup; }
+    int64_t count(int64_t g) const {
+        return part_ ? part_->begins[size_t(g) + 1] - begin(g) : std::min(kNoiseGroup, size_ - begin(g));
+    }
+    // Which 256 ids the group is of, and the id of its value i.
+    uint32_t number(int64_t g) const { return part_ ? part_->groups[size_t(g)] : uint32_t(g); }
+    int64_t id(int64_t g, int64_t i) const {
+        return part_ ? part_->ids[size_t(begin(g) + i)] : g * kNoiseGroup + i;
+    }
     const std::vector<double>& maxima() const { return maxima_; }
     double best() const { return best_; }
     void load(int64_t g, double* out) const {
-        const T* from = values_ + g * kNoiseGroup;
+        const T* from = values_ + begin(g);
         std::copy(from, from + count(g), out);
     }
 
@@ -146,7 +162,7 @@ class Row {
         double total = 0.0;
         for (int64_t g = 0; g < groups(); g++) {
             if (maxima_[g] < least) continue;
-            const T* from = values_ + g * kNoiseGroup;
+            const T* from = values_ + begin(g);
             T padded[kNoiseGroup];
             if (count(g) < kNoiseGroup) {
                 std::fill(std::copy(from, from + count(g), padded), padded + kNoiseGroup, -T(kInfinity));
@@ -163,6 +179,7 @@ class Row {
     const T* values_;
     int64_t size_;
     int width_;
+    const PartOfIds* part_;
     std::vector<double> maxima_;  // the largest value of each group
     double best_;
 };

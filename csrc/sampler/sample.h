@@ -7,6 +7,8 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 namespace outrider {
 
@@ -52,6 +54,36 @@ struct TokenProbability {
 TokenProbability token_probability(const float* row, int64_t size, const SampleParams& params, int64_t token);
 TokenProbability token_probability(const double* row, int64_t size, const SampleParams& params,
                                    int64_t token);
+
+// The ids of a row that has values for a part of them only, by groups of 256 ids.
+struct PartOfIds {
+    // Throws std::invalid_argument unless `ids` ascend from 0 on.
+    explicit PartOfIds(std::vector<int32_t> ids);
+
+    std::vector<int32_t> ids, begins;  // begins: of each group's ids, and the end
+    std::vector<uint32_t> groups;      // numbers of the groups that have any
+    std::vector<int32_t> group_of;     // of each id, index in `groups`
+};
+
+// The tokens that are drawn from one row one after the other, each without those before: what coupled drawing
+// takes as siblings (drafters/confidence.py). At temperature 0 (which is allowed here), the likeliest ones.
+class SiblingDraws {
+  public:
+    // The row is changed: what was drawn becomes -inf in it. part: the ids of its values; null for 0, 1, ….
+    // params and part must outlive this.
+    SiblingDraws(float* row, int64_t size, const PartOfIds* part, const SampleParams& params, uint64_t seed,
+                 uint64_t position);
+    ~SiblingDraws();
+
+    // The next token; none is left where nothing finite is, or any value is NaN or +inf.
+    std::optional<int64_t> next();
+    // The difference of the first token's score, noise included, and of the last one's.
+    double margin() const;
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
 
 // Standard Gumbel noise of one token, as `gumbel` in rng.py.
 double token_noise(uint64_t seed, uint64_t position, int64_t id);

@@ -209,7 +209,7 @@ class _Drafters:
 
     def draw(
         self, source: str, drawn: Sequence[tuple[tuple[_Sequence, int], DraftQuery, DraftPlan]]
-    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass]]:
+    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass], float | None]:
         drafts: list[ModelDraft | None] = []
         fed: list[int] = []  # tokens, pass by pass
         missed = 0
@@ -223,7 +223,7 @@ class _Drafters:
         seconds = sum(self.world.draft(size) * self.world.load(size, self.at) for size in fed)
         self.drawing += seconds
         self.laps = [0.0, seconds]
-        return drafts, [DraftPass(size, 0 if i else missed) for i, size in enumerate(fed)]
+        return drafts, [DraftPass(size, 0 if i else missed) for i, size in enumerate(fed)], None
 
     def lap(self) -> float:
         return self.laps.pop() if self.laps else 0.0
@@ -335,7 +335,9 @@ class FixedPolicy:
     def record(self, state: RequestState, step: StepRecord) -> None:
         pass
 
-    def observe_lookup_seconds(self, seconds: float, requests: int) -> None:
+    def observe_seconds(
+        self, looking: float, finishing: float, requests: int, drawn: Mapping[str, Drawing]
+    ) -> None:
         pass
 
     def release(self, state: RequestState) -> None:

@@ -20,6 +20,7 @@ LAYERS: dict[str, set[str]] = {
     "sampler": set(),
     "lookup": set(),
     "policy": set(),
+    "engine": {"kernels", "memory", "model", "policy", "sampler"},
     "tests": {"kernels", "memory", "threads"},
 }
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)

@@ -15,12 +15,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from outrider.decoding.context import TokenContext
-from outrider.decoding.controller import Guide
 from outrider.decoding.metrics import EARLIER_OUTPUTS
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.types import Draft, FloatArray, TargetScores, Verdict
 from outrider.drafters.base import Drafter, HiddenStateDrafter
 from outrider.drafters.lookahead import DraftLookahead
+from outrider.drafters.recording_guide import RecordingGuide
 from outrider.errors import ConfigError
 from outrider.policy.planner import Planner
 from outrider.policy.propose import propose_step
@@ -58,11 +58,15 @@ class ModelDrafter(Protocol):
     """A drafter that grows trees on demand. Also added to the planner (`Planner.add_model`).
 
     passes:      of the last `propose`.
+    pass_seconds: what they took; None where it does not say.
     looks_ahead: whether it asks a job's lookahead.
     """
 
     passes: list[DraftPass]
     looks_ahead: bool
+
+    @property
+    def pass_seconds(self) -> float | None: ...
 
     @property
     def name(self) -> str: ...
@@ -212,7 +216,7 @@ class _Step:
 
     def draw(
         self, source: str, drawn: Sequence[tuple[ProposeJob, DraftQuery, DraftPlan]]
-    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass]]:
+    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass], float | None]:
         model = self.owner.models[source]
         guides = [RecordingGuide(plan.guide) for _, _, plan in drawn]
         lookaheads: list[DraftLookahead | None] = []
@@ -246,7 +250,7 @@ class _Step:
             found.append(ModelDraft(draft.tokens.tolist(), guide.stated, stated, draft.parents.tolist()))
             if stated:
                 self.stated[job.request_id] = draft
-        return found, model.passes
+        return found, model.passes, model.pass_seconds
 
     def _lookahead(
         self, source: str, job: ProposeJob, plan: DraftPlan, sharers: int
@@ -263,21 +267,6 @@ class _Step:
                     sharers=sharers,
                 )
         return None
-
-
-class RecordingGuide:
-    """The plan's own guide, or a chain without one; records the confidence that the draft model states."""
-
-    def __init__(self, guide: Guide | None) -> None:
-        self._guide = guide
-        self.stated: list[float | None] = []
-
-    def drew(self, parent: int, confidence: float) -> bool:
-        self.stated.append(confidence)
-        return self._guide is not None and self._guide.drew(parent, confidence)
-
-    def next_node(self, ready: int = -1) -> int:
-        return len(self.stated) - 1 if self._guide is None else self._guide.next_node(ready)
 
 
 def _draft(tree: Sequence[Node], stated: Draft | None) -> Draft:

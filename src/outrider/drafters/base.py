@@ -58,5 +58,5 @@ class HiddenStateDrafter(Drafter, Protocol):
         """Hidden states of the prompt's positions from `start` on, in order and without gaps, before the
         request's first `propose`. The prompt's last token is the first anchor: it comes with `observe`.
 
-        hidden: float32[n, len(taps) * hidden size]; valid during the call only.
+        hidden: float32[n, len(taps) * hidden size]; may be kept, and does not change any more.
         """

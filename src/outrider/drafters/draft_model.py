@@ -63,6 +63,7 @@ class DraftModelDrafter:
 
     name = "draft_model"
     looks_ahead = True
+    pass_seconds: float | None = None
     needs: frozenset[str] = frozenset()
 
     def __init__(
@@ -110,7 +111,8 @@ class DraftModelDrafter:
         if prefill_budget is not None:
             active = self._prefilled(active, prefill_budget)
         if self._chains is not None:
-            extended = [tree for tree in active if self._drawing.coupled(tree) and can_extend(tree)]
+            coupled = self._drawing.coupled
+            extended = [tree for tree in active if coupled(tree.sequence.sampler) and can_extend(tree)]
             self.passes += extend(self._chains, extended)
             active = [tree for tree in active if tree not in extended]
         while active:

@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 from outrider.decoding.context import TokenContext
 from outrider.decoding.sampling.randomness import StepRandomness
-from outrider.decoding.types import Distribution, FloatArray, IntArray
+from outrider.decoding.sampling.sampler import Sampler
+from outrider.decoding.types import Distribution, FloatArray
 from outrider.drafters.confidence import SiblingDraws, approximate_probability
 from outrider.drafters.draft_sequence import GrowingTree
 from outrider.errors import ConfigError
@@ -26,33 +27,28 @@ class Drawing:
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
 
-    def coupled(self, tree: GrowingTree) -> bool:
+    def coupled(self, sampler: Sampler) -> bool:
         """Whether a draft's tokens are drawn with the target's noise; at temperature 0 there is none."""
-        return self._draws == "coupled" or tree.sequence.sampler.params.temperature == 0.0
+        return self._draws == "coupled" or sampler.params.temperature == 0.0
 
-    def below(self, tree: GrowingTree, row: FloatArray, ids: IntArray | None = None) -> None:
+    def below(self, tree: GrowingTree, row: FloatArray) -> None:
         """Draw the children of the tree's node, after which the logits are `row`: float32[vocab]. In coupled
-        drawing, siblings too, the tokens that come next with the same noise, as the guide wants them.
-
-        ids: int32[n], the tokens of a row of a part of the vocabulary, float32[n]: for temperature 0, where
-             nothing adjusts logits and a token's place is enough to draw it.
-        """
+        drawing, siblings too, the tokens that come next with the same noise, as the guide wants them."""
         sampler, guide, parent = tree.sequence.sampler, tree.guide, tree.node
         context = tree.contexts[parent + 1]
-        coupled = self.coupled(tree)
+        coupled = self.coupled(sampler)
         adjusted = row
         try:
             if coupled:
-                if ids is None:
-                    row = row[: sampler.vocab_size]
-                    adjusted = sampler.adjusted(row, context)
+                row = row[: sampler.vocab_size]
+                adjusted = sampler.adjusted(row, context)
                 token, drawn_from = sampler.draw(adjusted, row, context.position), None
             else:
                 distribution = sampler.distribution(row, context)
                 token, drawn_from = self._draw(tree.randomness, distribution, context)
         except ConfigError:  # the request allows no token that this model knows
             return
-        tree.add(parent, token if ids is None else int(ids[token]), drawn_from)
+        tree.add(parent, token, drawn_from)
         if guide is None:
             return
         if not coupled:
@@ -63,7 +59,7 @@ class Drawing:
             following = siblings.after(token)
             more = guide.drew(parent, siblings.confidence(following))
             while more and following is not None and len(tree.tokens) < tree.budget:
-                tree.add(parent, following if ids is None else int(ids[following]), None)
+                tree.add(parent, following, None)
                 more = guide.drew(parent, 1.0 - siblings.confidence(following))
                 following = siblings.after(following) if more else None
         finally:

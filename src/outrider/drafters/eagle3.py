@@ -7,6 +7,7 @@ Once the target has verified a draft, the rows of what it kept are computed agai
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,13 +18,17 @@ from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
 from outrider.drafters.draft_sequence import DraftSlots, GrowingTree
 from outrider.drafters.drawing import Drawing, Draws
+from outrider.drafters.head_states import WaitingStates
+from outrider.drafters.recording_guide import RecordingGuide
 from outrider.engines.base import Cache
-from outrider.engines.heads import HeadItem, HeadModel
+from outrider.engines.heads import TOGETHER, DraftingHead, HeadDraftJob, HeadItem, HeadModel
 from outrider.errors import ModelError
 from outrider.policy.tree import DraftPass
+from outrider.policy.tree_growth import TreeGrowth
 
-HELD_ROWS = 512  # rows of a request whose states wait; with more, the head computes them at once
-SPARE_ROWS = 64  # for which there is room beyond those that wait
+# Of a request's states that wait; with more, the head computes its rows at once. (A prompt of a thousand
+# tokens of a small target, or of some hundred of one of eight billion parameters.)
+HELD_BYTES = 32 << 20
 USUAL_ROWS = 16  # as many as an accepted draft leaves, which no prefill budget limits
 _NO_ROWS = np.empty(0, np.int32)
 
@@ -34,70 +39,51 @@ class _Request:
 
     tokens:    prompt and output, the anchor last.
     capacity:  most rows.
-    columns:   the target's states that the head reads, in their order; None for all as they are.
+    states:    of the rows that wait for it.
     computed:  rows in the cache that were computed from the target's states. The last known one never is: it
                is computed again for the next draft.
-    count:     rows that wait for it. Their states are in `held`, float32[room, columns], from row `first` on.
     full:      there are more rows than the capacity.
     """
 
     tokens: list[int]
     capacity: int
-    columns: IntArray | None
+    states: WaitingStates
     computed: int = 0
-    count: int = 0
-    first: int = 0
-    held: FloatArray | None = None
     cache: Cache | None = None
     full: bool = False
 
-    def add(self, hidden: FloatArray, rows: list[int]) -> None:
-        """These rows of what a pass gave come next. They are copied into memory that is there already: it is
-        done in every step, also where the head drafts nothing."""
-        if not rows:
-            return
-        if self.held is None or self.first + self.count + len(rows) > len(self.held):
-            self._move(self.count + len(rows), hidden.shape[1] if self.columns is None else len(self.columns))
-        assert self.held is not None
-        end = self.first + self.count
-        place = self.held[end : end + len(rows)]
-        if self.columns is None:
-            hidden.take(rows, axis=0, out=place, mode="clip")  # with "raise" it would copy twice
-        else:
-            place[:] = hidden[rows][:, self.columns]
-        self.count += len(rows)
+    @property
+    def count(self) -> int:
+        """Rows that wait."""
+        return len(self.states)
 
-    def take(self, count: int) -> FloatArray:
-        """The states of the first `count` rows that wait, of all if there are fewer."""
-        assert self.held is not None
-        return self.held[self.first : self.first + min(count, self.count)]
+    def has_room(self, rows: int) -> bool:
+        """Whether so many more rows fit; where not, no states are wanted any longer."""
+        if self.computed + self.count + rows > self.capacity:
+            self.full = True
+            self.states.clear()
+        return not self.full
 
     def drop(self, count: int) -> None:
         """The first `count` rows that wait are computed."""
-        assert self.held is not None
         self.computed += count
-        self.first += count
-        self.count -= count
-        if len(self.held) > 4 * (self.count + SPARE_ROWS):  # a prompt's
-            self._move(self.count, self.held.shape[1])
+        self.states.drop(count)
 
-    def _move(self, rows: int, width: int) -> None:
-        """Hold what waits in memory for so many rows and the spare ones."""
-        held = np.empty((rows + SPARE_ROWS, width), np.float32)
-        if self.held is not None:
-            held[: self.count] = self.held[self.first : self.first + self.count]
-        self.held, self.first = held, 0
 
-    def clear(self) -> None:
-        """No states are wanted any longer."""
-        self.full, self.count, self.held = True, 0, None
+@dataclass(slots=True, eq=False)
+class _Start:
+    """A draft to be made. budget: most nodes. draft: once it is made."""
+
+    job: ProposeJob
+    request: _Request
+    budget: int
+    draft: Draft | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _HeadTree(GrowingTree):
     """One draft of a head. state: what it gave for the node, float32[hidden_size]."""
 
-    request: _Request = field(kw_only=True)
     state: FloatArray = field(default_factory=lambda: np.empty(0, np.float32), kw_only=True)
 
 
@@ -112,6 +98,7 @@ class Eagle3Drafter:
     max_context: most tokens of a sequence that is drafted for.
     chunk:       most rows of a sequence in one pass.
     draws:       see `Drawing`.
+    clock:       seconds, for what its passes take; no draft depends on it.
     """
 
     name = "eagle3"
@@ -128,6 +115,7 @@ class Eagle3Drafter:
         max_context: int,
         chunk: int = 512,
         draws: Draws = "coupled",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._head, self.taps = head, taps
         self._columns: IntArray | None = None
@@ -138,10 +126,14 @@ class Eagle3Drafter:
         self._max_context, self._chunk = max_context, chunk
         self._drawing = Drawing(draws)
         self._target_ids = target_ids
-        self._last_id = -1 if target_ids is None else int(target_ids.max())
+        self._last_id = -1 if target_ids is None else int(target_ids[-1])
+        ascending = target_ids is None or bool((target_ids[1:] > target_ids[:-1]).all())
+        self._drafting = head if isinstance(head, DraftingHead) and ascending else None
         self._row = np.full(head.token_count, -np.inf, np.float32)  # of the target's vocabulary
         self._requests: dict[str, _Request] = {}
+        self._clock = clock
         self.passes: list[DraftPass] = []  # of the last propose
+        self.pass_seconds = 0.0  # what they took
 
     # --- What the target computes ------------------------------------------------------------------
 
@@ -150,13 +142,15 @@ class Eagle3Drafter:
         tokens, more = list(request.prompt), request.params.max_tokens
         length = self._max_context if more is None else len(tokens) + more
         capacity = min(self._max_context, length)
-        self._requests[request.request_id] = _Request(tokens, capacity, self._columns)
+        self._requests[request.request_id] = _Request(tokens, capacity, WaitingStates(self._columns))
 
     def prefilled(self, request_id: str, start: int, hidden: FloatArray) -> None:
         """See `HiddenStateDrafter.prefilled`."""
         request = self._requests[request_id]
         assert request.full or start == request.computed + request.count, "in order and without gaps"
-        self._add(request, hidden, list(range(len(hidden))))
+        if request.has_room(len(hidden)):
+            request.states.add_prompt(hidden)
+            self._hold_less(request)
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         """See `Drafter.observe`."""
@@ -174,23 +168,31 @@ class Eagle3Drafter:
 
     def _add(self, request: _Request, hidden: FloatArray, rows: list[int]) -> None:
         """Keep the states of further rows."""
-        if request.computed + request.count + len(rows) > request.capacity:
-            request.clear()
-        if request.full:
-            return
-        request.add(hidden, rows)
-        if request.count > HELD_ROWS:
+        if request.has_room(len(rows)):
+            request.states.add(hidden, rows)
+            self._hold_less(request)
+
+    def _hold_less(self, request: _Request) -> None:
+        if request.states.nbytes > HELD_BYTES and request.count > 1:
             self._compute(request, request.count - 1)
 
     def _compute(self, request: _Request, count: int) -> None:
         """Compute the first `count` rows that wait, without logits."""
         while count > 0:
-            size = min(count, self._chunk)
+            size = request.states.together(min(count, self._chunk))
             self._roll_back(request)
-            self._head.forward_head([self._item(request, size, _NO_ROWS)], fed_back=False)
+            self._pass([self._item(request, size, _NO_ROWS)], fed_back=False)
             request.drop(size)
             self.passes.append(DraftPass(size, size))
             count -= size
+
+    def _pass(
+        self, items: Sequence[HeadItem], *, fed_back: bool
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        began = self._clock()
+        found = self._head.forward_head(items, fed_back=fed_back)
+        self.pass_seconds += self._clock() - began
+        return found
 
     def _roll_back(self, request: _Request) -> None:
         """Leave the rows in the cache that were computed from the target's states."""
@@ -203,7 +205,7 @@ class Eagle3Drafter:
         assert request.cache is not None
         first = request.computed + 1
         tokens = np.array(request.tokens[first : first + count], np.int32)
-        return HeadItem(request.cache, tokens, request.take(count), rows)
+        return HeadItem(request.cache, tokens, request.states.take(count), rows)
 
     # --- Drafting ----------------------------------------------------------------------------------
 
@@ -225,65 +227,131 @@ class Eagle3Drafter:
     def propose(self, jobs: Sequence[ProposeJob], prefill_budget: int | None = None) -> list[Draft]:
         """See `Drafter.propose`. With a `prefill_budget`, at most so many rows are computed before anything
         is drawn: a request with more of them gets an empty draft."""
-        self.passes = []
-        trees = [self._start(job) for job in jobs]
-        active = [tree for tree in trees if tree is not None]
+        self.passes, self.pass_seconds = [], 0.0
+        found = [self._start(job) for job in jobs]
+        starts = [start for start in found if start is not None]
         if prefill_budget is not None:
-            active = self._prefilled(active, prefill_budget)
-        if active:
-            logits = self._first_pass(active)
-            while active := [
-                tree for tree, row in zip(active, logits, strict=True) if self._grow(tree, row[0])
-            ]:
-                logits = self._next_pass(active)
-        return [Draft.empty(self.name) if tree is None else tree.draft(self.name) for tree in trees]
+            starts = self._prefilled(starts, prefill_budget)
+        for start in starts:
+            if start.request.count > TOGETHER:
+                self._compute(start.request, start.request.count - 1)
+        at_once = [start for start in starts if self._head_draws(start.job)]
+        if at_once:
+            self._draft_at_once(at_once)
+        if len(at_once) < len(starts):
+            self._draft_by_pass([start for start in starts if start.draft is None])
+        empty = Draft.empty(self.name)
+        return [empty if start is None or start.draft is None else start.draft for start in found]
 
-    def _start(self, job: ProposeJob) -> _HeadTree | None:
+    def _start(self, job: ProposeJob) -> _Start | None:
         request = self._requests[job.request_id]
         budget = min(job.budget, self._room(request, job))
         if budget <= 0 or len(request.tokens) != len(job.context.tokens):
             return None
         self._roll_back(request)
+        return _Start(job, request, budget)
+
+    def _prefilled(self, starts: list[_Start], budget: int) -> list[_Start]:
+        """Those that may draw now. Of one with more rows than are left of the budget, as many as are left are
+        computed."""
+        ready = []
+        for start in sorted(starts, key=lambda start: start.request.count):
+            count = start.request.count
+            if count <= max(USUAL_ROWS, budget):
+                ready.append(start)
+            else:
+                self._compute(start.request, min(budget, count - 1))
+            budget -= count
+        return ready
+
+    # --- Whole drafts by the head --------------------------------------------------------------------
+
+    def _head_draws(self, job: ProposeJob) -> bool:
+        """Whether the head itself draws what `Drawing` would."""
+        sampler, guide = job.sampler, job.guide
+        if isinstance(guide, RecordingGuide):
+            guide = guide.guide
+        return (
+            self._drafting is not None
+            and (guide is None or isinstance(guide, TreeGrowth))
+            and self._drawing.coupled(sampler)
+            and self._last_id < sampler.vocab_size
+            and not sampler.adjusts(job.context)
+            and self._drafting.can_draw(sampler)
+        )
+
+    def _draft_at_once(self, starts: Sequence[_Start]) -> None:
+        assert self._drafting is not None
+        asked = []
+        for start in starts:
+            request, job = start.request, start.job
+            assert request.cache is not None
+            first, guide = request.computed + 1, job.guide
+            growth = guide.guide if isinstance(guide, RecordingGuide) else guide
+            assert growth is None or isinstance(growth, TreeGrowth)
+            asked.append(
+                HeadDraftJob(
+                    request.cache,
+                    request.tokens[first : first + request.count],
+                    request.states.take(request.count),
+                    list(job.context.path),
+                    job.context.position,
+                    start.budget,
+                    job.sampler,
+                    growth,
+                    guide is not None,
+                )
+            )
+        began = self._clock()
+        drawn, passes = self._drafting.draft(asked, self._target_ids)
+        self.pass_seconds += self._clock() - began
+        self._note_first_pass(starts)
+        self.passes += [DraftPass(count, 0) for count in passes]
+        for start, (tokens, parents, confidence) in zip(starts, drawn, strict=True):
+            if isinstance(guide := start.job.guide, RecordingGuide):
+                guide.stated += confidence
+            start.draft = Draft(np.array(tokens, np.int32), np.array(parents, np.int32), None, self.name)
+
+    def _note_first_pass(self, starts: Sequence[_Start]) -> None:
+        """The rows that waited are computed: the last of each from what is known so far."""
+        counts = [start.request.count for start in starts]
+        for start, count in zip(starts, counts, strict=True):
+            start.request.drop(count - 1)
+        self.passes.append(DraftPass(sum(counts), sum([max(0, count - 2) for count in counts])))
+
+    # --- Drafts by one pass and one draw after the other ----------------------------------------------
+
+    def _draft_by_pass(self, starts: Sequence[_Start]) -> None:
+        trees = [self._tree(start) for start in starts]
+        active, logits = trees, self._first_pass(trees, starts)
+        while active := [tree for tree, row in zip(active, logits, strict=True) if self._grow(tree, row[0])]:
+            logits = self._next_pass(active)
+        for start, tree in zip(starts, trees, strict=True):
+            start.draft = tree.draft(self.name)
+
+    def _tree(self, start: _Start) -> _HeadTree:
+        job, request = start.job, start.request
         assert request.cache is not None
         return _HeadTree(
             sequence=DraftSlots(request.cache, job.sampler, confirmed=len(request.tokens) - 1),
             vocab_size=self._head.token_count,
             contexts=[job.context],
-            budget=budget,
+            budget=start.budget,
             input_tokens=list(job.context.path),
             randomness=StepRandomness(job.sampler.seed, len(job.context.tokens)),
             guide=job.guide,
             lookahead=None,
-            request=request,
         )
 
-    def _prefilled(self, trees: list[_HeadTree], budget: int) -> list[_HeadTree]:
-        """Those that may draw now. Of one with more rows than are left of the budget, as many as are left are
-        computed."""
-        ready = []
-        for tree in sorted(trees, key=lambda tree: tree.request.count):
-            count = tree.request.count
-            if count <= max(USUAL_ROWS, budget):
-                ready.append(tree)
-            else:
-                self._compute(tree.request, min(budget, count - 1))
-            budget -= count
-        return ready
-
-    def _first_pass(self, trees: Sequence[_HeadTree]) -> list[FloatArray]:
+    def _first_pass(self, trees: Sequence[_HeadTree], starts: Sequence[_Start]) -> list[FloatArray]:
         """Compute the rows that wait. Returns the last one's logits: float32[1, head.vocab_size] for each."""
-        items, width, prefilled = [], 0, 0
-        for tree in trees:
-            request = tree.request
-            self._compute(request, request.count - self._chunk)
-            count = request.count
-            items.append(self._item(request, count, np.array([count - 1], np.int32)))
-            width, prefilled = width + count, prefilled + max(0, count - 2)
-        logits, states = self._head.forward_head(items, fed_back=False)
-        for tree, item, given in zip(trees, items, states, strict=True):
-            tree.request.drop(len(item.tokens) - 1)
+        items = []
+        for request in [start.request for start in starts]:
+            items.append(self._item(request, request.count, np.array([request.count - 1], np.int32)))
+        logits, states = self._pass(items, fed_back=False)
+        self._note_first_pass(starts)
+        for tree, given in zip(trees, states, strict=True):
             tree.state = given[0]
-        self.passes.append(DraftPass(width, prefilled))
         return logits
 
     def _next_pass(self, trees: Sequence[_HeadTree]) -> list[FloatArray]:
@@ -295,7 +363,7 @@ class Eagle3Drafter:
             items.append(
                 HeadItem(tree.sequence.cache, np.array([token], np.int32), tree.state[np.newaxis], row)
             )
-        logits, states = self._head.forward_head(items, fed_back=True)
+        logits, states = self._pass(items, fed_back=True)
         for tree, given in zip(trees, states, strict=True):
             tree.state = given[0]
         self.passes.append(DraftPass(len(trees), 0))
@@ -305,22 +373,12 @@ class Eagle3Drafter:
         """Draw below the node. Returns whether the draft needs another pass."""
         if tree.input_tokens:  # of the path that the draft follows
             return True
-        first, ids = len(tree.tokens), self._target_ids
+        first = len(tree.tokens)
+        if self._target_ids is not None:
+            self._row[self._target_ids] = logits
+            logits = self._row
         try:
-            if ids is None or self._by_place(tree):
-                self._drawing.below(tree, logits, ids)
-            else:
-                self._row[ids] = logits
-                self._drawing.below(tree, self._row)
+            self._drawing.below(tree, logits)
         except ModelError:  # logits that are no numbers: it cannot draft here
             return False
         return len(tree.tokens) > first and tree.prepare_pass(tree.next_node())
-
-    def _by_place(self, tree: _HeadTree) -> bool:
-        """Whether tokens can be drawn from the head's own ids, without a row of the whole vocabulary."""
-        sampler = tree.sequence.sampler
-        return (
-            sampler.params.temperature == 0.0
-            and self._last_id < sampler.vocab_size
-            and not sampler.adjusts(tree.contexts[tree.node + 1])
-        )

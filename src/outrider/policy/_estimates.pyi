@@ -145,3 +145,103 @@ class AcceptanceRates:
     @property
     def evidence(self) -> float:
         """Tokens observed, older ones counting less."""
+
+@final
+class ModelRates:
+    """What is known of a draft model's tokens in one request.
+
+    first:      of first choices, by their rank in a row; `first_request` is the request's own part.
+    sibling:    of further choices, by how many came before, those being wrong; `sibling_request` likewise.
+    prior_odds: of first choices, see `AcceptanceRates`; None for none.
+    """
+
+    def __init__(
+        self,
+        first: AcceptanceRates,
+        first_request: RequestRates,
+        sibling: AcceptanceRates,
+        sibling_request: RequestRates,
+        prior_odds: float | None = None,
+    ) -> None: ...
+    def expected(self, most: int) -> list[float]:
+        """Tokens that are expected to be accepted of 0, 1, 2, … `most` drawn ones, before any is drawn."""
+
+    def of_tree(
+        self, parents: Sequence[int], confidence: Sequence[float | None]
+    ) -> tuple[list[float], list[float | None]]:
+        """(acceptance probability of each node given its parent, its confidence), in the order in which they
+        were drawn.
+
+        A sibling's probability is computed given that the ones before it are wrong, so that siblings never
+        sum to above 1, and its confidence is returned given that.
+        parents:    of each node, before its children; -1 is the draft's start. ValueError for any other.
+        confidence: the draft model's own, 0..1; None where it does not say.
+        """
+
+@final
+class TreeGrowth:
+    """Implements `Guide`: draws children and siblings while the acceptance probability is worth the price.
+
+    seconds:    of a pass of the target; `draw` is the same of the draft model.
+    rate:       token rate, the value of time, in tokens per second.
+    base:       tokens in the target's pass without this draft.
+    pass_share: of a draft pass, what a drawn token takes as a rule: lookahead makes some passes needless.
+    sharers:    requests that are drafted for at the same time, and assumed to do as this one; at least 1.
+    max_depth:  most tokens in a row.
+    max_siblings: most of one parent; without `branching` there are none.
+    capsule:    for the native engine.
+    """
+
+    def __init__(
+        self,
+        rates: ModelRates,
+        seconds: CostCurve,
+        draw: CostCurve,
+        rate: float,
+        base: int,
+        *,
+        pass_share: float = 1.0,
+        sharers: int = 1,
+        max_depth: int = 8,
+        max_siblings: int = 3,
+        branching: bool = True,
+    ) -> None: ...
+    def drew(self, parent: int, confidence: float) -> bool: ...
+    def next_node(self, ready: int = -1) -> int: ...
+    @property
+    def capsule(self) -> object: ...
+
+def row_length(
+    seconds: CostCurve,
+    expected: Sequence[Sequence[float]],
+    *,
+    other: float,
+    width: int,
+    spent: float,
+    one: float,
+    rate: float,
+    value: float,
+    prefill: float,
+    horizon: float,
+    left: float,
+    requests: int,
+) -> tuple[int, float, float, float, float]:
+    """How many tokens in a row a draft model should draw: (length, worth, gained, chance, first).
+
+    seconds:  of a pass of the target.
+    expected: for each request that is drafted for, the tokens expected to be accepted of 0, 1, 2, … drawn
+              ones; ValueError where one has none.
+    other:    tokens expected of what is drafted otherwise.
+    width:    tokens in the target's pass without what is drawn.
+    spent:    seconds that drawing takes however many are drawn, less those of a plain pass; `one` is what it
+              takes for each more.
+    rate:     token rate, the value of time, in tokens per second.
+    value:    tokens: what the step is worth without drawing.
+    prefill:  tokens, paid once for at most `horizon` steps to come, in which each request has up to `left`
+              tokens more.
+    requests: of the step.
+
+    length: what pays most, 0 if nothing does; `worth` is the step's with it, in tokens.
+    gained: most over `value`, prefill aside; below 0 where nothing is.
+    chance: tokens more that are expected of drawing one; `first` is the step's worth with it.
+    """

@@ -22,7 +22,7 @@ from outrider.policy.tree import (
     WeightedTree,
     merge,
 )
-from outrider.policy.tree_growth import ModelRates, NodeProbabilities, TreeGrowth
+from outrider.policy.tree_growth import ModelRates, TreeGrowth, row_length
 from outrider.policy.tuning import DEFAULT, Tuning
 
 
@@ -115,6 +115,7 @@ class DraftModelSource:
         self.prefill = DraftPrefillPolicy(tuning)
         self.optimism = Optimism(tuning)
         self._pass_seconds = [0.0, 0.0]  # as in DraftModelState, over all requests
+        self._overhead = 0.0  # seconds of a step that a drawn tree takes beside its passes
         self._max_depth, self._confident, self._branching = max_depth, confident, branching
 
     # --- Requests ----------------------------------------------------------------------------------
@@ -197,40 +198,37 @@ class DraftModelSource:
     ) -> int:
         """How many tokens pay most over `found.value`, which is raised to theirs; 0 if none do, or
         the prefill is deferred."""
-        rate, seconds, draw, tuning = step.rate, step.curve.seconds, step.draw[self.name], self._tuning
+        rate, draw = step.rate, step.draw[self.name]
         one, first = draw(len(batch.expected)) * self._mean_pass_share(queries, step), draw(batch.usual_feed)
         prefill = rate * max(0.0, draw(batch.feed) - first)  # once, and paid off over the steps to come
-        spent = first - seconds(batch.plain_width) - one
+        spent = first + self._overhead - step.curve.seconds(batch.plain_width) - one
         left = min([query.state.tokens_left for query in queries])
         each = batch.expected
         if prefill > 0.0 and not any(query.state.models[self.name].truncated for query in queries):
             each = [self.optimism.hoped(expected) for expected in each]
-        value, best, best_gain, length = found.value, found.value, 0.0, 0
-        most = batch.other + sum([expected[-1] for expected in each])  # however many are drawn
-        gained = -1.0  # without the prefill
-        for k in range(1, max([len(expected) for expected in batch.expected])):
-            accepted, width = batch.other, batch.width
-            for expected in each:
-                at = k if k < len(expected) else len(expected) - 1
-                accepted += expected[at]
-                width += at
-            price = rate * (seconds(width) + spent + k * one)
-            worth = accepted - price
-            steps = max(1.0, min(float(tuning.prefill_horizon), left / (1.0 + accepted / len(queries))))
-            gain = worth - value - prefill / steps
-            gained = max(gained, worth - value)
-            if k == 1:
-                chance, need = accepted - batch.other, accepted - batch.other - (worth - value)
-                requests = len(batch.expected)
-                found.off = Off(self.name, UNLIKELY, chance / requests, need / requests)
-            if gain > best_gain:
-                best, best_gain, length = worth, gain, k
-            if most - price <= value:
-                break  # longer ones cost more, and cannot give so much
+        length, best, gained, chance, first_worth = row_length(
+            step.curve,
+            each,
+            other=batch.other,
+            width=batch.width,
+            spent=spent,
+            one=one,
+            rate=rate,
+            value=found.value,
+            prefill=prefill,
+            horizon=self._tuning.prefill_horizon,
+            left=left,
+            requests=len(queries),
+        )
         if gained > 0.0:
             found.off = Off(self.name, PREFILL, need=(draw(batch.feed) - first) / step.plain)
+        else:
+            requests, need = len(batch.expected), chance - (first_worth - found.value)
+            found.off = Off(self.name, UNLIKELY, chance / requests, need / requests)
+        if not length:
+            return 0
         states = [query.state.models[self.name].prefill for query in queries]
-        ripe = self.prefill.is_worth(states, prefill, best - value, left)
+        ripe = self.prefill.is_worth(states, prefill, best - found.value, left)
         if not ripe and any(query.has_lookup for query in queries):
             return 0
         found.value = best
@@ -238,27 +236,21 @@ class DraftModelSource:
 
     def _expected(self, query: DraftQuery, budget: int) -> list[float]:
         """Tokens that are expected to be accepted of 0, 1, 2, … drawn ones, before any is drawn."""
-        of_first = self._rates(query.state.models[self.name]).of_first
-        path, total, sums = 1.0, 0.0, [0.0]
-        for rank in range(1, min(self._max_depth, budget) + 1):
-            path *= of_first(rank)
-            total += path
-            sums.append(total)
-        return sums
+        return self._rates(query.state.models[self.name]).expected(min(self._max_depth, budget))
 
     def _guide(self, query: DraftQuery, base: int, step: StepContext, sharers: int) -> TreeGrowth:
         state = query.state.models[self.name]
         return TreeGrowth(
-            NodeProbabilities(self._rates(state)),
-            step.curve.seconds,
-            step.draw[self.name],
+            self._rates(state),
+            step.curve,
+            self.cost.at(step.context),
             step.rate,
             base,
             pass_share=self._pass_share(state, step),
             sharers=sharers,
             max_depth=self._max_depth,
+            max_siblings=self._tuning.max_siblings,
             branching=self._branching,
-            tuning=self._tuning,
         )
 
     def _rates(self, state: DraftModelState) -> ModelRates:
@@ -292,6 +284,10 @@ class DraftModelSource:
 
     # --- What drafting took and gave ---------------------------------------------------------------
 
+    def observe_overhead(self, seconds: float) -> None:
+        """A drawn tree took so much of a step beside what `observe_passes` is told."""
+        self._overhead += self._tuning.overhead_smoothing * (max(0.0, seconds) - self._overhead)
+
     def observe_passes(
         self,
         drafted: Sequence[tuple[DraftQuery, ModelDraft]],
@@ -315,7 +311,7 @@ class DraftModelSource:
         for sums in (self._pass_seconds, *states):
             sums[0] = decay * sums[0] + taken
             sums[1] = decay * sums[1] + usual
-        return total
+        return total + self._overhead
 
     def _mean_pass_share(self, queries: Sequence[DraftQuery], step: StepContext) -> float:
         return sum([self._pass_share(q.state.models[self.name], step) for q in queries]) / len(queries)
@@ -331,17 +327,14 @@ class DraftModelSource:
     def build_tree(self, query: DraftQuery, plan: DraftPlan, draft: ModelDraft) -> list[Node]:
         """The tree of what was drawn and the ready proposals; without trees, or where distributions are
         stated, what was drawn alone."""
-        nodes = NodeProbabilities(self._rates(query.state.models[self.name]))
-        for parent, confidence in zip(draft.parents, draft.confidence, strict=True):
-            nodes.add(parent, confidence)
+        rates = self._rates(query.state.models[self.name])
+        probabilities, given_wrong = rates.of_tree(draft.parents, draft.confidence)
         if self._branching and not draft.stated:
-            grown = WeightedTree(
-                self.name, draft.tokens, draft.parents, nodes.probabilities, nodes.confidence
-            )
+            grown = WeightedTree(self.name, draft.tokens, draft.parents, probabilities, given_wrong)
             return merge([*plan.ready, grown])
         tree: list[Node] = []
         path = 1.0
-        each = zip(draft.tokens, draft.confidence, nodes.probabilities, strict=True)
+        each = zip(draft.tokens, draft.confidence, probabilities, strict=True)
         for rank, (token, confidence, probability) in enumerate(each, start=1):
             path *= probability
             tree.append(Node(token, rank - 2, rank, path, (self.name,), rank, confidence))

@@ -34,15 +34,22 @@ from outrider.policy.tuning import DEFAULT, Tuning
 
 
 class Drawing(NamedTuple):
-    """What a draft model's part of a step took: seconds in all, and its passes."""
+    """What a draft model's part of a step took: seconds in all, its passes, and seconds of these alone where
+    they are known."""
 
     seconds: float
     passes: Sequence[DraftPass]
+    computing: float | None = None
+
+    @property
+    def beside(self) -> float:
+        """Seconds that were not its passes'."""
+        return 0.0 if self.computing is None else self.seconds - self.computing
 
 
 class Planner:
     """Plans for the drafter that carries the plan out, which calls `plan`, `finish` and
-    `observe_lookup_seconds` once a step, and `observe` for each request once its draft is verified.
+    `observe_seconds` once a step, and `observe` for each request once its draft is verified.
 
     target: what a pass of the target costs; None starts from a guess.
 
@@ -57,6 +64,7 @@ class Planner:
         self.models: dict[str, DraftModelSource] = {}
         self.budget = ExplorationBudget(tuning)
         self.token_rate = TokenRate(tuning)
+        self._finishing = 0.0  # seconds that `finish` takes without a drawn tree
         self._backoff = LookupBackoff(self.target.at(0).seconds(1), tuning)
 
     # --- Drafters ----------------------------------------------------------------------------------
@@ -159,6 +167,18 @@ class Planner:
                 elif (off := growth.waiting.get(i, growth.off)) is not None:
                     found.append(off)
             query.state.off = found or [Off("", NO_DRAFTER)]
+
+    def observe_seconds(
+        self, looking: float, finishing: float, requests: int, drawn: Mapping[str, Drawing]
+    ) -> None:
+        """What looking up and planning took in a step of so many requests, what `finish` did, and what was
+        drawn. What `finish` takes longer for a drawn tree is a price of drawing it."""
+        if not drawn:
+            self._finishing += self.tuning.overhead_smoothing * (finishing - self._finishing)
+        for name, drawing in drawn.items():
+            longer = (finishing - self._finishing) / len(drawn)
+            self.models[name].observe_overhead(drawing.beside + longer)
+        self.observe_lookup_seconds(looking + (self._finishing if drawn else finishing), requests)
 
     def observe_lookup_seconds(self, seconds: float, requests: int) -> None:
         """What looking up and planning took in a step, for so many requests."""
@@ -292,7 +312,7 @@ class Planner:
         if drafts.count(None) == len(drafts):
             trees = [chosen(plan) for plan in plans]
         else:
-            for name, (taken, passes) in (drawings or {}).items():
+            for name, drawing in (drawings or {}).items():
                 drafted = [
                     (query, draft)
                     for query, plan, draft in zip(queries, plans, drafts, strict=True)
@@ -300,7 +320,8 @@ class Planner:
                 ]
                 if drafted:
                     source = self.models[name]
-                    seconds += source.observe_passes(drafted, seconds=taken, passes=passes, step=step)
+                    taken = drawing.seconds - drawing.beside
+                    seconds += source.observe_passes(drafted, seconds=taken, passes=drawing.passes, step=step)
             trees = [
                 chosen(plan) if draft is None else self._source(plan).build_tree(query, plan, draft)
                 for query, plan, draft in zip(queries, plans, drafts, strict=True)
@@ -354,22 +375,20 @@ class Planner:
         ]
         base = step.base + sum([query.forced for query in queries])
         base += sum([len(tree) for tree, all_of_it in zip(trees, whole, strict=True) if all_of_it])
-        order = sorted(
-            (-node.path_probability, t, i)
-            for t, tree in enumerate(trees)
-            if not whole[t]
-            for i, node in enumerate(tree)
-        )
-        count, _ = step.curve.best_count([-path for path, _, _ in order], base, step.rate)
-        kept: list[list[int]] = [[] for _ in trees]
-        for _, t, i in sorted(order[:count], key=lambda node: node[1:]):
-            if len(kept[t]) < queries[t].budget:
-                kept[t].append(i)
+        paths = [
+            [] if all_of_it else [node.path_probability for node in tree]
+            for tree, all_of_it in zip(trees, whole, strict=True)
+        ]
+        kept, _, _ = step.curve.best_nodes(paths, base, step.rate)
         out = []
-        for query, plan, tree, nodes, all_of_it in zip(queries, plans, trees, kept, whole, strict=True):
-            if not all_of_it and plan.source is not None:
+        for query, plan, tree, best, all_of_it in zip(queries, plans, trees, kept, whole, strict=True):
+            nodes = best[: query.budget]
+            if all_of_it or len(nodes) == len(tree):
+                out.append(tree)
+                continue
+            if plan.source is not None:
                 self._source(plan).observe_pruned(query.state.models[plan.source], tree, nodes)
-            out.append(tree if all_of_it else subtree(tree, nodes))
+            out.append(subtree(tree, nodes))
         return out
 
 

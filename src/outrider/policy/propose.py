@@ -26,7 +26,9 @@ class StepPlanner(Protocol):
         drawings: Mapping[str, Drawing],
     ) -> list[list[Node]]: ...
 
-    def observe_lookup_seconds(self, seconds: float, requests: int) -> None: ...
+    def observe_seconds(
+        self, looking: float, finishing: float, requests: int, drawn: Mapping[str, Drawing]
+    ) -> None: ...
 
 
 class StepDrafters(Protocol[Job_contra]):
@@ -37,8 +39,9 @@ class StepDrafters(Protocol[Job_contra]):
 
     def draw(
         self, source: str, drawn: Sequence[tuple[Job_contra, DraftQuery, DraftPlan]]
-    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass]]:
-        """(the trees that a draft model grows for these requests, None for no draft; its passes)."""
+    ) -> tuple[list[ModelDraft | None], Sequence[DraftPass], float | None]:
+        """(the trees that a draft model grows for these requests, None for no draft; its passes; seconds that
+        these took, None where all that `lap` counts is theirs)."""
 
     def lap(self) -> float:
         """Seconds since the last call."""
@@ -55,10 +58,10 @@ def propose_step(planner: StepPlanner, drafters: StepDrafters[Job], jobs: Sequen
     for source in dict.fromkeys([plan.source for plan in plans if plan.draft_tokens]):
         assert source is not None
         drawing = [i for i, plan in enumerate(plans) if plan.draft_tokens and plan.source == source]
-        found, passes = drafters.draw(source, [(jobs[i], queries[i], plans[i]) for i in drawing])
+        found, passes, computing = drafters.draw(source, [(jobs[i], queries[i], plans[i]) for i in drawing])
         for i, draft in zip(drawing, found, strict=True):
             drafts[i] = draft
-        drawings[source] = Drawing(drafters.lap(), passes)
+        drawings[source] = Drawing(drafters.lap(), passes, computing)
     trees = planner.finish(queries, plans, drafts, drawings)
-    planner.observe_lookup_seconds(looking + drafters.lap(), len(jobs))
+    planner.observe_seconds(looking, drafters.lap(), len(jobs), drawings)
     return trees

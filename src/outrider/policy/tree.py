@@ -209,6 +209,8 @@ def conflict(a: float, b: float) -> float:
 def merge(proposals: Sequence[WeightedTree]) -> list[Node]:
     """One tree of all proposals, equal prefixes only once, parents first; the nodes of a proposal come after
     those of the ones before it."""
+    if len(proposals) == 1:
+        return _alone(proposals[0])
     nodes: list[Node] = []
     children: dict[tuple[int, int], int] = {}  # by parent and token, of the proposals merged so far
     for proposal in proposals:
@@ -216,6 +218,25 @@ def merge(proposals: Sequence[WeightedTree]) -> list[Node]:
     for node in nodes:  # so far given the parent
         if node.parent >= 0:
             node.path_probability *= nodes[node.parent].path_probability
+    return nodes
+
+
+def _alone(proposal: WeightedTree) -> list[Node]:
+    """The tree of one proposal, as `merge` gives it."""
+    nodes: list[Node] = []
+    sources, confidence = (proposal.source,), proposal.confidence
+    last, sibling_rank = -2, 0
+    each = zip(proposal.tokens, proposal.parents, proposal.probabilities, strict=False)
+    for i, (token, parent, probability) in enumerate(each):
+        last, sibling_rank = parent, sibling_rank + 1 if parent == last else 0
+        depth, path = 1, probability
+        if parent >= 0:
+            above = nodes[parent]
+            depth, path = above.depth + 1, above.path_probability * probability
+        if confidence is None:
+            nodes.append(Node(token, parent, depth, path, sources))
+        else:
+            nodes.append(Node(token, parent, depth, path, sources, depth, confidence[i], sibling_rank))
     return nodes
 
 

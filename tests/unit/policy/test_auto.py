@@ -11,8 +11,8 @@ import pytest
 
 from outrider.decoding.controller import DraftLimits
 from outrider.decoding.types import StepRecord
-from outrider.policy.acceptance_rates import AcceptanceRates
 from outrider.policy.cost_model import CostModel
+from outrider.policy.draft_model import DraftModelState
 from outrider.policy.optimism import Optimism
 from outrider.policy.output_lengths import OutputLengths
 from outrider.policy.planner import Planner
@@ -228,19 +228,6 @@ def test_before_a_prefill_what_is_hoped_of_a_text_decides(monkeypatch: pytest.Mo
     assert plan.draft_tokens, "with nothing to process, what is expected decides"
 
 
-class Unforgetting:
-    """Acceptance rates that hold a new request to what the ones before it showed."""
-
-    def __init__(self, rates: AcceptanceRates) -> None:
-        self._rates = rates
-
-    def begin_request(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._rates, name)
-
-
 def test_a_bad_text_or_two_do_not_shut_the_draft_model_out_of_the_others() -> None:
     """Catching up with a text is more than any probe may cost, so without a fresh start nothing would ever
     show that another text is another case."""
@@ -252,7 +239,7 @@ def test_a_bad_text_or_two_do_not_shut_the_draft_model_out_of_the_others() -> No
     assert all(good[good.index(True) :])
     assert good.index(True) <= 8
     stubborn = make()
-    stubborn.model.first = Unforgetting(stubborn.model.first)  # type: ignore[assignment]
+    stubborn.model.begin = lambda: DraftModelState(DEFAULT)  # type: ignore[method-assign]  # no fresh start
     assert not any(drawn_at_once(stubborn, 30, accepted=0)[5:])
     assert not any(drawn_at_once(stubborn, 20, accepted=1)), "the twin: shut out for good"
 

@@ -12,7 +12,7 @@ MODEL = "draft_model"
 
 def expected_of_first(source: DraftModelSource, *, truncated: bool) -> float:
     """The acceptance probability of the first token for a new request."""
-    return source._rates(begin(source, truncated=truncated)).of_first(1)
+    return source._rates(begin(source, truncated=truncated)).expected(1)[1]
 
 
 def begin(source: DraftModelSource, *, truncated: bool) -> DraftModelState:

@@ -182,3 +182,19 @@ def test_any_number_of_proposals_make_one_tree(drafters: list[tuple[Lookup, list
     assert prefixes(first) == found[: len(first)], "later proposals leave the numbers of earlier ones"
     joined = offer(proposals, drafters[0][0].confidence)
     assert list(joined.path_probabilities) == [node.path_probability for node in nodes]
+
+
+@pytest.mark.parametrize("confident", [True, False])
+def test_one_proposal_alone_makes_the_tree_that_it_makes_among_others(confident: bool) -> None:
+    parents = [-1, -1, 0, 0, 2, 1]
+    tree = WeightedTree(
+        "model",
+        [5, 6, 7, 8, 9, 5],
+        parents,
+        [0.5, 0.3, 0.6, 0.2, 0.9, 0.4],
+        [0.5, 0.6, 0.7, None, 0.2, 0.1] if confident else None,
+    )
+    among = merge([tree, WeightedTree("other", [], [], [])])
+    assert merge([tree]) == among
+    assert [node.parent for node in among] == parents
+    assert [node.sibling_rank for node in among] == ([0, 1, 0, 1, 0, 0] if confident else [0] * 6)

@@ -3,47 +3,71 @@ from __future__ import annotations
 import pytest
 
 from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
-from outrider.policy.tree_growth import ModelRates, NodeProbabilities, TreeGrowth
+from outrider.policy.cost_model import WIDEST, CostCurve
+from outrider.policy.tree_growth import ModelRates, TreeGrowth
 from tests.support.calls import calls_of
 
 
-def nodes() -> NodeProbabilities:
-    return NodeProbabilities(
-        ModelRates(AcceptanceRates(0.7), RequestRates(), AcceptanceRates(0.4), RequestRates())
-    )
+def rates(first: float = 0.7, sibling: float = 0.4) -> ModelRates:
+    return ModelRates(AcceptanceRates(first), RequestRates(), AcceptanceRates(sibling), RequestRates())
+
+
+def curve(first: float, more: float) -> CostCurve:
+    """A pass takes `first` seconds for one token and `more` for each further one."""
+    return CostCurve({n: first + more * (n - 1) for n in range(1, WIDEST + 1)})
 
 
 def make(
-    draw: float = 1.0, more: float = 0.25, rate: float = 0.4, *, branching: bool = True, max_depth: int = 8
+    draw: float = 1.0,
+    more: float = 0.25,
+    rate: float = 0.4,
+    *,
+    known: ModelRates | None = None,
+    branching: bool = True,
+    max_depth: int = 8,
+    sharers: int = 1,
 ) -> TreeGrowth:
     """Drawing takes `draw` seconds for one token and a tenth more for each further one; verifying `more`."""
     return TreeGrowth(
-        nodes(),
-        lambda n: 3.0 + more * n,
-        lambda n: draw * (0.9 + 0.1 * n),
+        known or rates(),
+        curve(3.0 + more, more),
+        curve(draw, 0.1 * draw),
         rate,
         1,
+        sharers=sharers,
         branching=branching,
         max_depth=max_depth,
     )
 
 
 def test_siblings_share_what_chance_there_is() -> None:
-    made = nodes()
-    chances = [made.add(-1, 0.5), made.add(-1, 0.4), made.add(-1, 0.09)]
-    assert sum(chances) < 1.0
-    assert made.remaining == pytest.approx(1.0 - sum(chances))
+    parents, confidence = [-1, -1, -1, 1, 0, 0], [0.5, 0.4, 0.09, 0.9, 0.3, 0.3]
+    chances, given_wrong = rates().of_tree(parents, confidence)
+    assert sum(chances[:3]) < 1.0
     assert chances[0] > chances[1] > chances[2]
-    assert made.confidence == [0.5, pytest.approx(0.8), pytest.approx(0.9)]
-    assert (made.ranks, made.sibling_ranks) == ([1, 1, 1], [0, 1, 2])
-    made.add(1, 0.9)
-    made.add(0, 0.3)
-    made.add(0, 0.3)
-    assert (made.ranks[3:], made.sibling_ranks[3:]) == ([2, 2, 2], [0, 0, 1])
-    assert made.confidence[5] == pytest.approx(0.3 / 0.7)
-    silent = nodes()
-    assert silent.add(-1, None) == pytest.approx(0.7)
-    assert silent.add(-1, None) == pytest.approx(0.3 * 0.4)
+    assert given_wrong[:3] == [0.5, pytest.approx(0.8), pytest.approx(0.9)]
+    assert given_wrong[5] == pytest.approx(0.3 / 0.7)
+    assert rates().of_tree([-1, 0], [0.5, 0.9])[0] == [chances[0], chances[3]], "a sibling takes nothing"
+    silent, _ = rates().of_tree([-1, -1], [None, None])
+    assert silent == [pytest.approx(0.7), pytest.approx(0.3 * 0.4)]
+
+
+def test_the_expected_tokens_of_a_row() -> None:
+    assert rates().expected(0) == [0.0]
+    assert rates(0.5).expected(3) == pytest.approx([0.0, 0.5, 0.75, 0.875])
+
+
+def test_a_parent_that_is_not_there_is_refused() -> None:
+    for parents in ([0], [-1, 1], [-2]):
+        with pytest.raises(ValueError, match="parent"):
+            rates().of_tree(parents, [0.5] * len(parents))
+    for parent in (0, 1, -2):
+        with pytest.raises(ValueError, match="parent"):
+            make().drew(parent, 0.5)
+    with pytest.raises(ValueError, match="each node"):
+        rates().of_tree([-1], [])
+    with pytest.raises(ValueError, match="at least one request"):
+        make(sharers=0)
 
 
 def test_it_branches_where_the_first_choice_is_in_doubt() -> None:
@@ -72,8 +96,7 @@ def test_the_likelier_sibling_gets_children() -> None:
     assert cheap.drew(-1, 0.5)
     cheap.drew(-1, 0.45)
     assert cheap.next_node() == 0
-    rates = ModelRates(AcceptanceRates(0.3), RequestRates(), AcceptanceRates(0.8), RequestRates())
-    doubtful = TreeGrowth(NodeProbabilities(rates), lambda n: 3.0 + 0.05 * n, lambda n: 0.2, 0.4, 1)
+    doubtful = make(draw=0.2, more=0.05, known=rates(0.3, 0.8))
     assert doubtful.drew(-1, 0.1)
     doubtful.drew(-1, 0.8)
     assert doubtful.next_node() == 1

@@ -118,6 +118,11 @@ class Sampler:
         return self._pipeline.vocab_size
 
     @property
+    def rows(self) -> RowSampler | None:
+        """The faster implementation of filters and draws, or None."""
+        return self._rows
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends the output."""
         return self._pipeline.stop_ids

@@ -87,3 +87,16 @@ class Model:
     def weights_bytes(self) -> int: ...
     @property
     def cache_bytes(self) -> int: ...
+
+Sampling = tuple[float, float, int, float, int, int, list[int]]
+"""temperature, min_p, top_k, top_p, seed, ids that can be drawn, those that end a draft"""
+DraftJob = tuple[
+    Cache, list[int], npt.NDArray[np.float32], list[int], int, int, Sampling, object | None, bool
+]
+"""cache, tokens, their states, path, position, budget, sampling, a guide's capsule, whether confident"""
+
+class HeadDrafts:
+    def __init__(self, head: Model, ids: npt.NDArray[np.int32] | None) -> None: ...
+    def draft(
+        self, jobs: list[DraftJob]
+    ) -> tuple[list[tuple[list[int], list[int], list[float]]], list[int]]: ...

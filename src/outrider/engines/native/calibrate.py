@@ -22,7 +22,7 @@ import numpy as np
 
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel, VocabSubsetModel
-from outrider.engines.heads import HeadItem, HeadModel
+from outrider.engines.heads import TOGETHER, HeadItem, HeadModel
 from outrider.engines.native import _core
 from outrider.engines.native.head import NativeHead
 from outrider.engines.native.model import NativeModel
@@ -85,7 +85,7 @@ def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
 
 def measure_head(head: HeadModel, seconds: float = SECONDS) -> dict[int, float]:
     """`measure` a head, as `measure_curve` does a model."""
-    return measure(HeadAsModel(head), seconds, widths=WIDTHS, most_rows=DRAFT_ROWS)
+    return measure(HeadAsModel(head), seconds, widths=WIDTHS, most_rows=1)
 
 
 def spread_of_head(head: HeadModel, curve: Mapping[int, float]) -> float:
@@ -117,24 +117,30 @@ def _on_record(
 
 
 class HeadAsModel:
-    """A LanguageModel for `measure`: a head's passes over tokens that come with some hidden states."""
+    """A LanguageModel for `measure`: a head's passes over tokens that come with some hidden states, wide ones
+    in two as its drafter makes them."""
 
     caps = EngineCaps(tree_attention=False, exact_bits=True)
 
     def __init__(self, head: HeadModel) -> None:
         self._head = head
         self.vocab_size, self.max_positions = head.token_count, 1 << 20
+        self._states = np.empty((0, head.state_width), np.float32)  # made once: that is not the pass's time
 
     def new_cache(self, capacity: int) -> Cache:
         return self._head.new_cache(capacity)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[FloatArray]:
-        width = self._head.state_width
-        parts = [
-            HeadItem(item.cache, item.tokens, np.ones((len(item.tokens), width), np.float32), item.rows)
-            for item in items
-        ]
-        return self._head.forward_head(parts, fed_back=False)[0]
+        (item,) = items
+        tokens, rows = item.tokens, item.rows
+        if len(tokens) > len(self._states):
+            self._states = np.ones((len(tokens), self._head.state_width), np.float32)
+        states = self._states[: len(tokens)]
+        if len(tokens) > TOGETHER and len(rows):
+            before = HeadItem(item.cache, tokens[:-1], states[:-1], rows[:0])
+            self._head.forward_head([before], fed_back=False)
+            tokens, states, rows = tokens[-1:], states[-1:], np.zeros(1, np.int32)
+        return self._head.forward_head([HeadItem(item.cache, tokens, states, rows)], fed_back=False)[0]
 
 
 def measure_curve(

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.decoding.types import FloatArray
-from outrider.engines.heads import HeadItem
+from outrider.decoding.sampling.sampler import Sampler
+from outrider.decoding.types import FloatArray, IntArray
+from outrider.engines.heads import HeadDraftJob, HeadItem
 from outrider.engines.native import _core
 from outrider.engines.native.loading import add_weights
 from outrider.engines.native.model import (
@@ -18,6 +19,7 @@ from outrider.engines.native.model import (
     new_core,
     split,
 )
+from outrider.engines.native.sampling import NativeRows
 from outrider.models.source import ModelSource
 
 
@@ -28,6 +30,7 @@ class NativeHead:
     def __init__(self, core: _core.Model, source: ModelSource) -> None:
         self._core = core
         self.source = source
+        self._drafts: tuple[IntArray | None, _core.HeadDrafts] | None = None  # with the ids that it is for
 
     @classmethod
     def load(
@@ -102,3 +105,40 @@ class NativeHead:
             logits, given = self._core.forward_head(work, np.ascontiguousarray(states, np.float32), fed_back)
         sizes = [len(item.rows) for item in items]
         return split(logits, sizes), split(given, sizes)
+
+    def can_draw(self, sampler: Sampler) -> bool:
+        """See `DraftingHead.can_draw`."""
+        return sampler.params.temperature == 0.0 or isinstance(sampler.rows, NativeRows)
+
+    def draft(
+        self, jobs: Sequence[HeadDraftJob], ids: IntArray | None
+    ) -> tuple[list[tuple[list[int], list[int], list[float]]], list[int]]:
+        """See `DraftingHead.draft`. The GIL is released meanwhile."""
+        if self._drafts is None or self._drafts[0] is not ids:
+            self._drafts = ids, _core.HeadDrafts(self._core, ids)
+        work = []
+        for job in jobs:
+            params, sampler = job.sampler.params, job.sampler
+            work.append(
+                (
+                    core_cache(job.cache),
+                    job.tokens,
+                    np.ascontiguousarray(job.states, np.float32),
+                    job.path,
+                    job.position,
+                    job.budget,
+                    (
+                        params.temperature,
+                        params.min_p,
+                        params.top_k,
+                        params.top_p,
+                        sampler.seed,
+                        sampler.vocab_size,
+                        list(sampler.stop_ids),
+                    ),
+                    None if job.growth is None else job.growth.capsule,
+                    job.confident,
+                )
+            )
+        with length_errors_as_value_errors():
+            return self._drafts[1].draft(work)

@@ -7,6 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "engine/bind_heads.h"
 #include "kernels/quantize.h"
 #include "memory/checksum.h"
 #include "model/bandwidth.h"
@@ -344,4 +345,5 @@ NB_MODULE(_core, m) {
         .def_prop_ro("threads", [](const Model& model) { return model.pool().size(); })
         .def_prop_ro("weights_bytes", [](const Model& model) { return model.weights().bytes(); })
         .def_prop_ro("cache_bytes", &Model::cache_bytes);
+    bind_heads(m);
 }
