@@ -78,8 +78,8 @@ def page(document: Mapping[str, Any]) -> str:
         "",
         f"`{models['draft']}` for `{models['target']}`{against}: {about['cpu']}, {about['cores']} cores; "
         f"{settings['limit']} prompts of a kind, answers of up to {settings['max_tokens']} tokens, "
-        f"{settings['runs']} runs, turns of {settings['turn']} tokens. Speed-ups are over plain decoding. Written "
-        "by `benchmarks/draft_gain.py`.",
+        f"{settings['runs']} runs, turns of {settings['turn']} tokens. Speed-ups are over plain decoding. "
+        "Written by `benchmarks/draft_gain.py`.",
         "",
         markdown_table(rows(document["workloads"])),
     ]
