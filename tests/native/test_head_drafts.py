@@ -23,7 +23,7 @@ from outrider.drafters.recording_guide import RecordingGuide
 from outrider.engines.heads import DraftingHead
 from outrider.engines.native import _core
 from outrider.engines.native.head import NativeHead
-from outrider.engines.native.sampling import NativeRows, row_sampler
+from outrider.engines.native.sampling import NativeRows
 from outrider.models.eagle3.open import open_head
 from outrider.policy.acceptance_rates import AcceptanceRates, RequestRates
 from outrider.policy.cost_model import CostCurve
@@ -104,7 +104,7 @@ class Texts:
             drafter.begin(Request(name, tuple(prompt), each))
             drafter.prefilled(name, 0, self.states(len(prompt) - 1))
             self.contexts[name] = TokenContext(prompt)
-            self.samplers[name] = Sampler(each, VOCAB, {5}, seed=seed + i, rows=row_sampler())
+            self.samplers[name] = Sampler(each, VOCAB, {5}, seed=seed + i, rows=NativeRows())
 
     def states(self, count: int) -> Any:
         return self.rng.standard_normal((count, PART.width)).astype(np.float32)
