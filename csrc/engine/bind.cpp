@@ -1,12 +1,12 @@
 // The native engine's Python binding. Arrays are checked here; everything long runs without the GIL.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "engine/arrays.h"
 #include "engine/bind_heads.h"
 #include "kernels/quantize.h"
 #include "memory/checksum.h"
@@ -23,9 +23,6 @@ using outrider::SharedBlocks;
 namespace {
 
 using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using BytesView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using NewBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
 using Rows = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
@@ -175,10 +172,7 @@ std::tuple<Rows, Rows> forward_head(Model& model, const Work& work, Floats2 in, 
         tokens += size_t(item.count);
         rows += size_t(item.row_count);
     }
-    const int columns = fed_back ? model.spec().hidden : model.spec().head.width();
-    if (in.shape(0) != tokens || in.shape(1) != size_t(columns))
-        throw std::invalid_argument("hidden states must be " + std::to_string(tokens) + " rows of " +
-                                    std::to_string(columns) + " columns");
+    check_states(in, tokens, size_t(fed_back ? model.spec().hidden : model.spec().head.width()));
     Rows logits = new_logits(model, items);
     Rows hidden = new_rows(model.hidden_buffers(), rows, size_t(model.spec().hidden));
     {

@@ -1,12 +1,12 @@
 #include "engine/bind_heads.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 
+#include "engine/arrays.h"
 #include "engine/head_draft.h"
 
 namespace nb = nanobind;
@@ -17,8 +17,6 @@ using outrider::Model;
 
 namespace {
 
-using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<int32_t>;
 using Sampling = std::tuple<double, double, int64_t, double, uint64_t, int64_t, Tokens>;
 using Job =
@@ -58,10 +56,7 @@ class HeadDrafts {
         const auto& [temperature, min_p, top_k, top_p, seed, vocab, stop_ids] = sampling;
         if (!cache) throw std::invalid_argument("a cache is missing");
         if (tokens.empty() || budget < 1) throw std::invalid_argument("a draft has tokens before and after");
-        const size_t width = size_t(head_.spec().head.width());
-        if (states.shape(0) != tokens.size() || states.shape(1) != width)
-            throw std::invalid_argument("hidden states must be " + std::to_string(tokens.size()) +
-                                        " rows of " + std::to_string(width) + " columns");
+        check_states(states, tokens.size(), size_t(head_.spec().head.width()));
         if (!(temperature >= 0.0 && temperature < INFINITY && min_p >= 0.0 && min_p <= 1.0 && top_p > 0.0))
             throw std::invalid_argument("temperature, min_p or top_p is out of range");
         if (vocab < 1 || (part_ && part_->ids.back() >= vocab))

@@ -19,7 +19,8 @@ struct Growing {
 
   private:
     void draw_below(float* logits, int64_t size, const PartOfIds* part);
-    bool add(int64_t token, double confidence);
+    void add(int64_t token);
+    bool drew(int64_t token, double confidence);
     int64_t next_node();
 };
 
@@ -45,25 +46,25 @@ void Growing::draw_below(float* logits, int64_t size, const PartOfIds* part) {
                        draft.position + uint64_t(depth));
     const std::optional<int64_t> token = draws.next();
     if (!token) return;
-    if (!draft.confident) {
-        draft.drawn.push_back(int32_t(*token));
-        draft.parents.push_back(int32_t(node));
-        return;
-    }
+    if (!draft.confident) return add(*token);
     // That the target draws the first token and not the one that follows it.
     const auto confidence = [&] { return -std::expm1(-draws.margin()); };
     std::optional<int64_t> following = draws.next();
-    bool more = add(*token, following ? confidence() : 1.0);
+    bool more = drew(*token, following ? confidence() : 1.0);
     while (more && following && draft.drawn.size() < draft.budget) {
-        more = add(*following, 1.0 - confidence());
+        more = drew(*following, 1.0 - confidence());
         if (more) following = draws.next();
     }
 }
 
-// Returns whether a further sibling is wanted.
-bool Growing::add(int64_t token, double confidence) {
+void Growing::add(int64_t token) {
     draft.drawn.push_back(int32_t(token));
     draft.parents.push_back(int32_t(node));
+}
+
+// Adds a token with its confidence. Returns whether a further sibling is wanted.
+bool Growing::drew(int64_t token, double confidence) {
+    add(token);
     draft.confidence.push_back(confidence);
     return draft.guide && draft.guide->drew(node, confidence);
 }

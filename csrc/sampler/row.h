@@ -131,7 +131,7 @@ class Row {
     }
     // The value at this place has changed.
     void changed(int64_t place) {
-        const int64_t g = part_ ? part_->group_of[size_t(place)] : place / kNoiseGroup;
+        const int64_t g = part_ ? part_->group_of(place) : place / kNoiseGroup;
         maxima_[g] = maximum(values_ + begin(g), count(g), width_);
         best_ = maximum(maxima_.data(), groups(), width_);
     }

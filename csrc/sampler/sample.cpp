@@ -173,7 +173,6 @@ PartOfIds::PartOfIds(std::vector<int32_t> given) : ids(std::move(given)) {
         if (ids[i] < 0 || (i && ids[i] <= ids[i - 1])) throw std::invalid_argument("ids must ascend");
         const uint32_t group = uint32_t(ids[i] / kNoiseGroup);
         if (groups.empty() || groups.back() != group) groups.push_back(group), begins.push_back(int32_t(i));
-        group_of.push_back(int32_t(groups.size()) - 1);
     }
     begins.push_back(int32_t(ids.size()));
 }

@@ -5,6 +5,7 @@
 // operations in a fixed order, without libm. A logarithm, an exponential or a sum may differ from NumPy's in
 // the last place, so the token can differ only if two candidates are within about 1e-14 of each other.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -62,7 +63,11 @@ struct PartOfIds {
 
     std::vector<int32_t> ids, begins;  // begins: of each group's ids, and the end
     std::vector<uint32_t> groups;      // numbers of the groups that have any
-    std::vector<int32_t> group_of;     // of each id, index in `groups`
+
+    // The group of the id at this place, by its index in `groups`.
+    int64_t group_of(int64_t place) const {
+        return std::upper_bound(begins.begin(), begins.end(), place) - begins.begin() - 1;
+    }
 };
 
 // The tokens that are drawn from one row one after the other, each without those before: what coupled drawing

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
@@ -268,9 +269,7 @@ class Eagle3Drafter:
 
     def _head_draws(self, job: ProposeJob) -> bool:
         """Whether the head itself draws what `Drawing` would."""
-        sampler, guide = job.sampler, job.guide
-        if isinstance(guide, RecordingGuide):
-            guide = guide.guide
+        sampler, guide = job.sampler, _growth(job.guide)
         return (
             self._drafting is not None
             and (guide is None or isinstance(guide, TreeGrowth))
@@ -286,8 +285,7 @@ class Eagle3Drafter:
         for start in starts:
             request, job = start.request, start.job
             assert request.cache is not None
-            first, guide = request.computed + 1, job.guide
-            growth = guide.guide if isinstance(guide, RecordingGuide) else guide
+            first, growth = request.computed + 1, _growth(job.guide)
             assert growth is None or isinstance(growth, TreeGrowth)
             asked.append(
                 HeadDraftJob(
@@ -299,7 +297,7 @@ class Eagle3Drafter:
                     start.budget,
                     job.sampler,
                     growth,
-                    guide is not None,
+                    job.guide is not None,
                 )
             )
         began = self._clock()
@@ -382,3 +380,8 @@ class Eagle3Drafter:
         except ModelError:  # logits that are no numbers: it cannot draft here
             return False
         return len(tree.tokens) > first and tree.prepare_pass(tree.next_node())
+
+
+def _growth(guide: Guide | None) -> Guide | None:
+    """What directs a draft's growth, whether or not it is recorded; None for a chain."""
+    return guide.guide if isinstance(guide, RecordingGuide) else guide
