@@ -311,18 +311,31 @@ void scale_and_cap(float* x, int n, float scale, float softcap) {
 
 // (x, y) becomes (x cos - y sin, x sin + y cos). Fused multiplications are written out, so that every build
 // rounds in the same way.
-void rope(float* head, const float* cos, const float* sin, int dim, bool interleaved) {
-    const int half = dim / 2, step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
+void rope_halves(float* head, const float* cos, const float* sin, int dim) {
+    const int half = dim / 2;
     int i = 0;
-    for (; !interleaved && i + 16 <= half; i += 16) {
+    for (; i + 16 <= half; i += 16) {
         const V16 x = vload(head + i), y = vload(head + half + i), c = vload(cos + i), s = vload(sin + i);
         vstore(head + i, vfma(x, c, vsub(vset(-0.0f), vmul(y, s))));
         vstore(head + half + i, vfma(x, s, vmul(y, c)));
     }
     for (; i < half; i++) {
-        const float x = head[i * step], y = head[i * step + apart];
-        head[i * step] = __builtin_fmaf(x, cos[i], -(y * sin[i]));
-        head[i * step + apart] = __builtin_fmaf(x, sin[i], y * cos[i]);
+        const float x = head[i], y = head[half + i];
+        head[i] = __builtin_fmaf(x, cos[i], -(y * sin[i]));
+        head[half + i] = __builtin_fmaf(x, sin[i], y * cos[i]);
+    }
+}
+
+void rope_pairs(float* head, const float* cos_sin, const float* sin_cos, int dim) {
+    int i = 0;
+    for (; i + 16 <= dim; i += 16) {
+        const V16 v = vload(head + i);
+        vstore(head + i, vfma(vfirsts(v), vload(cos_sin + i), vmul(vseconds(v), vload(sin_cos + i))));
+    }
+    for (; i < dim; i += 2) {
+        const float x = head[i], y = head[i + 1];
+        head[i] = __builtin_fmaf(x, cos_sin[i], y * sin_cos[i]);
+        head[i + 1] = __builtin_fmaf(x, cos_sin[i + 1], y * sin_cos[i + 1]);
     }
 }
 
@@ -363,21 +376,21 @@ void rope(float* head, const float* cos, const float* sin, int dim, bool interle
     OUTRIDER_MATMUL_CASE(IQ2_XXS)     \
     OUTRIDER_MATMUL_CASE(IQ2_XS)      \
     OUTRIDER_MATMUL_CASE(IQ2_S)
-#define OUTRIDER_KERNEL_TABLE(function, label)                                                        \
-    static void matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) { \
-        switch (m.type) {                                                                             \
-            OUTRIDER_FLOAT_MATMUL_CASE(F32)                                                           \
-            OUTRIDER_FLOAT_MATMUL_CASE(F16)                                                           \
-            OUTRIDER_FLOAT_MATMUL_CASE(BF16)                                                          \
-            OUTRIDER_FLOAT_MATMUL_CASE(F8_32)                                                         \
-            OUTRIDER_FLOAT_MATMUL_CASE(F8_128)                                                        \
-            OUTRIDER_INTEGER_MATMUL_CASES                                                             \
-        }                                                                                             \
-    }                                                                                                 \
-    const Kernels* function() {                                                                       \
-        static const Kernels table = {                                                                \
-            label,       kTokenTile,  kUsualTokenTile, matmul, rms_norm, quantize, quantize_residual, \
-            silu_mul,    gelu_mul,    scale_and_cap,   rope,   store_kv, copy_kv,  attend,            \
-            merge_spans, finish_spans};                                                               \
-        return &table;                                                                                \
+#define OUTRIDER_KERNEL_TABLE(function, label)                                                            \
+    static void matmul(const Matrix& m, const Activations& a, int p0, int p1, const MatmulOut& out) {     \
+        switch (m.type) {                                                                                 \
+            OUTRIDER_FLOAT_MATMUL_CASE(F32)                                                               \
+            OUTRIDER_FLOAT_MATMUL_CASE(F16)                                                               \
+            OUTRIDER_FLOAT_MATMUL_CASE(BF16)                                                              \
+            OUTRIDER_FLOAT_MATMUL_CASE(F8_32)                                                             \
+            OUTRIDER_FLOAT_MATMUL_CASE(F8_128)                                                            \
+            OUTRIDER_INTEGER_MATMUL_CASES                                                                 \
+        }                                                                                                 \
+    }                                                                                                     \
+    const Kernels* function() {                                                                           \
+        static const Kernels table = {                                                                    \
+            label,    kTokenTile,  kUsualTokenTile, matmul,      rms_norm,   quantize, quantize_residual, \
+            silu_mul, gelu_mul,    scale_and_cap,   rope_halves, rope_pairs, store_kv, copy_kv,           \
+            attend,   merge_spans, finish_spans};                                                         \
+        return &table;                                                                                    \
     }

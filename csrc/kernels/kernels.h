@@ -121,8 +121,10 @@ struct Kernels {
     void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
     // x = scale * x, then softcap * tanh(x / softcap) unless softcap is 0.
     void (*scale_and_cap)(float* x, int n, float scale, float softcap);
-    // Rotates one head in place; cos and sin hold dim / 2 values.
-    void (*rope)(float* head, const float* cos, const float* sin, int dim, bool interleaved);
+    // Rotates the first `dim` values of one head in place, by pairs. Of values i and i + dim / 2: cos and sin
+    // hold dim / 2 values. Of neighbours: they hold (cos, sin) and (-sin, cos) for each pair.
+    void (*rope_halves)(float* head, const float* cos, const float* sin, int dim);
+    void (*rope_pairs)(float* head, const float* cos_sin, const float* sin_cos, int dim);
     void (*store_kv)(const HeadCache& cache, int slot, int head_dim, const float* key, const float* value);
     void (*copy_kv)(const HeadCache& cache, int from, int to, int head_dim);
     // Attention of each query over the positions [kSpan * span, kSpan * (span + 1)): writes a partial result

@@ -67,6 +67,9 @@ inline V16 vround(V16 a) {
 }
 // a * 2^n for integral n in [-126, 127]
 inline V16 vscale2(V16 a, V16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// The first value of each pair of lanes in both; the second.
+inline V16 vfirsts(V16 a) { return {_mm512_moveldup_ps(a.v)}; }
+inline V16 vseconds(V16 a) { return {_mm512_movehdup_ps(a.v)}; }
 inline __m128i to_i8(V16 a) { return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)); }
 inline Sums vstore_i8(int8_t* p, V16 low, V16 high) {
     const __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(to_i8(low)), to_i8(high), 1);
@@ -127,6 +130,8 @@ inline __m256 scale2_half(__m256 a, __m256 n) {
     return _mm256_mul_ps(a, _mm256_castsi256_ps(e));
 }
 inline V16 vscale2(V16 a, V16 n) { return {scale2_half(a.a, n.a), scale2_half(a.b, n.b)}; }
+inline V16 vfirsts(V16 x) { return {_mm256_moveldup_ps(x.a), _mm256_moveldup_ps(x.b)}; }
+inline V16 vseconds(V16 x) { return {_mm256_movehdup_ps(x.a), _mm256_movehdup_ps(x.b)}; }
 // (Packing interleaves the operands' 128-bit halves, and the permutation restores the order.)
 inline __m256i to_i16(V16 x) {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)),
@@ -189,6 +194,8 @@ inline V16 vscale2(V16 a, V16 n) {
     OUTRIDER_QUARTERS(vmulq_f32(
         a.v[i], vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))));
 }
+inline V16 vfirsts(V16 a) { OUTRIDER_QUARTERS(vtrn1q_f32(a.v[i], a.v[i])); }
+inline V16 vseconds(V16 a) { OUTRIDER_QUARTERS(vtrn2q_f32(a.v[i], a.v[i])); }
 inline int16x4_t to_i16(float32x4_t a) {  // NaN becomes the lowest value, as on x86
     return vqmovn_s32(vbslq_s32(vceqq_f32(a, a), vcvtnq_s32_f32(a), vdupq_n_s32(INT32_MIN)));
 }
@@ -239,6 +246,8 @@ inline V16 vround(const V16& a) { OUTRIDER_LANES(__builtin_rintf(a.v[i])); }
 inline V16 vscale2(const V16& a, const V16& n) {
     OUTRIDER_LANES(a.v[i] * bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23));
 }
+inline V16 vfirsts(const V16& a) { OUTRIDER_LANES(a.v[i & ~1]); }
+inline V16 vseconds(const V16& a) { OUTRIDER_LANES(a.v[i | 1]); }
 inline int32_t vstore_i8(int8_t* p, const V16& a) {
     int32_t sum = 0;
     for (int i = 0; i < 16; i++) {

@@ -74,13 +74,20 @@ void fill_rotations(const std::vector<RopeSpec>& ropes, Batch& batch) {
         const RopeSpec& rope = ropes[r];
         Rotation& rotation = batch.rotations[r];
         const size_t half = size_t(rope.dim) / 2;
-        rotation.cos.resize(batch.tokens.size() * half);
-        rotation.sin.resize(batch.tokens.size() * half);
+        rotation.width = rope.interleaved ? 2 * half : half;
+        rotation.cos.resize(batch.tokens.size() * rotation.width);
+        rotation.sin.resize(batch.tokens.size() * rotation.width);
         for (size_t t = 0; t < batch.tokens.size(); t++)
             for (size_t i = 0; i < half; i++) {
-                const float angle = float(batch.tokens[t].position) * rope.inv_freq[i];
-                rotation.cos[t * half + i] = float(std::cos(double(angle))) * rope.scale;
-                rotation.sin[t * half + i] = float(std::sin(double(angle))) * rope.scale;
+                const float angle = float(batch.tokens[t].position) * rope.inv_freq[i],
+                            cos = float(std::cos(double(angle))) * rope.scale,
+                            sin = float(std::sin(double(angle))) * rope.scale;
+                const size_t at = t * rotation.width + (rope.interleaved ? 2 * i : i);
+                rotation.cos[at] = cos;
+                rotation.sin[at] = rope.interleaved ? -sin : sin;
+                if (!rope.interleaved) continue;
+                rotation.cos[at + 1] = sin;
+                rotation.sin[at + 1] = cos;
             }
     }
 }

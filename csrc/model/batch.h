@@ -21,9 +21,11 @@ struct Token {
     int id, slot, position;
 };
 
-// cos and sin of the angles of one rotary table: [tokens][dim / 2].
+// cos and sin of the angles of one rotary table, as Kernels::rope_halves or, of pairs of neighbours,
+// rope_pairs reads them: [tokens][width].
 struct Rotation {
     Aligned<float> cos, sin;
+    size_t width;
 };
 
 struct Batch {

@@ -184,8 +184,9 @@ void Model::rotate_and_store(int i, int t, int first, int last, bool queries) {
         if (layer.rope < 0) return;
         const RopeSpec& rope = spec_.ropes[size_t(layer.rope)];
         const Rotation& rotation = batch_.rotations[size_t(layer.rope)];
-        const size_t at = size_t(t) * size_t(rope.dim) / 2;
-        kernels_.rope(head, rotation.cos.data() + at, rotation.sin.data() + at, rope.dim, rope.interleaved);
+        const size_t at = size_t(t) * rotation.width;
+        const auto rotate = rope.interleaved ? kernels_.rope_pairs : kernels_.rope_halves;
+        rotate(head, rotation.cos.data() + at, rotation.sin.data() + at, rope.dim);
     };
     const bool mixed = shape_->type == CacheType::q8_0;
     const float scale = query_scale(layer, token.position) / float(mixed ? mixed_columns(spec_.head_dim) : 1);

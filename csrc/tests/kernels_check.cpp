@@ -99,13 +99,13 @@ void check_vectors(const Kernels& oracle, const Kernels& kernels) {
             same("scale_and_cap " + std::to_string(n), capped(oracle), capped(kernels));
         }
     }
-    for (int dim : {2, 16, 64, 128})
-        for (bool interleaved : {false, true}) {
+    for (int dim : {2, 16, 40, 64, 128})
+        for (const auto rope : {&Kernels::rope_halves, &Kernels::rope_pairs}) {
             const std::vector<float> head = floats(size_t(dim)), cos = floats(size_t(dim)),
                                      sin = floats(size_t(dim));
             const auto rotate = [&](const Kernels& table) {
                 std::vector<float> y = head;
-                table.rope(y.data(), cos.data(), sin.data(), dim, interleaved);
+                (table.*rope)(y.data(), cos.data(), sin.data(), dim);
                 return y;
             };
             same("rope " + std::to_string(dim), rotate(oracle), rotate(kernels));
