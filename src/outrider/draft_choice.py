@@ -1,9 +1,10 @@
 """`-md auto`: which draft model a target gets of those that are on this machine, or none, and why.
 
-First come the pairs of the table of known models, then what lies beside the target, then the cache. Nothing
-is fetched. Of several the one is taken whose weights are nearest to a tenth of the target's bytes: a token of
-a larger draft costs too much, a smaller one guesses worse than it needs to. With chains of five tokens such a
-draft adds half a pass of the target to a step. What fits nowhere in memory is not taken.
+A head that comes with the package for this target is taken before any draft model. Of draft models, first
+come the pairs of the table of known models, then what lies beside the target, then the cache. Nothing is
+fetched. Of several the one is taken whose weights are nearest to a tenth of the target's bytes: a token of
+a larger draft costs too much, a smaller one guesses worse than it needs to. With chains of five tokens such
+a draft adds half a pass of the target to a step. What fits nowhere in memory is not taken.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import TypeAlias
 
 from outrider.config.speculative import AutoConfig, DraftModelConfig, SpeculativeConfig
 from outrider.errors import InsufficientMemoryError, OutriderError, UnsupportedModelError
+from outrider.models.eagle3.open import open_head
 from outrider.models.open import open_model
 from outrider.models.quantization import for_draft, held_as, loaded_bytes, quantized
 from outrider.models.source import ModelSource, TokenizerData
+from outrider.models.sources.bundled import BUNDLED
 from outrider.models.sources.cached import cached_models
 from outrider.models.sources.download import cache_root
 from outrider.models.sources.folder import models_in, size_of
@@ -27,6 +30,7 @@ from outrider.models.sources.known import MOST_SHARE, KnownModel, known_drafts, 
 from outrider.models.sources.known_fetch import present_known
 from outrider.models.text.tokenizer import Tokenizer
 from outrider.models.text.vocabulary import compare_vocabularies
+from outrider.opening import head_on
 
 logger = logging.getLogger("outrider")
 
@@ -86,8 +90,13 @@ def _with_model(choice: SpeculativeConfig, path: Path | None) -> SpeculativeConf
     return AutoConfig(verification=choice.verification)
 
 
-def choose(target: ModelSource, tokenizer: Vocabulary, fits: Fits, quantization: str | None) -> Chosen:
-    """The draft model for a target. quantization: of the draft, as DraftModelConfig has it."""
+def choose(
+    target: ModelSource, tokenizer: Vocabulary, fits: Fits, quantization: str | None, *, heads: bool = True
+) -> Chosen:
+    """The draft model for a target. quantization: of the draft, as DraftModelConfig has it. heads: whether it
+    may be a head."""
+    if heads and (head := _bundled(target, fits)) is not None:
+        return head
     name = known_name(target)
     short: _Candidate | None = None
     for found in (_known(name), _beside(target), _cached()):
@@ -108,6 +117,20 @@ def choose(target: ModelSource, tokenizer: Vocabulary, fits: Fits, quantization:
             "memory together; going on with lookups",
         )
     return Chosen(None, _nothing(target, known_drafts(name) if name else ()))
+
+
+def _bundled(target: ModelSource, fits: Fits) -> Chosen | None:
+    """The head that comes with the package for a target, if there is one that fits."""
+    for bundled in BUNDLED.values():
+        try:
+            if bundled.made_for != target.display_name or (head := open_head(bundled.path)) is None:
+                continue
+            fits(head_on(head, target).source)
+        except OutriderError as error:
+            logger.debug("%s is no draft: %s", bundled.path, error)
+            continue
+        return Chosen(bundled.path, f"draft: {bundled.title}, which comes with Outrider")
+    return None
 
 
 def _known(name: str | None) -> Iterator[tuple[Path, str]]:

@@ -246,3 +246,5 @@ def test_the_heads_page_is_the_measured_one() -> None:
     gain = script("draft_gain")
     document = json.loads(gain.RESULTS.read_text("utf-8"))
     assert gain.page(document) == gain.RESULTS.with_suffix(".md").read_text("utf-8")
+    status = gain.status(document["workloads"], 1.1, 0.98)
+    assert status == 0, "it is in the package because it pays"

@@ -8,17 +8,25 @@ from typing import Any
 
 import pytest
 
-from outrider import LLM, SamplingParams, memory
+from outrider import LLM, SamplingParams, draft_choice, memory
 from outrider.config.engine import parse_engine
-from outrider.config.speculative import Eagle3Config, parse_speculative
+from outrider.config.speculative import AutoConfig, DraftModelConfig, Eagle3Config, parse_speculative
 from outrider.drafters.auto import AutoDrafter
 from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.engines.base import LanguageModel
 from outrider.engines.native import calibrate
 from outrider.engines.native.head import NativeHead
-from outrider.errors import ConfigError, ModelError, UnsupportedModelError, VocabularyMismatchError
+from outrider.errors import (
+    ConfigError,
+    InsufficientMemoryError,
+    ModelError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
 from outrider.models.eagle3.open import open_head
 from outrider.models.open import open_model
+from outrider.models.sources.bundled import BundledHead
+from outrider.models.text.tokenizer import Tokenizer
 from outrider.pipeline import Pipeline, build_all
 from outrider.verify import distribution
 from outrider.verify.memoized_model import MemoizedModel
@@ -95,6 +103,45 @@ def test_a_draft_is_found_out_to_be_a_head(target: Path, heads: dict[str, Path])
     llm = LLM(target, speculative_config={"method": "draft_model", "model": str(heads["original"])})
     assert pipeline_of(llm).drafting.names == ("eagle3",)
     assert texts(llm) == plain
+
+
+@pytest.fixture
+def bundled(target: Path, heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> BundledHead:
+    """A head that comes with the package, for the target and for another one."""
+    name = open_model(target).display_name
+    own = BundledHead("tiny-head", "A tiny head", str(heads["gguf"]), "tiny", name, "MIT")
+    other = replace(own, name="other-head", file_name="none", made_for="Another")
+    monkeypatch.setattr(draft_choice, "BUNDLED", {"other-head": other, "tiny-head": own})
+    return own
+
+
+@pytest.mark.parametrize("method", ["auto", "draft_model"])
+def test_the_bundled_head_of_a_target_is_taken_by_itself(
+    target: Path, bundled: BundledHead, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    with LLM(str(target), speculative_config="none") as llm:
+        plain = texts(llm)
+    with LLM(str(target), speculative_config={"method": method, "model": "auto"}) as llm:
+        chosen = pipeline_of(llm).speculative
+        assert isinstance(chosen, AutoConfig | DraftModelConfig)
+        assert chosen.model == str(bundled.path)
+        assert texts(llm) == plain
+    assert "A tiny head, which comes with Outrider" in caplog.text
+
+
+def test_a_bundled_head_is_for_its_target_where_there_is_room(target: Path, bundled: BundledHead) -> None:
+    source = open_model(target)
+    tokenizer = Tokenizer.from_data(source.tokenizer)
+
+    def none(*drafts: object) -> None:
+        if drafts:
+            raise InsufficientMemoryError("no room")
+
+    assert draft_choice.choose(source, tokenizer, lambda *_: None, "auto").path == bundled.path
+    assert draft_choice.choose(source, tokenizer, lambda *_: None, "auto", heads=False).path is None
+    assert draft_choice.choose(source, tokenizer, none, "auto").path is None
+    other = replace(source, display_name="Yet another")
+    assert draft_choice.choose(other, tokenizer, lambda *_: None, "auto").path is None
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from outrider.cli.parser import Parser, Subparsers
 from outrider.config.speculative import METHODS, VERIFICATIONS
+from outrider.models.sources.bundled import BUNDLED
 from outrider.models.sources.catalog import CATALOG
 from outrider.models.sources.known import KNOWN
 
@@ -20,7 +21,7 @@ Print a script that completes commands, flags and their values. To use it, add t
   zsh    source <(outrider completion zsh)      (after compinit)
   fish   outrider completion fish | source"""
 _WORDS = {
-    "MODEL": tuple({**CATALOG, **KNOWN}),
+    "MODEL": tuple({**CATALOG, **KNOWN, **BUNDLED}),
     "METHOD": tuple(METHODS),
     "RULE": VERIFICATIONS,
 }  # values by metavar

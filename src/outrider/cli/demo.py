@@ -19,11 +19,17 @@ from outrider.decoding.sampling.params import SamplingParams
 from outrider.errors import ConfigError
 
 MODEL = "smollm2"
+HEAD: str | None = "smollm2-head"  # comes with the package
 PAIR = ("qwen-coder-1.5b", "qwen-coder-0.5b")
 PAIR_SIZE = "1.6 GB"
 # A question, code, an extraction, and an edit that copies most of its prompt.
 PROMPTS = ("chat-tea", "code-primes", "extract-orders", "edit-port")
-SOURCES = {"suffix": "lookups", "draft_model": "draft model", "mixed": "both"}  # as the table names them
+SOURCES = {
+    "suffix": "lookups",
+    "draft_model": "draft model",
+    "eagle3": "head",
+    "mixed": "both",
+}  # as the table names them
 
 
 def add_parser(subparsers: Subparsers) -> Parser:
@@ -33,7 +39,7 @@ def add_parser(subparsers: Subparsers) -> Parser:
         help="show what speculation does, on a model that it brings",
         description="Generate on a few prompts, plainly and with speculation, and compare time and tokens. "
         "Shows the Qwen 1.5B with its 0.5B draft model where they are in the cache, else SmolLM2 135M, which "
-        "is fetched (98 MB), with lookups.",
+        "is fetched (98 MB), with lookups and an EAGLE-3 head that comes with Outrider.",
     )
     parser.add_argument(
         "-n", "--n-predict", type=integer, default=200, metavar="N", help="most tokens (default: %(default)s)"
@@ -55,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
     pair = None if args.no_pair else present_pair() or (_fetch_pair() if args.pair else None)
     if pair is not None:
         return 0 if _show(str(pair[0]), str(pair[1]), args.n_predict) else 1
-    same = _show(MODEL, None, args.n_predict)
+    same = _show(MODEL, HEAD, args.n_predict)
     print(
-        "\nThis small target was helped by lookups in its own text alone. With a draft model:\n"
+        "\nThis small target was helped by lookups in its own text and by a head of one layer, which "
+        "`outrider train` made. With a draft model:\n"
         f"  outrider demo --pair   fetches a 1.5B target and its 0.5B draft model ({PAIR_SIZE}, once)"
     )
     return 0 if same else 1
@@ -148,7 +155,9 @@ def _show(model: str, draft: str | None, max_tokens: int) -> bool:
     methods = dict(zip(("plain", "auto"), map(TimedMethod, pipelines), strict=True))
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
     names = pipelines[1].models
-    helper = "lookups" if draft is None else f"lookups and {names['draft']} as its draft model"
+    helper = "lookups"
+    if draft is not None:
+        helper += f" and {names['draft']}" + ("" if draft == HEAD else " as its draft model")
     print(
         f"{names['target']}, plainly and with {helper}.\n"
         f"Temperature 0, up to {max_tokens} tokens. Both ways take turns, token by token. "

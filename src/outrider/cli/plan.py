@@ -106,7 +106,7 @@ def pair_of(args: argparse.Namespace, source: ModelSource, *, as_stored: bool = 
         fits = fitting(source, context, args.slots, limit)
         if as_stored:  # whether a card holds both is what the plan will say
             fits = lambda _: None  # noqa: E731
-        chosen = choose(source, source.tokenizer, fits, None if as_stored else "auto")
+        chosen = choose(source, source.tokenizer, fits, None if as_stored else "auto", heads=not as_stored)
         print(chosen.why, file=sys.stderr)
         name = None if chosen.path is None else str(chosen.path)
     if name is not None and (head := _head(name)) is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
+from outrider.models.sources.bundled import BUNDLED, BundledHead
 from outrider.models.sources.catalog import CATALOG
 from outrider.models.sources.download import cache_root, human
 from outrider.models.sources.known import KNOWN
@@ -91,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
 def _tell_license(text: str) -> None:
     """What may be done with a model of the catalog, and whether its SHA-256 is known."""
     model, known = CATALOG.get(text), KNOWN.get(text)
+    if (head := BUNDLED.get(text)) is not None:
+        print(f"{head.name}: {head.title}, license {head.license}; comes with Outrider", file=sys.stderr)
     if (found := model or known) is None:
         return
     terms = f": {found.terms}" if found.terms else ""
@@ -108,6 +111,7 @@ def _size(path: Path) -> int:
 def _print_catalog(cache: Path, hub: Path | None, *, as_json: bool) -> None:
     listed = [_of_package(name, cache, hub) for name in CATALOG]
     listed += [_of_hub(name, cache, hub) for name in KNOWN if name not in CATALOG]
+    listed += [_of_head(head) for head in BUNDLED.values()]
     if as_json:
         print(json.dumps({"cache": str(cache), "models": listed}, ensure_ascii=False))
         return
@@ -151,4 +155,18 @@ def _of_hub(name: str, cache: Path, hub: Path | None) -> dict[str, Any]:
         "hub": known.reference,
         "gated": known.gated,
         "path": None if path is None else str(path),
+    }
+
+
+def _of_head(head: BundledHead) -> dict[str, Any]:
+    """The same of a head that comes with the package."""
+    return {
+        "name": head.name,
+        "title": head.title,
+        "bytes": _size(head.path),
+        "license": head.license,
+        "sha256": None,
+        "hub": None,
+        "gated": False,
+        "path": str(head.path),
     }

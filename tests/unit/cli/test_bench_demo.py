@@ -33,6 +33,7 @@ def test_a_row_for_each_prompt_with_tokens_times_speed_up_and_identity(
 ) -> None:
     monkeypatch.setattr("outrider.pipeline.load_native", load_toy)
     monkeypatch.setattr(demo, "MODEL", str(long_target))
+    monkeypatch.setattr(demo, "HEAD", None)
     assert main(["demo", "--no-pair", "-n", "30"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("prompt"))
@@ -93,6 +94,7 @@ def test_a_different_token_is_reported_with_status_1(
 
     monkeypatch.setattr("outrider.pipeline.load_native", lambda source, threads: Drifting(320, 2048))
     monkeypatch.setattr(demo, "MODEL", str(long_target))
+    monkeypatch.setattr(demo, "HEAD", None)
     assert main(["demo", "--no-pair", "-n", "60"]) == 1
     out = capsys.readouterr().out
     assert re.search(r"  NO$", out, re.M)

