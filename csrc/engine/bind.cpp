@@ -271,6 +271,7 @@ NB_MODULE(_core, m) {
         .def_prop_ro("nbytes", &Cache::bytes)
         .def_prop_ro("rollback_floor", &Cache::rollback_floor)
         .def("truncate", &Cache::truncate, "length"_a)
+        .def("pad", &Cache::pad, "count"_a)
         .def("share", &Cache::share, "start"_a, "stop"_a)
         .def("adopt", &Cache::adopt, "blocks"_a)
         .def("close", &Cache::close);

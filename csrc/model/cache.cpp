@@ -203,6 +203,12 @@ void Cache::truncate(int length) {
     set_length(length);
 }
 
+void Cache::pad(int count) {
+    if (count < 0) throw std::invalid_argument("pad: no fewer than 0 positions");
+    reserve(count);
+    advance(count);
+}
+
 void Cache::set_length(int length) {
     length_ = length;
     for (Blocks& blocks : groups_)

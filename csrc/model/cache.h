@@ -95,6 +95,8 @@ class Cache {
     void reserve(int count);
     void advance(int count) { length_ += count; }
     void truncate(int length);
+    // Positions of no meaning, of zeros in new blocks: to measure what a context costs without computing it.
+    void pad(int count);
     void keep(int base, const std::vector<int>& slots, const Kernels& kernels);
     void close();
     // Positions [start, stop), multiples of 16, as blocks held in common. They are copied before either side

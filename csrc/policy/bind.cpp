@@ -89,8 +89,11 @@ void bind_cost_curve(nb::module_& m) {
     nb::class_<CostCurve>(m, "CostCurve", nb::is_final())
         .def(
             "__init__",
-            [](CostCurve* self, nb::object measured) { new (self) CostCurve(measured_of(measured)); },
-            "measured"_a = nb::none())
+            [](CostCurve* self, nb::object measured, nb::object longer, double positions) {
+                new (self) CostCurve(measured_of(measured), {measured_of(longer), positions});
+            },
+            "measured"_a = nb::none(), "longer"_a = nb::none(), "positions"_a = 0.0)
+        .def("move", &CostCurve::move, "positions"_a)
         .def("seconds", &CostCurve::seconds, "n"_a)
         .def("doubt", &CostCurve::doubt, "n"_a)
         .def("observe", &CostCurve::observe, "n"_a, "seconds"_a)

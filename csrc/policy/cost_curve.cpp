@@ -85,15 +85,38 @@ std::array<double, kWidest> filled(CostCurve::Measured points) {
 
 }  // namespace
 
-CostCurve::CostCurve(Measured measured) {
-    std::erase_if(measured, [](const auto& point) { return !(point.first >= 1.0 && usable(point.second)); });
-    std::sort(measured.begin(), measured.end());
+CostCurve::CostCurve(Measured measured, Longer longer) {
+    for (Measured* points : {&measured, &longer.measured}) {
+        std::erase_if(*points,
+                      [](const auto& point) { return !(point.first >= 1.0 && usable(point.second)); });
+        std::sort(points->begin(), points->end());
+    }
     const auto [level, step] = measured.empty() ? kUnknown : kKnown;
     if (measured.empty())
-        for (int n = 0; n < kWidest; n++) base_[n] = 1.0 + kGuessedSlope * n;
+        for (int n = 0; n < kWidest; n++) near_[n] = 1.0 + kGuessedSlope * n;
     else
-        base_ = filled(std::move(measured));
+        near_ = filled(std::move(measured)), learn_slope(longer);
+    base_ = near_;
     doubt_more(level, step);
+    tabulate();
+}
+
+// Seconds that each position more adds to a pass: none where other load made it quicker there.
+void CostCurve::learn_slope(const Longer& longer) {
+    Measured slopes;
+    for (const auto& [n, seconds] : longer.measured) {
+        if (n > kWidest) continue;
+        const double slope = (seconds - near_[size_t(n) - 1]) / longer.positions;
+        if (slope < INFINITY) slopes.emplace_back(n, slope > 0.0 ? slope : 0.0);
+    }
+    if (usable(longer.positions) && !slopes.empty()) slope_ = filled(std::move(slopes));
+}
+
+void CostCurve::move(double positions) {
+    const double to = positions > 0.0 && std::isfinite(positions) ? positions : 0.0;
+    if (to == moved_ || slope_[kWidest - 1] == 0.0) return;
+    moved_ = to;
+    for (int n = 0; n < kWidest; n++) base_[n] = near_[n] + slope_[n] * moved_;
     tabulate();
 }
 
@@ -224,6 +247,7 @@ void CostCurve::tabulate() {
         const double value = base_[n - 1] * (factors[low] * (1.0 - t) + factors[low + 1] * t);
         table_[n] = value > table_[n - 1] ? value : table_[n - 1];
     }
+    each_position_ = slope_[kWidest - 1] * factors[kNodes - 1];
 }
 
 }  // namespace outrider

@@ -1,5 +1,6 @@
-// What a pass over n tokens costs, T(n): src/outrider/decoding/costs.py says how it is learned.
+// What a pass over n tokens costs, T(n): src/outrider/policy/cost_model.py says how it is learned.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -20,14 +21,25 @@ class CostCurve {
     // Seconds by n. Values that are not positive finite numbers, or whose n is less than 1, are left out.
     using Measured = std::vector<std::pair<double, double>>;
 
-    explicit CostCurve(Measured measured);
+    // What passes took in a longer context than the others: `positions` more that attention goes over. Each
+    // position adds the same time, so base(n) is a line in them.
+    struct Longer {
+        Measured measured;
+        double positions;
+    };
 
-    // Of a pass over n tokens; 0 for none. Beyond kWidest along the line of the upper half.
+    CostCurve(Measured measured, Longer longer);
+
+    // Of a pass over n tokens; 0 for none. Beyond kWidest along the line of the upper half, less what its
+    // tokens do not attend to: each goes over the positions before its own.
     double seconds(int64_t n) const {
         if (n <= kWidest) return table_[n < 0 ? 0 : n];
         const double last = table_[kWidest], middle = table_[kWidest / 2];
-        return last + (last - middle) / (kWidest - kWidest / 2) * double(n - kWidest);
+        const double unseen = std::min(double(n), moved_) / 2.0 * each_position_ / kWidest;
+        return last + (last - middle) / (kWidest - kWidest / 2) * double(n - kWidest) - unseen * double(n);
     }
+    // Attention goes over so many positions more than where the curve was measured.
+    void move(double positions);
     // Standard deviation of log(T(n) / T(1)).
     double doubt(int64_t n) const;
 
@@ -55,12 +67,16 @@ class CostCurve {
   private:
     using Row = std::array<double, kNodes>;
 
+    void learn_slope(const Longer& longer);
     void doubt_more(double level, double step);
     bool update(double error, int low, double t);
     double gain(int low, double t, Row& out) const;
     void tabulate();
 
-    std::array<double, kWidest> base_;
+    std::array<double, kWidest> near_, slope_{},
+        base_;  // as measured, seconds a position, and where it is now
+    double moved_ = 0.0;
+    double each_position_ = 0.0;  // seconds that a pass over kWidest tokens takes for each, at this level
     Row state_{};
     std::array<Row, kNodes> cov_{};
     std::array<int, kNodes> streaks_{};  // accidents in a row, by width: plain steps say nothing of wide ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from random import Random
 
@@ -141,6 +142,36 @@ def test_bad_calls_change_nothing(model: NativeModel) -> None:
     assert (good.length, cache.length) == (3, 2)
     with pytest.raises(ValueError, match="capacity"):
         model.new_cache(0)
+
+
+def test_padding_is_positions_that_a_pass_may_follow(model: NativeModel) -> None:
+    """Of no meaning: but their memory is there, and all that is done with a cache can be done with it."""
+    cache, computed = model.new_cache(64), model.new_cache(64)
+    run(model, computed, [5] * 40)
+    cache.pad(30)
+    cache.pad(10)
+    assert (cache.length, cache.nbytes) == (computed.length, computed.nbytes)
+    assert not any(math.isnan(x) for x in run(model, cache, [5, 6])[-1])
+    cache.truncate(0)
+    assert same_bits(run(model, cache, [5, 6]), run(model, model.new_cache(8), [5, 6]))
+    shared = computed.share(0, 32)
+    other = model.new_cache(64)
+    other.adopt(shared)
+    other.truncate(20)
+    other.pad(20)  # in a copy of the block that others hold
+    again = model.new_cache(64)
+    again.adopt(shared)
+    assert same_bits(run(model, again, [7]), run(model, other_of(model), [7]))
+    for count, message in ((25, "do not fit"), (-1, "pad")):
+        with pytest.raises(ValueError, match=message):
+            other.pad(count)
+    assert other.length == 40
+
+
+def other_of(model: NativeModel) -> NativeCache:
+    cache = model.new_cache(64)
+    run(model, cache, [5] * 32)
+    return cache
 
 
 def test_bad_options(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel, _core, calibrate
 from outrider.models.open import open_model
-from tests.support.models import tiny_gguf
+from tests.support.models import Dims, tiny_gguf
 from tests.support.toy_model import ToyModel
 
 
@@ -70,6 +71,85 @@ def test_it_is_measured_once(model: NativeModel, tmp_path: Path, monkeypatch: py
     again = calibrate.cost_model(model, None, tmp_path)
     assert [again.at(32).seconds(n) for n in (1, 2, 8)] == [first.at(32).seconds(n) for n in (1, 2, 8)]
     assert measured == [(1,)], "a single token, to see whether the record still holds"
+
+
+@pytest.fixture
+def long_model(tmp_path: Path) -> NativeModel:
+    """Of a context that is long enough to be measured further on in it."""
+    keys = {"llama.context_length": 512}
+    return NativeModel.load(open_model(tiny_gguf(tmp_path / "long.gguf", keys=keys)), threads=1)
+
+
+class Timer:
+    """What reads it after a pass finds that this took a second for each token and position that it attends
+    to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        forward = NativeModel.forward
+
+        def timed(model: NativeModel, items: Sequence[ForwardItem]) -> list[FloatArray]:
+            for each in items:
+                self.now += float(each.cache.length * len(each.tokens))
+            return forward(model, items)
+
+        monkeypatch.setattr(NativeModel, "forward", timed)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_longer_context_adds_the_difference_of_both(
+    long_model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = {1: 100.0, 4: 110.0, 8: 120.0, 16: 150.0}
+    found = calibrate.measure_longer(long_model, curve, 332, clock=Timer(monkeypatch))
+    assert found == {n: curve[n] + (332 - calibrate.CONTEXT) * n for n in calibrate.LONGER_WIDTHS}
+
+
+def test_a_longer_context_is_on_record_too(
+    long_model: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = calibrate.cost_model(long_model, None, tmp_path / "curves")
+    (record,) = (tmp_path / "curves").glob("*.json")
+    assert set(json.loads(record.read_text())["seconds_longer"]) == {"1", "4", "16"}
+
+    def not_again(*_: object, **__: object) -> dict[int, float]:
+        raise AssertionError
+
+    monkeypatch.setattr(calibrate, "measure_longer", not_again)
+    again = calibrate.cost_model(long_model, None, tmp_path / "curves")
+    assert [again.at(400).seconds(n) for n in (1, 4, 8)] == [first.at(400).seconds(n) for n in (1, 4, 8)]
+    assert first.at(500).seconds(16) > first.at(32).seconds(16)
+
+
+def test_a_model_of_little_context_is_measured_in_none_longer(model: NativeModel, tmp_path: Path) -> None:
+    assert calibrate.longer_of(model) is None
+    found = calibrate.cost_model(model, None, tmp_path)
+    assert found.at(100).seconds(4) == found.at(32).seconds(4)
+
+
+def test_windows_are_those_of_the_layers(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "gemma.gguf", arch="gemma3", dims=replace(Dims(), window=64, context=512))
+    model = NativeModel.load(open_model(path), threads=1)
+    longer = calibrate.longer_of(model)
+    assert longer is not None
+    assert longer.windows == tuple(layer.window for layer in model.source.architecture.layers)
+    assert any(longer.windows)
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"1": 2.0, "3": 2.0}', '{"4": 2.0}', '{"1": -1}', "[]", "null", '{"1": "x"}']
+)
+def test_a_damaged_longer_context_is_measured_again(
+    long_model: NativeModel, tmp_path: Path, damage: str
+) -> None:
+    calibrate.cost_model(long_model, None, tmp_path / "curves")
+    (record,) = (tmp_path / "curves").glob("*.json")
+    whole = json.loads(record.read_text())
+    record.write_text(json.dumps({**whole, "seconds_longer": json.loads(damage)}))
+    assert calibrate.cost_model(long_model, None, tmp_path / "curves").at(400).seconds(4) > 0
+    assert set(json.loads(record.read_text())["seconds_longer"]) == {"1", "4", "16"}
 
 
 @pytest.mark.parametrize(("now", "kept"), [(0.9e-3, True), (3e-3, True), (0.2e-3, False)])

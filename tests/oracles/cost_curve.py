@@ -6,6 +6,8 @@ The level is how fast the machine is at the moment; the shape is how the cost gr
 (Kalman 1960) with the state (level, shape at 2, 4, 8, 16, 32 tokens) learns both from measured passes. The
 shape at one token is 0, and between two nodes it is interpolated by log n. The prior on the shape is a random
 walk from node to node, so neighbouring nodes share most of their error.
+
+base(n) is a line in the positions of the context, where passes were measured in a longer one too.
 """
 
 from __future__ import annotations
@@ -84,25 +86,58 @@ class CostCurve:
 
     measured: seconds by number of tokens; what is no positive finite number, or for less than one token, is
               left out. None or empty: a guess that is corrected by the first passes.
+    longer:   the same with `positions` more in the context.
     """
 
     repeats = REPEATS
 
-    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
-        usable = sorted((float(n), s) for n, s in (measured or {}).items() if n >= 1 and 0.0 < s < math.inf)
-        self.base = interpolated(usable) if usable else 1.0 + GUESSED_SLOPE * np.arange(WIDEST)
+    def __init__(
+        self,
+        measured: Mapping[int, float] | None = None,
+        longer: Mapping[int, float] | None = None,
+        positions: float = 0.0,
+    ) -> None:
+        usable, far = (
+            sorted((float(n), s) for n, s in (table or {}).items() if n >= 1 and 0.0 < s < math.inf)
+            for table in (measured, longer)
+        )
+        self.near = interpolated(usable) if usable else 1.0 + GUESSED_SLOPE * np.arange(WIDEST)
+        self.slope, self.moved = self.slopes(far, positions) if usable else np.zeros(WIDEST), 0.0
+        self.base = self.near
         self.state = np.zeros(SIZE)
         self.covariance = np.zeros((SIZE, SIZE))
         self.outliers = [0] * SIZE  # in a row, by the node at or below the pass; negative: too fast
         self.add_uncertainty(*(PRIOR_MEASURED if usable else PRIOR_UNMEASURED))
         self.tabulate()
 
+    def slopes(self, far: Sequence[tuple[float, float]], positions: float) -> Floats:
+        """float64[WIDEST]: seconds that each position more adds to a pass over 1 .. WIDEST tokens: none where
+        it took no longer."""
+        if not 0.0 < positions < math.inf:
+            return np.zeros(WIDEST)
+        with np.errstate(all="ignore"):
+            each = [
+                (n, float(np.float64(s - self.near[int(n) - 1]) / positions)) for n, s in far if n <= WIDEST
+            ]
+        found = [(n, max(slope, 0.0)) for n, slope in each if slope < math.inf]
+        return interpolated(found) if found else np.zeros(WIDEST)
+
+    def move(self, positions: float) -> None:
+        """The context has so many positions more than where the curve was measured; or as many."""
+        if self.slope[-1] == 0.0:
+            return
+        self.moved = positions if 0.0 < positions < math.inf else 0.0
+        self.base = self.near + self.slope * self.moved
+        self.tabulate()
+
     def seconds(self, n: int) -> float:
-        """Of a pass over n tokens: 0 for none, never falling in n."""
+        """Of a pass over n tokens: 0 for none, never falling in n. A token attends to those before it only:
+        those of a whole prompt see half of it in the mean."""
         if n <= WIDEST:
             return self.table[max(n, 0)]
         last, middle = self.table[WIDEST], self.table[WIDEST // 2]
-        return last + (last - middle) / (WIDEST - WIDEST // 2) * (n - WIDEST)
+        unseen = min(float(n), self.moved) / 2.0 * self.each_position / WIDEST
+        return last + (last - middle) / (WIDEST - WIDEST // 2) * (n - WIDEST) - unseen * n
 
     def doubt(self, n: int) -> float:
         """Standard deviation of log(T(n) / T(1))."""
@@ -214,3 +249,4 @@ class CostCurve:
             value = float(self.base[n - 1]) * (factors[low] * (1.0 - t) + factors[low + 1] * t)
             table.append(value if value > table[-1] else table[-1])
         self.table = table
+        self.each_position = float(self.slope[-1]) * factors[-1]

@@ -41,7 +41,7 @@ from outrider.engines.step import CachedStepEngine
 from outrider.models.eagle3.head import Eagle3Head
 from outrider.models.source import ModelSource
 from outrider.plan.slices import with_random_weights
-from outrider.policy.cost_model import CostModel
+from outrider.policy.cost_model import CostModel, LongerContext
 
 SURE = 30.0  # logit of the token that a row is for, above the others' 0
 DRAFTS = (1, 2, 3, 5, 8)  # fixed lengths beside `auto`
@@ -225,6 +225,10 @@ class _Loaded:
     source: ModelSource
     curve: dict[int, float]
     head: Eagle3Head | None = None
+    longer: LongerContext | None = None
+
+    def cost(self) -> CostModel:
+        return CostModel(self.curve, calibrate.CONTEXT, self.longer)
 
     def described(self) -> dict[str, Any]:
         return {
@@ -270,7 +274,8 @@ def _load(
     model = NativeModel.load(with_random_weights(source), threads=threads, weights_cache=False)
     on_step(f"measuring passes of {source.display_name}")
     blocks = frequent_blocks(model) if drafts else None
-    return _Loaded(model, source, calibrate.measure_curve(model, blocks))
+    curve = calibrate.measure_curve(model, blocks)
+    return _Loaded(model, source, curve, longer=calibrate.measured_longer(model, blocks, curve))
 
 
 def _load_head(head: Eagle3Head, threads: int | None, on_step: Callable[[str], object]) -> _Loaded:
@@ -319,7 +324,7 @@ def _loop(choice: SpeculativeConfig, large: _Loaded, small: _Loaded, acceptance:
     target = SyntheticTarget(large.model, acceptance)
     drafting = make_drafting(
         choice,
-        lambda: CostModel(large.curve, calibrate.CONTEXT),
+        large.cost,
         _draft(small, acceptance, target),
         make_lookup(choice),
     )
@@ -335,14 +340,11 @@ def _loop(choice: SpeculativeConfig, large: _Loaded, small: _Loaded, acceptance:
 
 
 def _draft(small: _Loaded, acceptance: Acceptance, target: SyntheticTarget) -> DraftModel | DraftHead:
-    def cost() -> CostModel:
-        return CostModel(small.curve, calibrate.CONTEXT)
-
     if isinstance(small.model, NativeModel):
-        return DraftModel(SyntheticDraft(small.model, acceptance), target.vocab_size, cost)
+        return DraftModel(SyntheticDraft(small.model, acceptance), target.vocab_size, small.cost)
     model, head = SyntheticHead(small.model, acceptance), small.head
     assert head is not None
-    return DraftHead(model, head.taps, head.order, head.target_ids, target.max_positions, cost)
+    return DraftHead(model, head.taps, head.order, head.target_ids, target.max_positions, small.cost)
 
 
 def _decode(loop: StepLoop, vocab_size: int, settings: Settings, run: int) -> tuple[float, RequestMetrics]:

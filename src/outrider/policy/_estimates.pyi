@@ -14,12 +14,23 @@ class CostCurve:
 
     measured: seconds by n; None or empty starts from a guess that the first steps correct. Values that are
               not positive finite numbers, or whose n is below 1, are left out.
+    longer:   the same with `positions` more in the context, of as many widths; None or empty where the
+              context is not known to matter.
     """
 
-    def __init__(self, measured: Mapping[int, float] | None = None) -> None: ...
+    def __init__(
+        self,
+        measured: Mapping[int, float] | None = None,
+        longer: Mapping[int, float] | None = None,
+        positions: float = 0.0,
+    ) -> None: ...
+    def move(self, positions: float) -> None:
+        """The context is now this many positions longer than where it was measured: each adds what it took in
+        the longer one."""
+
     def seconds(self, n: int) -> float:
         """Seconds of a pass over n >= 0 tokens, which never falls as n grows and is 0 for none; beyond WIDEST
-        along the line of the upper half."""
+        along the line of the upper half, less what its tokens do not attend to."""
 
     def doubt(self, n: int) -> float:
         """Standard deviation of log(T(n) / T(1)): how sure the ratio is that decides on drafting."""

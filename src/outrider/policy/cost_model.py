@@ -12,10 +12,11 @@ It runs in every step, after a pass has emptied the processor's caches, so the c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from outrider.policy._estimates import GUESSED_SLOPE, REPEATS, WIDEST, CostCurve
 
-__all__ = ["GUESSED_SLOPE", "REPEATS", "WIDEST", "CostCurve", "CostModel", "bucket_of"]
+__all__ = ["GUESSED_SLOPE", "REPEATS", "WIDEST", "CostCurve", "CostModel", "LongerContext", "bucket_of"]
 
 FIRST_BUCKET = 512  # tokens of context; each further bucket reaches twice as far
 
@@ -25,17 +26,50 @@ def bucket_of(context: int) -> int:
     return max(0, (max(1, context) - 1).bit_length() - (FIRST_BUCKET - 1).bit_length())
 
 
-class CostModel:
-    """A `CostCurve` for each range of context lengths; a new range begins as the nearest known one."""
+@dataclass(frozen=True, slots=True)
+class LongerContext:
+    """What passes take in a longer context.
 
-    def __init__(self, measured: Mapping[int, float] | None = None, context: int = 0) -> None:
+    context: tokens in the cache before those of the pass.
+    seconds: of a pass, by its tokens; any widths.
+    windows: of each layer's attention, in positions; None where it goes over all.
+    """
+
+    context: int
+    seconds: Mapping[int, float]
+    windows: tuple[int | None, ...] = (None,)
+
+    def positions(self, context: int) -> float:
+        """That a layer's attention goes over in a context, in the mean of the layers."""
+        seen = [context if window is None else min(context, window) for window in self.windows]
+        return sum(seen) / len(seen)
+
+
+class CostModel:
+    """A `CostCurve` for each range of context lengths; a new range begins as the nearest known one.
+
+    measured: seconds of a pass by its tokens, after `context` others; None for a guess.
+    longer:   the same in a longer context; None where the context is not known to matter.
+    """
+
+    def __init__(
+        self,
+        measured: Mapping[int, float] | None = None,
+        context: int = 0,
+        longer: LongerContext | None = None,
+    ) -> None:
         self.guessed = measured is None
-        self._curves = {bucket_of(context): CostCurve(measured)}
+        self._longer, self._near = longer, 0.0
+        curve = CostCurve(measured)
+        if longer is not None:
+            self._near = longer.positions(context)
+            curve = CostCurve(measured, longer.seconds, longer.positions(longer.context) - self._near)
+        self._curves = {bucket_of(context): curve}
         self._seen = {bucket_of(context): 0}
         self._steps = 0
 
     def at(self, context: int) -> CostCurve:
-        """The curve for sequences of about this many tokens."""
+        """The curve for sequences of about this many tokens, until it is asked for in another context."""
         bucket = bucket_of(context)
         curve = self._curves.get(bucket)
         if curve is None:
@@ -44,6 +78,8 @@ class CostModel:
         elif (missed := self._steps - self._seen[bucket]) > 1:
             curve.age(missed)
         self._seen[bucket] = self._steps
+        if self._longer is not None:
+            curve.move(self._longer.positions(context) - self._near)
         return curve
 
     def observe(self, context: int, n: int, seconds: float) -> bool:

@@ -29,6 +29,7 @@ calls = st.lists(
         st.tuples(st.just("observe_total"), st.tuples(seconds, seconds)),
         st.tuples(st.just("age"), st.tuples(st.integers(0, 200))),
         st.tuples(st.just("elsewhere"), st.just(())),
+        st.tuples(st.just("move"), st.tuples(st.floats(-10.0, 1e5) | st.sampled_from([math.inf, math.nan]))),
         st.tuples(st.just("best_count"), st.tuples(chances, st.integers(0, 9), st.floats(0.0, 100.0))),
         st.tuples(
             st.just("best_nodes"),
@@ -39,9 +40,9 @@ calls = st.lists(
 )
 
 
-def outcomes(kind: type[Any], measured: Measured, sequence: Sequence[Call]) -> list[Any]:
+def outcomes(kind: type[Any], tables: Sequence[Any], sequence: Sequence[Call]) -> list[Any]:
     """What a curve answers to each call, and what it says of all widths afterwards."""
-    curve = kind(measured)
+    curve = kind(*tables)
     found: list[Any] = []
     for name, arguments in sequence:
         try:
@@ -58,10 +59,13 @@ def same(a: list[Any], b: list[Any]) -> bool:
     return repr(a) == repr(b)  # NaN is NaN; repr of a float is exact
 
 
-@given(tables, calls)
-def test_every_answer_is_that_of_the_specification(measured: Measured, sequence: list[Call]) -> None:
-    found, wanted = (outcomes(kind, measured, sequence) for kind in (CostCurve, oracle.CostCurve))
-    assert repr(found) == repr(wanted)
+@given(tables, tables, st.sampled_from([1000.0, 0.5, 0.0, -5.0, math.inf, math.nan]), calls)
+def test_every_answer_is_that_of_the_specification(
+    measured: Measured, longer: Measured, positions: float, sequence: list[Call]
+) -> None:
+    both = (outcomes(k, (measured, longer, positions), sequence) for k in (CostCurve, oracle.CostCurve))
+    found, wanted = map(repr, both)
+    assert found == wanted
 
 
 def test_constants_are_those_of_the_specification() -> None:
@@ -114,7 +118,25 @@ class TakesAll(oracle.CostCurve):
         return min(count + 1, len(chances)), value
 
 
-@pytest.mark.parametrize("twin", [BelievesAtOnce, ForgetsWidth, MayFall, KnowsNoDrift, TakesAll])
+class SeesAll(oracle.CostCurve):
+    """Lets each token of a wide pass attend to all positions."""
+
+    def tabulate(self) -> None:
+        super().tabulate()
+        self.each_position = 0.0
+
+
+class StaysWhereItWas(oracle.CostCurve):
+    """Takes every context for the one in which it was measured."""
+
+    def move(self, positions: float) -> None:
+        pass
+
+
+TWINS = [BelievesAtOnce, ForgetsWidth, MayFall, KnowsNoDrift, TakesAll, SeesAll, StaysWhereItWas]
+
+
+@pytest.mark.parametrize("twin", TWINS)
 def test_a_broken_twin_is_caught(twin: type[oracle.CostCurve]) -> None:
     random = np.random.default_rng(0)
 
@@ -127,12 +149,16 @@ def test_a_broken_twin_is_caught(twin: type[oracle.CostCurve]) -> None:
                 cost *= 8.0 if n > 8 else 0.1
             found.append(("observe", (n, cost)))
             found.append(("age", (3,)))
+            found.append(("move", (float(random.integers(0, 4000)),)))
             found.append(("best_count", ([0.9, 0.5, 0.1], 1, 20.0)))
         return found
 
     sequences = [random_calls() for _ in range(8)]
-    table = {1: 0.02, 8: 0.03, 32: 0.05}
+    tables = {1: 0.02, 8: 0.03, 32: 0.05}, {1: 0.021, 8: 0.035, 16: 0.05}, 1000.0
     assert all(
-        same(outcomes(CostCurve, table, each), outcomes(oracle.CostCurve, table, each)) for each in sequences
+        same(outcomes(CostCurve, tables, each), outcomes(oracle.CostCurve, tables, each))
+        for each in sequences
     )
-    assert not all(same(outcomes(CostCurve, table, each), outcomes(twin, table, each)) for each in sequences)
+    assert not all(
+        same(outcomes(CostCurve, tables, each), outcomes(twin, tables, each)) for each in sequences
+    )

@@ -14,6 +14,7 @@ from outrider.policy.cost_model import (
     WIDEST,
     CostCurve,
     CostModel,
+    LongerContext,
     bucket_of,
 )
 
@@ -183,6 +184,53 @@ def test_a_new_context_starts_from_the_nearest_and_learns_on_its_own() -> None:
     for _ in range(2):  # what it has not seen for long is believed from a step or two
         model.observe(100, 4, 0.010)
     assert model.at(100).seconds(4) == pytest.approx(0.010, rel=0.07)
+
+
+LONGER = {1: 0.0078, 4: 0.012, 16: 0.036}  # seconds, with 1,000 positions more than MEASURED
+
+
+def test_a_pass_takes_longer_in_a_longer_context_by_what_each_position_took() -> None:
+    model = CostModel(MEASURED, 256, LongerContext(1256, LONGER))
+    for context, share in ((256, 0.0), (756, 0.5), (1256, 1.0), (4256, 4.0)):
+        for n, seconds in LONGER.items():
+            near = CostCurve(MEASURED).seconds(n)
+            assert model.at(context).seconds(n) == pytest.approx(near + share * (seconds - near))
+    assert model.at(10).seconds(4) == CostCurve(MEASURED).seconds(4), "in a shorter one no less"
+    plain = CostModel(MEASURED, 256)
+    assert plain.at(4256).seconds(16) == plain.at(256).seconds(16), "where it was not measured"
+
+
+def test_a_wide_pass_is_not_charged_for_what_its_tokens_do_not_see() -> None:
+    """The tokens of a prompt see half of it in the mean, and those at the end of a long context all of it."""
+    model = CostModel(MEASURED, 256, LongerContext(1256, LONGER))
+    short = CostCurve(MEASURED)
+    each = (model.at(2256).seconds(32) - short.seconds(32)) / 2000 / 32  # for each token and position
+    whole = model.at(2256).seconds(2000) - short.seconds(2000)
+    assert whole == pytest.approx(2000 * 1000 * each, rel=0.1)
+    curve = model.at(100_256)
+    assert curve.seconds(100) - short.seconds(100) == pytest.approx(100 * 100_000 * each, rel=0.1)
+    seconds = [model.at(2256).seconds(n) for n in range(3000)]
+    assert seconds == sorted(seconds)
+
+
+def test_layers_with_a_window_see_no_more_than_that() -> None:
+    longer = LongerContext(1256, LONGER, (100, 100, None))
+    assert [longer.positions(n) for n in (0, 60, 300)] == [0, 60, (100 + 100 + 300) / 3]
+    model, all_see = CostModel(MEASURED, 0, longer), CostModel(MEASURED, 0, LongerContext(1256, LONGER))
+    assert model.at(1256).seconds(4) == pytest.approx(all_see.at(1256).seconds(4)), "where it was measured"
+    assert model.at(200).seconds(4) > all_see.at(200).seconds(4)
+
+
+def test_what_is_learned_of_one_context_holds_for_longer_ones_of_its_range() -> None:
+    model = CostModel(MEASURED, 256, LongerContext(1256, LONGER))
+    before = {n: model.at(4000).seconds(n) for n in (1, 4)}
+    for _ in range(60):  # the machine is half as fast
+        for n in (1, 4):
+            model.observe(
+                2100, n, 2.0 * CostModel(MEASURED, 256, LongerContext(1256, LONGER)).at(2100).seconds(n)
+            )
+    for n, seconds in before.items():
+        assert model.at(4000).seconds(n) == pytest.approx(2.0 * seconds, rel=0.03)
 
 
 @given(

@@ -1,4 +1,5 @@
-"""T(n), the time of a pass over n tokens on this machine: measured in about a second, then kept on disk.
+"""T(n), the time of a pass over n tokens on this machine: measured in about a second, then kept on disk. Of a
+model, a few widths are measured in a longer context too, where attention takes its part of a pass.
 
 A record is found by all that its numbers depend on: the model's file (path, size, time of change), its
 quantization, the processor, kernels and threads, the engine's version and build. The file is
@@ -15,6 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +27,11 @@ from outrider.engines.base import Cache, EngineCaps, ForwardItem, LanguageModel,
 from outrider.engines.heads import TOGETHER, HeadItem, HeadModel
 from outrider.engines.native import _core
 from outrider.engines.native.head import NativeHead
-from outrider.engines.native.model import NativeModel
+from outrider.engines.native.model import NativeCache, NativeModel
 from outrider.machine import cpu_name
 from outrider.models.source import ModelSource
 from outrider.models.sources.download import cache_root, read_json, write_json
-from outrider.policy.cost_model import CostModel
+from outrider.policy.cost_model import CostModel, LongerContext
 from outrider.version import __version__
 
 logger = logging.getLogger("outrider")
@@ -50,10 +52,15 @@ DRAFT_ROWS = 8  # most tokens of a draft pass whose logits are wanted; wider pas
 CONTEXT = 32  # tokens in the cache before those that are measured
 ROUNDS = 12  # most rounds; the least time of a width counts
 SECONDS = 1.0  # for one model, about
+# Of the longer context: tokens before those that are measured, widths, most rounds and about how long. Each
+# of these passes takes turns with one in the short context, since the difference of both counts.
+LONGER, LONGER_WIDTHS, LONGER_ROUNDS, LONGER_SECONDS = 1024, (1, 4, 16), 6, 0.5
+LEAST_LONGER = 256  # a model with less context is not measured in a longer one
 UNSTEADY = 1.4  # two measurements of one token may differ by this factor, or other load has changed
 PLAUSIBLE = (1e-6, 1e3)  # seconds of a pass
 FOLDER = "cost-curves"
 HEAD = "head"  # in the facts of a head's curve
+SHORT, LONG = "seconds", "seconds_longer"  # in a record
 
 
 def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path | None = None) -> CostModel:
@@ -68,12 +75,13 @@ def cost_model(model: NativeModel, blocks: IntArray | None = None, folder: Path 
         _computing(model, blocks),
         lambda: _one_token(_computing(model, blocks), context=0),
         lambda: measure_curve(model, blocks),
+        longer=longer_of(model),
     )
 
 
 def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
-    """What a pass of a head on the native engine costs, in the same way. Rows are those that come with the
-    target's hidden states, the dearer ones."""
+    """What a pass of a head on the native engine costs, in the same way, but for longer contexts: attention
+    is little of its one layer. Rows are those that come with the target's hidden states, the dearer ones."""
     if not isinstance(head, NativeHead):
         return CostModel()
     facts = [*head.source.fingerprint(), *facts_of_kernels(head.isa, head.threads), HEAD]
@@ -99,21 +107,35 @@ def _on_record(
     model: LanguageModel,
     least: Callable[[], float],
     measured: Callable[[], dict[int, float]],
+    *,
+    longer: LongerContext | None = None,
 ) -> CostModel:
     """What passes of `model` cost, from the record at `path` unless one token takes much less now.
 
     least:    seconds of a pass of one token, as few as there may be.
     measured: the curve, where there is none on record.
+    longer:   a longer context, whose seconds are to be found too; None for no such.
     """
     curve = read(path, widths)
-    if curve is not None and curve[1] > UNSTEADY * least():
+    far = None if longer is None else read_longer(path)
+    if curve is not None and ((longer is not None and far is None) or curve[1] > UNSTEADY * least()):
         curve = None
     if curve is None:
         curve = measured()
+        far = None if longer is None else measure_longer(model, curve, longer.context)
         spread = _spread(model, curve)
         if 1.0 + spread <= UNSTEADY:  # else good enough for now, not to be kept
-            keep(path, curve, spread)
-    return CostModel(curve, CONTEXT)
+            keep(path, curve, spread, far)
+    if longer is not None and far is not None:
+        longer = replace(longer, seconds=far)
+    return CostModel(curve, CONTEXT, longer)
+
+
+def longer_of(model: NativeModel) -> LongerContext | None:
+    """The longer context in which a model is measured, without seconds; None where its own is too short."""
+    context = min(LONGER, model.max_positions - LONGER_WIDTHS[-1])
+    windows = tuple(layer.window for layer in model.source.architecture.layers)
+    return LongerContext(context, {}, windows) if context >= LEAST_LONGER else None
 
 
 class HeadAsModel:
@@ -205,29 +227,92 @@ def measure(
     least once. The logits of all tokens are computed, but of more than `most_rows` those of the last."""
     room = min(context, model.max_positions - 1)
     widths = [n for n in widths if room + n <= model.max_positions]
-    cache = model.new_cache(room + widths[-1])
+    passes = _Passes(model, room, widths[-1], most_rows, clock)
     best = dict.fromkeys(widths, math.inf)
-
-    def timed(n: int) -> float:
-        cache.truncate(room)
-        item = _item(cache, n, model.vocab_size, rows=n if most_rows is None or n <= most_rows else 1)
-        began = clock()
-        model.forward([item])
-        return clock() - began
-
     try:
-        if room:
-            model.forward([_item(cache, room, model.vocab_size, rows=0)])
-        timed(1)  # brings the weights in
+        passes.compute()
+        passes.seconds(1)  # brings the weights in
         end = clock() + seconds
         for _ in range(ROUNDS):
             for n in widths:
-                best[n] = min(best[n], timed(n))
+                best[n] = min(best[n], passes.seconds(n))
             if clock() >= end:
                 break
     finally:
-        cache.close()
+        passes.close()
     return best
+
+
+def measured_longer(
+    model: NativeModel, blocks: IntArray | None, curve: Mapping[int, float]
+) -> LongerContext | None:
+    """`longer_of` a model, measured now. curve: of the short context."""
+    if (longer := longer_of(model)) is None:
+        return None
+    return replace(longer, seconds=measure_longer(_computing(model, blocks), curve, longer.context))
+
+
+def measure_longer(
+    model: LanguageModel,
+    curve: Mapping[int, float],
+    context: int = LONGER,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[int, float]:
+    """What the passes of some widths take, in seconds, after `context` tokens where they take `curve` in the
+    short context: by the difference of both, measured in turns. The caches are to be the native engine's."""
+    near = _Passes(model, CONTEXT, LONGER_WIDTHS[-1], DRAFT_ROWS, clock)
+    far = _Passes(model, context, LONGER_WIDTHS[-1], DRAFT_ROWS, clock)
+    short, long = ({n: math.inf for n in LONGER_WIDTHS if n in curve} for _ in range(2))
+    try:
+        near.compute()
+        far.pad()
+        end = clock() + LONGER_SECONDS
+        for _ in range(LONGER_ROUNDS):
+            for n in short:
+                short[n], long[n] = min(short[n], near.seconds(n)), min(long[n], far.seconds(n))
+            if clock() >= end:
+                break
+    finally:
+        near.close()
+        far.close()
+    return {n: curve[n] + max(0.0, long[n] - short[n]) for n in short}
+
+
+class _Passes:
+    """Passes over up to `widest` tokens after `context` others. most_rows: as in `measure`."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        context: int,
+        widest: int,
+        most_rows: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model, self._context, self._most_rows, self._clock = model, context, most_rows, clock
+        self._cache = model.new_cache(context + widest)
+
+    def compute(self) -> None:
+        """The tokens before."""
+        if self._context:
+            self._model.forward([_item(self._cache, self._context, self._model.vocab_size, rows=0)])
+
+    def pad(self) -> None:
+        """Positions of no meaning in their place."""
+        assert isinstance(self._cache, NativeCache), "only there it is asked for"
+        self._cache.pad(self._context)
+
+    def seconds(self, n: int) -> float:
+        self._cache.truncate(self._context)
+        rows = n if self._most_rows is None or n <= self._most_rows else 1
+        item = _item(self._cache, n, self._model.vocab_size, rows=rows)
+        began = self._clock()
+        self._model.forward([item])
+        return self._clock() - began
+
+    def close(self) -> None:
+        self._cache.close()
 
 
 def _item(cache: Cache, count: int, vocab_size: int, *, rows: int) -> ForwardItem:
@@ -254,7 +339,8 @@ def facts_of_kernels(isa: str, threads: int) -> list[object]:
     """Everything about this machine and engine that a curve depends on."""
     build = Path(_core.__file__).stat()  # kernels change within a version
     widths = pass_widths(*_core.token_tiles(isa))
-    return [*(cpu_name(), isa, threads, __version__, widths, CONTEXT), *(build.st_size, build.st_mtime_ns)]
+    contexts = CONTEXT, LONGER, LONGER_WIDTHS
+    return [*(cpu_name(), isa, threads, __version__, widths, contexts), *(build.st_size, build.st_mtime_ns)]
 
 
 def place_of(facts: Sequence[object], folder: Path | None = None) -> Path:
@@ -290,20 +376,32 @@ def recorded(
     return Recorded(curve, path.stat().st_mtime, spread if known else None)  # type: ignore[arg-type]
 
 
-def keep(path: Path, curve: Mapping[int, float], spread: float) -> None:
-    """Write a curve and its `spread_of`, where that is possible."""
+def keep(
+    path: Path, curve: Mapping[int, float], spread: float, longer: Mapping[int, float] | None = None
+) -> None:
+    """Write a curve and its `spread_of`, and that of the longer context, where that is possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        seconds = {str(n): seconds for n, seconds in curve.items()}
-        write_json(path, {"seconds": seconds, "spread": float(spread)})
+        tables = {SHORT: curve} if longer is None else {SHORT: curve, LONG: longer}
+        found = {name: {str(n): seconds for n, seconds in table.items()} for name, table in tables.items()}
+        write_json(path, {**found, "spread": float(spread)})
     except OSError as error:
         logger.debug("what passes cost could not be kept in %s: %s", path, error)
 
 
 def read(path: Path, widths: Sequence[int]) -> dict[int, float] | None:
     """The curve in a file, or None where there is none to be trusted."""
+    return _read(path, SHORT, widths)
+
+
+def read_longer(path: Path) -> dict[int, float] | None:
+    """The same in the longer context."""
+    return _read(path, LONG, LONGER_WIDTHS)
+
+
+def _read(path: Path, table: str, widths: Sequence[int]) -> dict[int, float] | None:
     try:
-        return _checked(read_json(path)["seconds"], widths)
+        return _checked(read_json(path)[table], widths)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
 

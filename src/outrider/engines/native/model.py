@@ -55,6 +55,12 @@ class NativeCache:
     def truncate(self, length: int) -> None:
         self.core.truncate(length)
 
+    def pad(self, count: int) -> None:
+        """Append `count` positions of no meaning, of zeros: to measure what a pass takes in a long context.
+        Raises ValueError where they do not fit."""
+        with length_errors_as_value_errors():
+            self.core.pad(count)
+
     def keep(self, base: int, slots: Sequence[int]) -> None:
         self._model.keep(self.core, base, list(slots))
 
