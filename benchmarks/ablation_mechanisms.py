@@ -235,6 +235,12 @@ PREFILLING = (
         {"prefill_full_wait_price": 1e-9, "prefill_max_wait": 1.0},
     ),
     Mechanism(
+        "copied texts",
+        "a prefill waits less where few of the texts with such prompts were copies; off: as if all were",
+        PREFILL,
+        {"prefill_copied_share": 0.0},
+    ),
+    Mechanism(
         "output lengths",
         "whether a text is likely to last long enough to earn its prefill; off: it always is",
         LENGTHS,

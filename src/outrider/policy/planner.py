@@ -348,6 +348,9 @@ class Planner:
         the text went on with."""
         for name, lookup in state.lookups.items():
             self.lookups[name].learn(lookup, emitted)
+        copied = sum([not state.tree[i].model_rank for i in accepted])
+        for each in state.models.values():
+            each.prefill.copied += copied
         if state.tree_source is not None:
             model = self.models[state.tree_source]
             model.observe_verified(state.models[state.tree_source], state.tree, {ROOT, *accepted})

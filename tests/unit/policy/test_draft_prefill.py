@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.policy.draft_prefill import DraftPrefillPolicy, PrefillState
+from outrider.policy.draft_prefill import CopiedTexts, DraftPrefillPolicy, PrefillState
 from outrider.policy.output_lengths import BUCKETS, END, LENGTHS, OutputLengths, bucket_of
 from outrider.policy.tuning import DEFAULT
 
@@ -117,6 +117,75 @@ def test_lengths_are_learned_from_ended_outputs() -> None:
         prefill.end_step([str(number)], 1, emitted=1000)
         prefill.end(str(number))
     assert steps_until_worth(prefill, 3.0, text="b") < 4
+
+
+def after_texts(count: int, *, price: float = 5.0, copied: int) -> Named:
+    """A policy that has met texts with prefills of this price, of 1,000 tokens each, of which lookups alone
+    gave `copied`."""
+    prefill = Named()
+    for number in range(count):
+        prefill.begin_step()
+        prefill.is_worth([str(number)], price, 0.01)
+        prefill.end_step([str(number)], 1, emitted=1000)
+        prefill.is_worth([str(number)], 0.0, 0.01)  # its prompt is processed now
+        prefill.requests[str(number)].copied = copied
+        prefill.end(str(number))
+    return prefill
+
+
+def test_where_texts_are_no_copies_it_does_not_wait_for_one_to_begin() -> None:
+    assert steps_until_worth(after_texts(0, copied=0), 5.0) == 4
+    assert steps_until_worth(after_texts(9, copied=0), 5.0) == 0
+    assert steps_until_worth(after_texts(9, copied=300), 5.0) == 2, "half of it"
+    assert steps_until_worth(after_texts(9, copied=600), 5.0) == 4, "most of it, as edits are"
+    assert steps_until_worth(after_texts(9, copied=1000), 5.0) == 4
+
+
+def test_what_short_prompts_were_asked_for_says_nothing_of_long_ones() -> None:
+    prefill = after_texts(9, price=5.0, copied=0)
+    assert steps_until_worth(prefill, 4.5) == 0
+    assert steps_until_worth(prefill, 40.0, text="b") == 99
+    assert steps_until_worth(prefill, 2.4, text="c") == 1
+
+
+def test_a_text_of_which_no_prefill_was_considered_says_nothing_of_copies() -> None:
+    prefill = Named()
+    for number in range(9):
+        prefill.begin_step()
+        prefill.end_step([str(number)], 1, emitted=1000)
+        prefill.end(str(number))
+    assert steps_until_worth(prefill, 5.0) == 4
+
+
+def test_requests_share_a_price() -> None:
+    prefill = Named()
+    prefill.begin_step()
+    prefill.is_worth(["a", "b"], 10.0, 0.01)
+    prefill.end_step(["a", "b"], 2, emitted=1000)
+    prefill.end("a")
+    prefill.end("b")
+    assert [prefill.policy.copied.share(price) for price in (2.4, 2.6, 9.9, 10.1)] == [1.0, 0.0, 0.0, 1.0]
+
+
+@given(
+    prices=st.lists(st.floats(0.0, 1e5), max_size=20),
+    shares=st.lists(st.floats(0.0, 1.0), min_size=20, max_size=20),
+)
+def test_the_share_of_copies_is_one_of_what_was_met(prices: list[float], shares: list[float]) -> None:
+    copied, known = CopiedTexts(DEFAULT), CopiedTexts(replace(DEFAULT, length_prior_weight=0.0))
+    for price, share in zip(prices, shares, strict=False):
+        for each in (copied, known):
+            each.observe(price, share)
+        assert copied.share(price) > 0.0, "what is not known yet counts"
+        met = shares[: len(prices)]
+        assert (
+            min(met) - 1e-12
+            <= known.share(price)
+            <= min(1.0, max(met) / DEFAULT.prefill_copied_share) + 1e-12
+        )
+    off = CopiedTexts(replace(DEFAULT, prefill_copied_share=0.0))
+    off.observe(5.0, 0.0)
+    assert off.share(5.0) == 1.0
 
 
 @given(
