@@ -32,17 +32,20 @@ class LongerContext:
 
     context: tokens in the cache before those of the pass.
     seconds: of a pass, by its tokens; any widths.
-    windows: of each layer's attention, in positions; None where it goes over all.
+    windows: of the layers' attention: (positions, None where it goes over all; how many layers have it).
     """
 
     context: int
     seconds: Mapping[int, float]
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[tuple[int | None, int], ...] = ((None, 1),)
 
     def positions(self, context: int) -> float:
         """That a layer's attention goes over in a context, in the mean of the layers."""
-        seen = [context if window is None else min(context, window) for window in self.windows]
-        return sum(seen) / len(seen)
+        seen = layers = 0
+        for window, count in self.windows:
+            seen += count * (context if window is None else min(context, window))
+            layers += count
+        return seen / layers
 
 
 class CostModel:

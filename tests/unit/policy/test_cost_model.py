@@ -214,7 +214,7 @@ def test_a_wide_pass_is_not_charged_for_what_its_tokens_do_not_see() -> None:
 
 
 def test_layers_with_a_window_see_no_more_than_that() -> None:
-    longer = LongerContext(1256, LONGER, (100, 100, None))
+    longer = LongerContext(1256, LONGER, ((100, 2), (None, 1)))
     assert [longer.positions(n) for n in (0, 60, 300)] == [0, 60, (100 + 100 + 300) / 3]
     model, all_see = CostModel(MEASURED, 0, longer), CostModel(MEASURED, 0, LongerContext(1256, LONGER))
     assert model.at(1256).seconds(4) == pytest.approx(all_see.at(1256).seconds(4)), "where it was measured"

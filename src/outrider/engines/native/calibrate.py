@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -134,8 +135,8 @@ def _on_record(
 def longer_of(model: NativeModel) -> LongerContext | None:
     """The longer context in which a model is measured, without seconds; None where its own is too short."""
     context = min(LONGER, model.max_positions - LONGER_WIDTHS[-1])
-    windows = tuple(layer.window for layer in model.source.architecture.layers)
-    return LongerContext(context, {}, windows) if context >= LEAST_LONGER else None
+    windows = Counter(layer.window for layer in model.source.architecture.layers)
+    return LongerContext(context, {}, tuple(windows.items())) if context >= LEAST_LONGER else None
 
 
 class HeadAsModel:
