@@ -55,7 +55,7 @@ double log_ratio(double a, double b) {
     return std::log(ratio);
 }
 
-bool usable(double seconds) { return 0.0 < seconds && seconds < INFINITY; }
+bool usable(double value) { return 0.0 < value && value < INFINITY; }
 
 // Seconds for n = 1 .. kWidest, never falling, straight between what was measured, and beyond it along the
 // line of its upper half. A pass over more tokens takes no less, and other load only adds to what one takes:
@@ -113,7 +113,7 @@ void CostCurve::learn_slope(const Longer& longer) {
 }
 
 void CostCurve::move(double positions) {
-    const double to = positions > 0.0 && std::isfinite(positions) ? positions : 0.0;
+    const double to = usable(positions) ? positions : 0.0;
     if (to == moved_ || slope_[kWidest - 1] == 0.0) return;
     moved_ = to;
     for (int n = 0; n < kWidest; n++) base_[n] = near_[n] + slope_[n] * moved_;

@@ -73,8 +73,9 @@ class CostCurve {
     double gain(int low, double t, Row& out) const;
     void tabulate();
 
-    std::array<double, kWidest> near_, slope_{},
-        base_;  // as measured, seconds a position, and where it is now
+    std::array<double, kWidest> near_;     // as measured
+    std::array<double, kWidest> slope_{};  // seconds that each position more adds
+    std::array<double, kWidest> base_;     // with those that it has moved by
     double moved_ = 0.0;
     double each_position_ = 0.0;  // seconds that a pass over kWidest tokens takes for each, at this level
     Row state_{};

@@ -62,9 +62,10 @@ class CostModel:
         longer: LongerContext | None = None,
     ) -> None:
         self.guessed = measured is None
-        self._longer, self._near = longer, 0.0
-        curve = CostCurve(measured)
-        if longer is not None:
+        self._longer = longer
+        if longer is None:
+            curve = CostCurve(measured)
+        else:
             self._near = longer.positions(context)
             curve = CostCurve(measured, longer.seconds, longer.positions(longer.context) - self._near)
         self._curves = {bucket_of(context): curve}

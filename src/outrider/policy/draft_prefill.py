@@ -70,15 +70,16 @@ class DraftPrefillPolicy:
         `left` more tokens."""
         self._gain = max(self._gain, gain)
         missed = sum([request.expected_gain for request in requests]) + gain
-        each = price / len(requests)
+        share = 1.0 / len(requests)
+        each = price * share
         for request in requests:
             request.price = max(request.price, each)
-        if missed < self._wait(price) * self.copied.share(each):
+        # In most steps the prompt is processed already, and there is nothing to wait for.
+        if price > 0.0 and missed < self._wait(price) * self.copied.share(each):
             return False
         steps = sum([request.steps for request in requests]) / len(requests) + 1.0
         tokens = min([request.tokens for request in requests])
-        share = 1.0 / len(requests)
-        return self.lengths.pays(tokens, left, price * share, missed * share / steps)
+        return self.lengths.pays(tokens, left, each, missed * share / steps)
 
     def _wait(self, price: float) -> float:
         """Tokens that must have been missed before so many are spent."""

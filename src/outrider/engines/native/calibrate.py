@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -233,15 +233,21 @@ def measure(
     try:
         passes.compute()
         passes.seconds(1)  # brings the weights in
-        end = clock() + seconds
-        for _ in range(ROUNDS):
+        for _ in _rounds(ROUNDS, seconds, clock):
             for n in widths:
                 best[n] = min(best[n], passes.seconds(n))
-            if clock() >= end:
-                break
     finally:
         passes.close()
     return best
+
+
+def _rounds(most: int, seconds: float, clock: Callable[[], float]) -> Iterator[None]:
+    """Up to `most` rounds of measurements, until these have taken `seconds`, but one at least."""
+    end = clock() + seconds
+    for _ in range(most):
+        yield
+        if clock() >= end:
+            return
 
 
 def measured_longer(
@@ -268,16 +274,13 @@ def measure_longer(
     try:
         near.compute()
         far.pad()
-        end = clock() + LONGER_SECONDS
-        for _ in range(LONGER_ROUNDS):
+        for _ in _rounds(LONGER_ROUNDS, LONGER_SECONDS, clock):
             for n in short:
                 short[n], long[n] = min(short[n], near.seconds(n)), min(long[n], far.seconds(n))
-            if clock() >= end:
-                break
     finally:
         near.close()
         far.close()
-    return {n: curve[n] + max(0.0, long[n] - short[n]) for n in short}
+    return {n: curve[n] + long[n] - short[n] for n in short}
 
 
 class _Passes:
