@@ -50,6 +50,7 @@ from outrider.config.speculative import (
 from outrider.decoding.types import FloatArray, IntArray
 from outrider.engines.base import EngineCaps, ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.native import calibrate
+from outrider.engines.pass_times import CONTEXT
 from outrider.llm import LLM
 from outrider.models.source import ModelSource
 from outrider.native_engine import native_rows
@@ -297,7 +298,7 @@ class Stage:
 
         def costs(model: LanguageModel, blocks: IntArray | None) -> CostModel:
             assert isinstance(model, Replay | Timed)
-            return CostModel({n: model.costs.seconds(n) for n in calibrate.WIDTHS}, calibrate.CONTEXT)
+            return CostModel({n: model.costs.seconds(n) for n in calibrate.WIDTHS}, CONTEXT)
 
         config = EngineConfig(target, max_num_seqs=1)
         pipelines = build_all(config, list(choices.values()), load, costs=costs, clock=self._clock)

@@ -12,6 +12,7 @@ import pytest
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import ForwardItem
 from outrider.engines.native import NativeModel, _core, calibrate
+from outrider.engines.pass_times import CONTEXT, LONGER_WIDTHS, longer_of, measure, measure_longer
 from outrider.models.open import open_model
 from tests.support.models import Dims, tiny_gguf
 from tests.support.toy_model import ToyModel
@@ -29,9 +30,9 @@ class Clock:
 
 
 def test_every_width_is_measured_as_far_as_the_context_reaches() -> None:
-    curve = calibrate.measure(ToyModel(40, 100, seed=1), clock=Clock())
+    curve = measure(ToyModel(40, 100, seed=1), widths=calibrate.WIDTHS, clock=Clock())
     assert curve == {n: pytest.approx(1e-3) for n in calibrate.WIDTHS}
-    assert set(calibrate.measure(ToyModel(40, 7, seed=1), clock=Clock())) == {1}
+    assert set(measure(ToyModel(40, 7, seed=1), widths=calibrate.WIDTHS, clock=Clock())) == {1}
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +54,8 @@ def test_draft_prefill_is_measured_without_logits() -> None:
             wanted.setdefault(len(items[0].tokens), set()).add(len(items[0].rows))
             return super().forward(items)
 
-    calibrate.measure(Watched(40, 200, seed=1), clock=Clock(), most_rows=8)
-    assert {n: rows for n, rows in wanted.items() if n != calibrate.CONTEXT} == {
+    measure(Watched(40, 200, seed=1), widths=calibrate.WIDTHS, clock=Clock(), most_rows=8)
+    assert {n: rows for n, rows in wanted.items() if n != CONTEXT} == {
         n: {n if n <= 8 else 1} for n in calibrate.WIDTHS
     }
 
@@ -103,8 +104,8 @@ def test_a_longer_context_adds_the_difference_of_both(
     long_model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curve = {1: 100.0, 4: 110.0, 8: 120.0, 16: 150.0}
-    found = calibrate.measure_longer(long_model, curve, 332, clock=Timer(monkeypatch))
-    assert found == {n: curve[n] + (332 - calibrate.CONTEXT) * n for n in calibrate.LONGER_WIDTHS}
+    found = measure_longer(long_model, curve, 332, clock=Timer(monkeypatch))
+    assert found == {n: curve[n] + (332 - CONTEXT) * n for n in LONGER_WIDTHS}
 
 
 def test_a_longer_context_is_on_record_too(
@@ -124,7 +125,7 @@ def test_a_longer_context_is_on_record_too(
 
 
 def test_a_model_of_little_context_is_measured_in_none_longer(model: NativeModel, tmp_path: Path) -> None:
-    assert calibrate.longer_of(model) is None
+    assert longer_of(model.source.architecture.layers, model.max_positions) is None
     found = calibrate.cost_model(model, None, tmp_path)
     assert found.at(100).seconds(4) == found.at(32).seconds(4)
 
@@ -134,7 +135,7 @@ def test_windows_are_those_of_the_layers(tmp_path: Path) -> None:
         tmp_path / "gemma.gguf", arch="gemma3", dims=replace(Dims(), layers=6, window=64, context=512)
     )
     model = NativeModel.load(open_model(path), threads=1)
-    longer = calibrate.longer_of(model)
+    longer = longer_of(model.source.architecture.layers, model.max_positions)
     assert longer is not None
     assert sorted(longer.windows, key=str) == [(64, 5), (None, 1)]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.engines.native import NativeModel, calibrate
+from outrider.engines.pass_times import measure
 from outrider.models.open import open_model
 from outrider.models.quantization import loaded_bytes, quantized
 from outrider.models.weight_types import SUPPORTED_TYPES
@@ -26,7 +27,7 @@ def test_a_part_of_every_weight_type_runs(tmp_path: Path, kind: str) -> None:
     assert part.architecture.n_layers == 1
     assert loaded_bytes(part) / loaded_bytes(source) == pytest.approx(share, abs=0.02)
     model = NativeModel.load(part, threads=1, weights_cache=False)
-    found = calibrate.measure(model, 0.0, widths=(1, 4))
+    found = measure(model, 0.0, widths=(1, 4))
     assert min(found.values()) > 0.0
 
 

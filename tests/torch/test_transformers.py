@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.engines.base import LanguageModel  # noqa: E402
 from outrider.engines.step import CachedStepEngine  # noqa: E402
+from outrider.engines.torch import calibrate  # noqa: E402
 from outrider.engines.torch.fallback import TransformersModel, describe  # noqa: E402
 from outrider.errors import (  # noqa: E402
     ConfigError,
@@ -218,6 +219,14 @@ def test_damaged_or_unknown_configurations(tmp_path: Path, text: str) -> None:
         describe(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_its_passes_are_timed(other: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "SECONDS", 0.0)
+    opened = describe(other[1])
+    costs = calibrate.cost_model(TransformersModel.load(opened, CPU, torch.float32), None)
+    assert not costs.guessed
+    assert costs.at(32).seconds(32) > 0
 
 
 def test_auto_takes_transformers_where_it_must(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ torch = pytest.importorskip("torch")
 
 from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.config.engine import parse_engine  # noqa: E402
+from outrider.decoding.types import FloatArray  # noqa: E402
 from outrider.device_memory import PATH  # noqa: E402
+from outrider.engines.base import ForwardItem  # noqa: E402
+from outrider.engines.pass_times import CONTEXT, measure_longer  # noqa: E402
 from outrider.engines.torch import backend, calibrate  # noqa: E402
 from outrider.engines.torch.device import find_device, find_dtype  # noqa: E402
 from outrider.engines.torch.model import TorchModel  # noqa: E402
 from outrider.errors import ConfigError, InsufficientMemoryError  # noqa: E402
+from outrider.models.open import open_model  # noqa: E402
 from outrider.pipeline import Pipeline, build, load_target  # noqa: E402
-from tests.support.models import tiny_gguf, tiny_hf  # noqa: E402
-from tests.torch.support import CPU, load, source  # noqa: E402
+from tests.support.models import Dims, tiny_gguf, tiny_hf  # noqa: E402
+from tests.torch.support import CPU, item, load, same_bits, source  # noqa: E402
 
 PROMPTS = ["the cat sat on the mat the cat sat", "a b c a b"]
 
@@ -130,6 +135,81 @@ def test_costs_are_measured(folder: Path) -> None:
     model = load_target(parse_engine(str(folder), engine="torch", device="cpu", exact="fast", threads=1))
     curve = calibrate.cost_model(model, None).at(32)
     assert 0 < curve.seconds(1) < curve.seconds(512)
+
+
+class Timer:
+    """What reads it after a pass finds that this took a second for each token and position before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        forward = TorchModel.forward
+
+        def timed(model: TorchModel, items: Sequence[ForwardItem]) -> list[FloatArray]:
+            self.now += sum(float(item.cache.length * len(item.tokens)) for item in items)
+            return forward(model, items)
+
+        monkeypatch.setattr(TorchModel, "forward", timed)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def long_model(tmp_path: Path, **more: Any) -> TorchModel:
+    folder = tiny_hf(tmp_path / "long", dims=Dims(context=512))
+    return load(open_model(folder), **more)
+
+
+def test_a_longer_context_adds_the_difference_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = {1: 100.0, 4: 110.0, 16: 150.0}
+    found = measure_longer(long_model(tmp_path), curve, 332, clock=Timer(monkeypatch))
+    assert found == {n: curve[n] + (332 - CONTEXT) * n for n in curve}
+
+
+def test_costs_depend_on_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def measured(_: object, curve: Mapping[int, float], context: int) -> dict[int, float]:
+        asked.append(context)
+        return {n: 3 * curve[n] for n in (1, 4, 16)}
+
+    def steady(_: object, seconds: float, *, widths: Sequence[int]) -> dict[int, float]:
+        return {n: 1.0 + 0.01 * n for n in widths}
+
+    monkeypatch.setattr(calibrate, "measure", steady)
+    monkeypatch.setattr(calibrate, "measure_longer", measured)
+    costs = calibrate.cost_model(long_model(tmp_path), None)
+    assert asked == [512 - 16]
+    short = costs.at(CONTEXT).seconds(4)
+    assert costs.at(512 - 16).seconds(4) == pytest.approx(3 * short)
+
+
+def test_a_pool_without_room_is_measured_in_no_longer_context(tmp_path: Path) -> None:
+    small = long_model(tmp_path, slots=lambda model: 200)
+    costs = calibrate.cost_model(small, None)
+    assert costs.at(190).seconds(4) == costs.at(CONTEXT).seconds(4)
+    assert small.pool.take(199) == 1, "what was measured leaves nothing behind"
+    enough = long_model(tmp_path, slots=lambda model: 500)
+    assert calibrate.cost_model(enough, None).at(400).seconds(16) > 0
+
+
+def test_padding_makes_a_cache_long(tmp_path: Path) -> None:
+    model = long_model(tmp_path)
+    (cache, other), tokens = (model.new_cache(n) for n in (40, 10)), [5, 6, 7]
+    (wanted,) = model.forward([item(other, tokens)])
+    other.truncate(0)
+    cache.pad(30)
+    assert cache.length == 30
+    model.forward([item(cache, tokens)])
+    assert cache.length == 33
+    for count in (-1, 8):
+        with pytest.raises(ValueError, match="do not fit after 33 of 40"):
+            cache.pad(count)
+    assert same_bits(model.forward([item(other, tokens)])[0], wanted)
+    cache.close()
+    with pytest.raises(ValueError, match="closed"):
+        cache.pad(1)
 
 
 def test_devices_and_types() -> None:

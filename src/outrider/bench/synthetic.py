@@ -37,6 +37,7 @@ from outrider.engines.heads import HeadItem
 from outrider.engines.native import NativeModel, calibrate
 from outrider.engines.native.head import NativeHead
 from outrider.engines.native.sampling import row_sampler
+from outrider.engines.pass_times import CONTEXT
 from outrider.engines.step import CachedStepEngine
 from outrider.models.eagle3.head import Eagle3Head
 from outrider.models.source import ModelSource
@@ -228,7 +229,7 @@ class _Loaded:
     longer: LongerContext | None = None
 
     def cost(self) -> CostModel:
-        return CostModel(self.curve, calibrate.CONTEXT, self.longer)
+        return CostModel(self.curve, CONTEXT, self.longer)
 
     def described(self) -> dict[str, Any]:
         return {

@@ -85,7 +85,8 @@ def _speed() -> dict[str, float] | None:
     """Of all threads: bandwidth (1e9 bytes a second), and the rate of multiplications by weights in passes of
     1 and 16 tokens (1e9 a second). None where OUTRIDER_ISA cannot be used."""
     from outrider.bench.cost_curve import macs_per_token
-    from outrider.engines.native import NativeModel, calibrate
+    from outrider.engines.native import NativeModel
+    from outrider.engines.pass_times import measure
     from outrider.errors import ConfigError
     from outrider.plan.shapes import shape_source
     from outrider.plan.slices import slice_of
@@ -95,7 +96,7 @@ def _speed() -> dict[str, float] | None:
         model = NativeModel.load(part, weights_cache=False)
     except ConfigError:
         return None
-    seconds = calibrate.measure(model, 0.3, widths=(1, 16))
+    seconds = measure(model, 0.3, widths=(1, 16))
     macs = macs_per_token(part)
     return {
         "read_gb_per_s": model.read_gb_per_s(),

@@ -83,6 +83,13 @@ class SharingCache(Cache, Protocol):
         fit."""
 
 
+class PaddedCache(Cache, Protocol):
+    """A cache that can be long without anything computed: to measure what a pass takes there."""
+
+    def pad(self, count: int) -> None:
+        """Append `count` positions of no meaning. Raises ValueError where they do not fit."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardItem:
     """One sequence's share of a forward pass: n new tokens appended to `cache`.

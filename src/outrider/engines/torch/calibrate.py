@@ -6,30 +6,53 @@ reads one curve for all batches: at large ones it drafts less, and then nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider.decoding.types import IntArray
 from outrider.engines.base import LanguageModel
 from outrider.engines.heads import HeadModel
-from outrider.engines.native.calibrate import CONTEXT, measure, measure_head
+from outrider.engines.pass_times import (
+    CONTEXT,
+    LONGER_WIDTHS,
+    HeadAsModel,
+    longer_of,
+    measure,
+    measure_longer,
+)
 from outrider.engines.torch.head import TorchHead
 from outrider.engines.torch.model import TorchModel
-from outrider.policy.cost_model import CostModel
+from outrider.policy.cost_model import CostModel, LongerContext
 
 # Passes are padded to powers of two, or to 16 tokens: the last widths before a step, and the first after it.
 WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33)
+UNPADDED_WIDTHS = (1, 2, 4, 8, 16, 32)  # of transformers' own classes
 SECONDS = 1.0
 
 
 def cost_model(model: LanguageModel, blocks: IntArray | None) -> CostModel:
     """What a pass of `model` costs, measured now. Of vocabulary blocks it knows none."""
-    if not isinstance(model, TorchModel):
-        return CostModel()
+    if not isinstance(model, TorchModel):  # one of transformers' own, whose caches cannot be padded
+        return CostModel(measure(model, SECONDS, widths=UNPADDED_WIDTHS), CONTEXT)
     measure(model, 0.0, widths=WIDTHS)  # makes graphs and compiles kernels
-    return CostModel(measure(model, SECONDS, widths=WIDTHS), CONTEXT)
+    curve = measure(model, SECONDS, widths=WIDTHS)
+    longer = _longer(model)
+    if longer is not None:
+        longer = replace(longer, seconds=measure_longer(model, curve, longer.context))
+    return CostModel(curve, CONTEXT, longer)
+
+
+def _longer(model: TorchModel) -> LongerContext | None:
+    """The longer context in which a model is measured: the pool holds it beside the short one."""
+    positions = model.max_positions
+    if model.pool_positions is not None:
+        positions = min(positions, model.pool_positions - CONTEXT - LONGER_WIDTHS[-1])
+    return longer_of(model.spec.layers, positions)
 
 
 def head_cost_model(head: HeadModel) -> CostModel:
     """What a pass of a head costs, measured now."""
     if not isinstance(head, TorchHead):
         return CostModel()
-    measure_head(head, 0.0)
-    return CostModel(measure_head(head, SECONDS), CONTEXT)
+    measured = HeadAsModel(head)
+    measure(measured, 0.0, widths=WIDTHS, most_rows=1)
+    return CostModel(measure(measured, SECONDS, widths=WIDTHS, most_rows=1), CONTEXT)

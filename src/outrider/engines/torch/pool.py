@@ -210,6 +210,13 @@ class TorchCache(CheckedCache):
         self.pool = pool
         self.start = pool.take(capacity, self)
 
+    def pad(self, count: int) -> None:
+        """See `PaddedCache.pad`. They hold what their slots held."""
+        self.check_open()
+        if not 0 <= count <= self.capacity - self.length:
+            raise ValueError(f"{count} positions do not fit after {self.length} of {self.capacity}")
+        self.length += count
+
     def keep(self, base: int, slots: Sequence[int]) -> None:
         wanted = self.checked_slots(base, slots)
         moved = next((i for i, slot in enumerate(wanted) if slot != base + i), len(wanted))
