@@ -96,7 +96,13 @@ def _head(model: HeadModel, cost: HeadCosts, max_context: int) -> Callable[[Open
         head = draft.head
         assert head is not None
         return DraftHead(
-            model, head.taps, head.order, head.target_ids, max_context, functools.partial(cost, model)
+            model,
+            head.taps,
+            head.order,
+            head.target_ids,
+            max_context,
+            head.whole_prompt,
+            functools.partial(cost, model),
         )
 
     return made

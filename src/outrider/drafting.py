@@ -76,6 +76,7 @@ class DraftHead:
     order: tuple[int, ...]
     target_ids: IntArray | None
     max_context: int
+    whole_prompt: int | None
     cost: Callable[[], CostModel]
 
 
@@ -136,7 +137,7 @@ def make_drafting(
 
     cost:          measures what the target's passes cost; called if the choice needs to know.
     draft, lookup: where the choice asks for them.
-    clock:         seconds, for the controller.
+    clock:         seconds, for the controller and the drafters.
     Raises ConfigError when the rule cannot judge what the drafter proposes.
     """
     verifier = make_verifier(choice)
@@ -148,7 +149,7 @@ def make_drafting(
         drafter = NgramDrafter(choice.prompt_lookup_max, choice.prompt_lookup_min)
     model, share = None, None
     if isinstance(choice, WithDraft) and draft is not None:
-        drafter = model = _model_drafter(choice, draft, _draws(choice, verifier))
+        drafter = model = _model_drafter(choice, draft, _draws(choice, verifier), clock)
     parts: tuple[Drafter, ...] = tuple(part for part in (lookup, model) if part is not None)
     prediction = PredictionDrafter(tree=verifier.trees)
     if isinstance(choice, AutoConfig):
@@ -182,7 +183,7 @@ def _share(draft: CostModel, target: CostModel) -> float | None:
 
 
 def _model_drafter(
-    choice: WithDraft, draft: DraftModel | DraftHead, draws: Draws
+    choice: WithDraft, draft: DraftModel | DraftHead, draws: Draws, clock: Callable[[], float]
 ) -> DraftModelDrafter | Eagle3Drafter:
     if isinstance(draft, DraftModel):
         return DraftModelDrafter(
@@ -194,7 +195,9 @@ def _model_drafter(
         order=draft.order,
         target_ids=draft.target_ids,
         max_context=min(draft.max_context, choice.max_model_len or draft.max_context),
+        whole_prompt=draft.whole_prompt,
         draws=draws,
+        clock=clock,
     )
 
 

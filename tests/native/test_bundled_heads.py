@@ -42,7 +42,8 @@ def test_it_fits_its_target(pair: tuple[str, str]) -> None:
     head = open_head(BUNDLED[pair[1]].path)
     assert head is not None
     assert head.made_for == "" or head.made_for == open_model(Path(pair[0])).display_name
-    head.for_target(open_model(Path(pair[0])))
+    whole = open_model(Path(pair[0]))
+    assert head.for_target(whole).whole_prompt < whole.architecture.max_positions
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -55,7 +55,7 @@ def made(folder: Path, rows: int = 96) -> export.Made:
         head.output.copy_(head.output.half().float())
     last = Evaluation(0, 0, 0.0, Held(Acceptance(10, (5, 2))))
     settings = Settings(data="self", tokens=1)
-    return export.Made(head, source, ids, LAYERS, settings, last, 0.9, 100, 1.0, "apache-2.0")
+    return export.Made(head, source, ids, LAYERS, settings, last, 0.9, 100, 60, 1.0, "apache-2.0")
 
 
 def engine_rows(
@@ -122,6 +122,7 @@ def test_only_a_part_of_the_vocabulary_is_mapped(tmp_path: Path, rows: int) -> N
         found = open_head(tmp_path / "head" / file)
         assert found is not None
         assert (found.for_target(head.source).target_ids is None) == (rows == VOCAB_SIZE)
+        assert found.trained_length == head.longest
 
 
 def test_products_of_bfloat16_are_near_those_of_float32(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def write(folder: Path, target: Path, rows: int) -> None:
     last = Evaluation(0, 0, 0.0, Held(Acceptance(10, (5, 2, 1))))
     settings = Settings(data="self", tokens=1)
     folder.mkdir()
-    made = export.Made(head, source, ids, layers, settings, last, 0.9, 100, 1.0, "apache-2.0")
+    made = export.Made(head, source, ids, layers, settings, last, 0.9, 100, 60, 1.0, "apache-2.0")
     export.write(folder, made)
 
 

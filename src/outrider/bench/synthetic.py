@@ -345,7 +345,7 @@ def _draft(small: _Loaded, acceptance: Acceptance, target: SyntheticTarget) -> D
         return DraftModel(SyntheticDraft(small.model, acceptance), target.vocab_size, small.cost)
     model, head = SyntheticHead(small.model, acceptance), small.head
     assert head is not None
-    return DraftHead(model, head.taps, head.order, head.target_ids, target.max_positions, small.cost)
+    return DraftHead(model, head.taps, head.order, head.target_ids, target.max_positions, None, small.cost)
 
 
 def _decode(loop: StepLoop, vocab_size: int, settings: Settings, run: int) -> tuple[float, RequestMetrics]:

@@ -30,6 +30,7 @@ from outrider.policy.tree_growth import TreeGrowth
 # Of a request's states that wait; with more, the head computes its rows at once. (Some 5,000 tokens of a
 # target of 135 million parameters, and 700 of one of eight billion.)
 HELD_BYTES = 32 << 20
+FIRST_ROWS = 16  # of a prompt that is longer than what the head was trained on
 USUAL_ROWS = 16  # as many as an accepted draft leaves, which no prefill budget limits
 _NO_ROWS = np.empty(0, np.int32)
 
@@ -38,9 +39,11 @@ _NO_ROWS = np.empty(0, np.int32)
 class _Request:
     """The head's state of one request.
 
-    tokens:    prompt and output, the anchor last.
+    tokens:    prompt and output, the anchor last; of a long prompt not the middle.
     capacity:  most rows.
+    left_out:  which rows of the prompt are.
     states:    of the rows that wait for it.
+    known:     rows of the prompt that the target has computed.
     computed:  rows in the cache that were computed from the target's states. The last known one never is: it
                is computed again for the next draft.
     full:      there are more rows than the capacity.
@@ -48,7 +51,9 @@ class _Request:
 
     tokens: list[int]
     capacity: int
+    left_out: range
     states: WaitingStates
+    known: int = 0
     computed: int = 0
     cache: Cache | None = None
     full: bool = False
@@ -97,6 +102,9 @@ class Eagle3Drafter:
     target_ids:  int32[head.vocab_size], the target's ids of the head's logits; None where they are the same.
                  Every other id has the probability 0.
     max_context: most tokens of a sequence that is drafted for.
+    whole_prompt: most tokens of a prompt that it reads as a whole; None for any. Of a longer one it reads the
+                 first FIRST_ROWS and as many of the last as are half of this, since heads draft badly at
+                 positions that they were not trained at.
     chunk:       most rows of a sequence in one pass.
     draws:       see `Drawing`.
     clock:       seconds, for what its passes take; no draft depends on it.
@@ -114,6 +122,7 @@ class Eagle3Drafter:
         order: tuple[int, ...],
         target_ids: IntArray | None,
         max_context: int,
+        whole_prompt: int | None = None,
         chunk: int = 512,
         draws: Draws = "coupled",
         clock: Callable[[], float] = time.perf_counter,
@@ -124,7 +133,7 @@ class Eagle3Drafter:
             by_layer = np.arange(head.state_width, dtype=np.int32).reshape(len(order), -1)
             size = by_layer.shape[1]
             self._columns = np.concatenate([by_layer[0] + size * tap for tap in order])
-        self._max_context, self._chunk = max_context, chunk
+        self._max_context, self._whole_prompt, self._chunk = max_context, whole_prompt, chunk
         self._drawing = Drawing(draws)
         self._target_ids = target_ids
         self._last_id = -1 if target_ids is None else int(target_ids[-1])
@@ -141,17 +150,30 @@ class Eagle3Drafter:
     def begin(self, request: Request) -> None:
         """See `Drafter.begin`."""
         tokens, more = list(request.prompt), request.params.max_tokens
+        left_out = self._left_out(len(tokens))
+        del tokens[left_out.start + 1 : left_out.stop + 1]  # a row has the next token
         length = self._max_context if more is None else len(tokens) + more
         capacity = min(self._max_context, length)
-        self._requests[request.request_id] = _Request(tokens, capacity, WaitingStates(self._columns))
+        states = WaitingStates(self._columns)
+        self._requests[request.request_id] = _Request(tokens, capacity, left_out, states)
+
+    def _left_out(self, prompt: int) -> range:
+        """The rows of a prompt of so many tokens that the head does not read."""
+        if self._whole_prompt is None or prompt <= self._whole_prompt:
+            return range(0)
+        return range(FIRST_ROWS, max(FIRST_ROWS, prompt - max(1, self._whole_prompt // 2)))
 
     def prefilled(self, request_id: str, start: int, hidden: FloatArray) -> None:
         """See `HiddenStateDrafter.prefilled`."""
         request = self._requests[request_id]
-        assert request.full or start == request.computed + request.count, "in order and without gaps"
-        if request.has_room(len(hidden)):
-            request.states.add_prompt(hidden)
-            self._hold_less(request)
+        assert start == request.known, "in order and without gaps"
+        request.known += len(hidden)
+        left_out = request.left_out
+        first, end = (min(len(hidden), max(0, row - start)) for row in (left_out.start, left_out.stop))
+        for part in (hidden[:first], hidden[end:]):
+            if len(part) and request.has_room(len(part)):
+                request.states.add_prompt(part.copy() if 2 * len(part) < len(hidden) else part)
+                self._hold_less(request)
 
     def observe(self, request_id: str, draft: Draft, verdict: Verdict, scores: TargetScores) -> None:
         """See `Drafter.observe`."""
@@ -247,7 +269,7 @@ class Eagle3Drafter:
     def _start(self, job: ProposeJob) -> _Start | None:
         request = self._requests[job.request_id]
         budget = min(job.budget, self._room(request, job))
-        if budget <= 0 or len(request.tokens) != len(job.context.tokens):
+        if budget <= 0 or len(request.tokens) + len(request.left_out) != len(job.context.tokens):
             return None
         self._roll_back(request)
         return _Start(job, request, budget)

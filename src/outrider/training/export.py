@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from safetensors.numpy import save
 
+from outrider.models.eagle3.head import TRAINED_LENGTH
 from outrider.models.families import LAYER_TENSORS
 from outrider.models.source import ModelSource
 from outrider.training.head import Head
@@ -42,6 +43,7 @@ class Made:
     layers:   of the target, whose inputs it reads, in their order.
     coverage: which part of the held-out answers' tokens it has.
     tokens:   of the answers that it was trained on.
+    longest:  text that it was trained on, in tokens.
     """
 
     head: Head
@@ -52,6 +54,7 @@ class Made:
     last: Evaluation
     coverage: float
     tokens: int
+    longest: int
     seconds: float
     license: str
 
@@ -122,6 +125,7 @@ def config(made: Made) -> dict[str, Any]:
         },
         "draft_vocab_size": len(made.ids),
         "target_hidden_size": spec.hidden_size,
+        TRAINED_LENGTH: made.longest,
         "norm_before_residual": True,
         "norm_before_fc": True,
         "eagle_aux_hidden_state_layer_ids": list(made.layers),
@@ -149,6 +153,7 @@ def write_gguf(path: Path, made: Made, arrays: Mapping[str, npt.NDArray[Any]]) -
     writer.add_vocab_size(made.source.architecture.vocab_size)
     writer.add_array("eagle3.target_layers", list(made.layers))
     writer.add_uint32("eagle3.target_hidden_size", sizes.hidden)
+    writer.add_uint32(f"eagle3.{TRAINED_LENGTH}", made.longest)
     writer.add_bool("eagle3.norm_before_residual", True)
     writer.add_bool("eagle3.norm_before_fc", True)
     _copy_tokenizer(made.source.path, writer)

@@ -90,10 +90,11 @@ class HeadRun(Run):
         if trainer is None:
             return False
         state = trainer.state
-        answers = sum(len(text.answer) for text in texts if not text.held_out)
+        learned = [text for text in texts if not text.held_out]
         made = export.Made(
-            head, source, ids, layers, settings, state.history[-1], coverage, answers, state.seconds,
-            order.license,
+            head, source, ids, layers, settings, state.history[-1], coverage,
+            sum(len(text.answer) for text in learned), max(len(text.ids) for text in learned),
+            state.seconds, order.license,
         )  # fmt: skip
         export.write(order.folder, made)
         return True

@@ -64,16 +64,17 @@ class Checked(Eagle3Drafter):
 
 
 class Oracle:
-    """The reference over a whole text, prompt and plain output."""
+    """The reference over a whole text, prompt and plain output, but for some rows."""
 
-    def __init__(self, text: Sequence[int]) -> None:
+    def __init__(self, text: Sequence[int], left_out: Sequence[int] = ()) -> None:
         states = hidden_of(TARGET, text[:-1], (0, 2)).reshape(len(text) - 1, 2, -1)
         self.states = states[:, [1, 0, 1]].reshape(len(text) - 1, -1)
         self.reference = ReferenceHead(HEAD)
         self.keys: list[list[Any]] = [[]]
         self.rows = [
             self.reference.row(token, state, self.keys, fed_back=False)
-            for token, state in zip(text[1:], self.states, strict=True)
+            for i, (token, state) in enumerate(zip(text[1:], self.states, strict=True))
+            if i not in left_out
         ]
 
     def likeliest(self, length: int, path: Sequence[int], count: int) -> list[int]:
@@ -92,6 +93,21 @@ class Oracle:
 @cache
 def oracle(request_id: str) -> Oracle:
     return Oracle([*PROMPTS[int(request_id)], *PLAIN[request_id]])
+
+
+class Skips(Checked):
+    """Reads the first 16 rows and the last ones of a prompt that is longer than `most`."""
+
+    def __init__(self, most: int = 24, last: int = 12, **more: Any) -> None:
+        super().__init__(whole_prompt=most, **more)
+        self.most, self.last = most, last
+
+    def wanted(self, job: ProposeJob, count: int) -> list[int]:
+        size = len(PROMPTS[int(job.request_id)])
+        left_out = range(16, size - self.last) if size > self.most else range(0)
+        text = [*PROMPTS[int(job.request_id)], *PLAIN[job.request_id]]
+        length = len(job.context.tokens) - len(left_out)
+        return Oracle(text, left_out).likeliest(length, job.context.path, count)
 
 
 def decode(
@@ -157,6 +173,22 @@ def test_a_prompts_rows_are_computed_in_pieces_and_from_a_cached_prefix(monkeypa
     assert again.drafts >= drafter.drafts - len(PROMPTS)
     assert engine.prefixes is not None
     assert engine.prefixes.hit_tokens > 60
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk": 5}, {"prefill_chunk": 16}, {"prefill_chunk": 1}])
+def test_the_middle_of_a_long_prompt_is_left_out(options: dict[str, Any], monkeypatch: Any) -> None:
+    drafter = Skips()
+    assert decode(drafter, **options) == PLAIN
+    assert drafter.drafts > 20
+    monkeypatch.setattr(eagle3, "HELD_BYTES", 0)
+    assert decode(Skips(chunk=7), **options) == PLAIN
+
+
+@pytest.mark.parametrize(("most", "last"), [(1, 1), (2, 1), (40, 20), (69, 34), (70, 0)])
+def test_any_length_may_be_the_most_that_is_read_as_a_whole(most: int, last: int) -> None:
+    drafter = Skips(most, last)
+    assert decode(drafter) == PLAIN
+    assert drafter.drafts > 20
 
 
 def test_a_draft_that_fails_half_way_leaves_the_drafter_usable() -> None:
@@ -308,6 +340,22 @@ class KeepsFedBackRows(Checked):
         super().observe(request_id, draft, verdict, TargetScores(scores.logits, wrong))
 
 
+class LeavesOutOneMore(Skips):
+    """The rows behind the gap have the tokens of those before them."""
+
+    def begin(self, request: Request) -> None:
+        super().begin(request)
+        if (state := self._requests[request.request_id]).left_out:
+            del state.tokens[17]
+            state.tokens.append(0)
+
+
+class LeavesOutNothing(Skips):
+    def __init__(self) -> None:
+        super().__init__()
+        self._whole_prompt = None
+
+
 class OffsetsForIds(Checked):
     """Takes ids for offsets, as a reader of the other dialect would."""
 
@@ -316,7 +364,11 @@ class OffsetsForIds(Checked):
 
 
 @pytest.mark.parametrize(
-    "twin", [KeepsDraftedRows, StatesOfTheNextPosition, LayersInOrder, KeepsFedBackRows, OffsetsForIds]
+    "twin",
+    [
+        *(KeepsDraftedRows, StatesOfTheNextPosition, LayersInOrder, KeepsFedBackRows, OffsetsForIds),
+        *(LeavesOutOneMore, LeavesOutNothing),
+    ],
 )
 def test_broken_twins_are_caught(twin: Callable[[], Checked]) -> None:
     with pytest.raises(AssertionError):

@@ -74,6 +74,23 @@ def test_layers_that_no_file_names_are_those_of_the_paper(tmp_path: Path) -> Non
         assert head.for_target(target(tmp_path, layers=28)).layers == (2, 14, 25)
 
 
+@pytest.mark.parametrize(("trained", "positions", "whole"), [(None, 8192, 2048), (700, 8192, 700),
+                                                             (5000, 8192, 5000), (5000, 1024, 1024),
+                                                             (None, 512, 512)])  # fmt: skip
+def test_how_long_a_prompt_is_read_as_a_whole(
+    tmp_path: Path, trained: int | None, positions: int, whole: int
+) -> None:
+    keys = {"eagle3.trained_length": trained, "eagle3.context_length": positions}
+    made = {} if trained is None else {"trained_length": trained}
+    for head in (
+        gguf(tmp_path, tiny_head(GGUF), keys=keys),
+        original_folder(
+            tmp_path / "head", tiny_head(), config={"max_position_embeddings": positions, **made}
+        ),
+    ):
+        assert read(head).whole_prompt == whole
+
+
 def test_the_first_converters_named_the_layers_otherwise(tmp_path: Path) -> None:
     keys = {"eagle3.target_layers": None, "eagle3.extract_layers": [1, 4, 5]}
     assert read(gguf(tmp_path, tiny_head(GGUF), keys=keys)).layers == (1, 4, 5)
@@ -226,6 +243,8 @@ def test_damaged_tensors_are_named(tmp_path: Path, tensors: dict[str, Any], what
     ("config", "what"),
     [
         ({"draft_vocab_size": 0}, "draft_vocab_size is not between"),
+        ({"trained_length": 0}, "trained_length is not between"),
+        ({"trained_length": "long"}, "trained_length is not an integer"),
         ({"draft_vocab_size": True}, "draft_vocab_size is not an integer"),
         ({"target_hidden_size": 1 << 40}, "target_hidden_size is not between"),
         ({"norm_before_residual": "yes"}, "norm_before_residual is not true or false"),
@@ -257,6 +276,7 @@ def test_impossible_configurations_are_named(tmp_path: Path, config: dict[str, A
         ({"eagle3.target_layers": [1, 2, 99999]}, "not a list of up to 16 layers"),
         ({"eagle3.target_hidden_size": None}, "target_hidden_size is missing"),
         ({"eagle3.target_hidden_size": 0}, "not between 1 and"),
+        ({"eagle3.trained_length": 0}, "trained_length is 0, not between 1 and"),
         ({"eagle3.norm_before_fc": True}, "enc.output_norm.weight is missing"),
         ({"eagle3.norm_before_residual": 1}, "not a truth value"),
         ({"eagle3.expert_count": 4}, "sets eagle3.expert_count"),

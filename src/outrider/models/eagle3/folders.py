@@ -19,7 +19,9 @@ from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.checks import check_tensors
 from outrider.models.eagle3.head import (
     NO_TOKENIZER,
+    TRAINED_LENGTH,
     USUAL_STATES,
+    USUAL_TRAINED_LENGTH,
     Eagle3Head,
     check_layers,
     check_target_ids,
@@ -124,7 +126,9 @@ def _read(
     )
     ids = _target_ids(folder, stored, spec)
     found = None if layers is None else check_layers(config.path, layers, head.states)
-    return Eagle3Head(source, found, ids, shown(made_for)[1:-1] if made_for else "")
+    target = shown(made_for)[1:-1] if made_for else ""
+    trained = config.integer(TRAINED_LENGTH, 1, LIMITS["max_positions"], USUAL_TRAINED_LENGTH)
+    return Eagle3Head(source, found, ids, target, trained_length=trained)
 
 
 def _dimensions(layer: Section) -> tuple[str, Dimensions]:

@@ -16,6 +16,8 @@ from outrider.models.checks import check_tensors
 from outrider.models.eagle3.head import (
     NAME,
     NO_TOKENIZER,
+    TRAINED_LENGTH,
+    USUAL_TRAINED_LENGTH,
     Eagle3Head,
     check_layers,
     check_target_ids,
@@ -70,7 +72,10 @@ def read_gguf_head(path: Path) -> Eagle3Head:
         chat_template=None,
         parts=tuple(parts),
     )
-    return Eagle3Head(source, layers, ids, _made_for(metadata), tokenizer)
+    trained = metadata.integer(
+        f"{NAME}.{TRAINED_LENGTH}", 1, LIMITS["max_positions"], default=USUAL_TRAINED_LENGTH
+    )
+    return Eagle3Head(source, layers, ids, _made_for(metadata), tokenizer, trained)
 
 
 def _layers(metadata: Metadata) -> npt.NDArray[np.int64] | None:

@@ -22,6 +22,8 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 NAME = "eagle3"  # of the computation, and of the architecture in GGUF files
 MAX_STATES = 16  # hidden states that a head may read of a token
 USUAL_STATES = 3
+TRAINED_LENGTH = "trained_length"  # in files of `outrider train`: tokens of the longest text
+USUAL_TRAINED_LENGTH = 2048  # of published heads: --max-length of EAGLE-3's own training
 NO_TOKENIZER = TokenizerData("bpe")  # a head's ids are its target's
 
 
@@ -39,6 +41,7 @@ class Eagle3Head:
                 are the same.
     made_for:   the name of its target, where the file says.
     tokenizer:  the target's, where the file has it.
+    trained_length: tokens of the longest text that it was trained on, or a guess.
     """
 
     source: ModelSource
@@ -46,6 +49,13 @@ class Eagle3Head:
     target_ids: IntArray | None
     made_for: str = ""
     tokenizer: TokenizerData | None = None
+    trained_length: int = USUAL_TRAINED_LENGTH
+
+    @property
+    def whole_prompt(self) -> int:
+        """Tokens of the longest prompt within the positions that it was trained at, as far as is known. The
+        file's positions are these in some heads, and the target's in others."""
+        return min(self.trained_length, self.source.architecture.max_positions)
 
     @property
     def spec(self) -> HeadSpec:
