@@ -63,6 +63,7 @@ LOOP_CAP, LOOP_RUNS, LOOP_TEMPERATURE, LOOP_TOKENS = 5, 5, 0.7, 128
 LOAD_TOKENS, LOAD_PERIOD = 96, 24
 PREFIX_BYTES = 2 << 30
 LONG, LOADS = (1000, 3000, 6000), ("busy", "memory")
+USUAL_LIMITS = {"long": 2, "busy": 2, "memory": 2}  # prompts of a kind that take long; of others 3
 KINDS = (
     *workloads.SHORT,
     *(f"long {size}" for size in LONG),
@@ -194,13 +195,11 @@ class Stage:
     def run(self, kind: str, temperature: float) -> dict[str, Any]:
         """Measure a cell: a sweep of the fixed settings, where they count, and then all methods."""
         args, (first, _, rest) = self._args, kind.partition(" ")
-        limit, tokens, seeds, warm_up = args.limit, args.n, 1, None
-        if first == "long":
-            items, limit = long_items(int(rest), self.count_tokens), min(limit, 2)
-        else:
-            items = workloads.load(rest or kind)
+        limit, tokens, seeds, warm_up = args.limit or USUAL_LIMITS.get(first, 3), args.n, 1, None
+        is_long = first == "long"
+        items = long_items(int(rest), self.count_tokens) if is_long else workloads.load(rest or kind)
         if first in LOADS:
-            limit, tokens = min(limit, 2), LOAD_TOKENS
+            tokens = LOAD_TOKENS
         if first == "loop":
             limit, tokens, seeds, warm_up = 1, LOOP_TOKENS, LOOP_RUNS, items[1]
             args = replace_runs(args, 1)  # a second round would meet the first one's outputs
@@ -343,7 +342,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temps", type=lambda s: [float(t) for t in s.split(",")], default=[0.0, 0.7])
     parser.add_argument("--caps", type=whole_numbers, default=[1, 2, 3, 5, 8, UNCAPPED], help="warm")
     parser.add_argument("--cold-caps", type=whole_numbers, default=[5, UNCAPPED])
-    parser.add_argument("--limit", type=at_least_one, default=3, help="prompts of a kind")
+    parser.add_argument(
+        "--limit", type=at_least_one, help="prompts of a kind (default: 3, 2 of long ones and beside a load)"
+    )
     parser.add_argument("--runs", type=at_least_one, default=3)
     parser.add_argument("-n", type=at_least_one, default=48, help="most tokens of a short text")
     parser.add_argument("--sweep", type=at_least_one, default=2, help="prompts of the sweep")
