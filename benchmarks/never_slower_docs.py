@@ -103,8 +103,9 @@ def short_section(result: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"Written by `benchmarks/never_slower_docs.py`: {machine['cpu']}, {machine['cores']} cores; "
-            f"{settings['limit'] or 3} prompts of a kind, answers of up to {settings['n']} tokens, "
-            f"runs of each: {settings['runs']}. `auto` says what the controller knew (`warm`: it had learned "
+            f"{settings['limit'] or never_slower_short.USUAL_LIMIT} prompts of a kind, "
+            f"answers of up to {settings['n']} tokens, runs of each: {settings['runs']}. "
+            "`auto` says what the controller knew (`warm`: it had learned "
             "from the texts before; `cold`: each text is the first of its process) and the cap on draft "
             "tokens. The slowest text has its speed-up, and in parentheses what that may be but for the "
             "noise: how far two plain runs of the same text came apart. `best fixed` is the best fixed "

@@ -63,7 +63,8 @@ LOOP_CAP, LOOP_RUNS, LOOP_TEMPERATURE, LOOP_TOKENS = 5, 5, 0.7, 128
 LOAD_TOKENS, LOAD_PERIOD = 96, 24
 PREFIX_BYTES = 2 << 30
 LONG, LOADS = (1000, 3000, 6000), ("busy", "memory")
-USUAL_LIMITS = {"long": 2, "busy": 2, "memory": 2}  # prompts of a kind that take long; of others 3
+USUAL_LIMIT = 3  # prompts of a kind, but for those that take long
+USUAL_LIMITS = {"long": 2, "busy": 2, "memory": 2}
 KINDS = (
     *workloads.SHORT,
     *(f"long {size}" for size in LONG),
@@ -195,7 +196,7 @@ class Stage:
     def run(self, kind: str, temperature: float) -> dict[str, Any]:
         """Measure a cell: a sweep of the fixed settings, where they count, and then all methods."""
         args, (first, _, rest) = self._args, kind.partition(" ")
-        limit, tokens, seeds, warm_up = args.limit or USUAL_LIMITS.get(first, 3), args.n, 1, None
+        limit, tokens, seeds, warm_up = args.limit or USUAL_LIMITS.get(first, USUAL_LIMIT), args.n, 1, None
         is_long = first == "long"
         items = long_items(int(rest), self.count_tokens) if is_long else workloads.load(rest or kind)
         if first in LOADS:

@@ -15,6 +15,7 @@ from outrider.engines.native import NativeModel, _core, calibrate
 from outrider.engines.pass_times import CONTEXT, LONGER_WIDTHS, longer_of, measure, measure_longer
 from outrider.models.open import open_model
 from tests.support.models import Dims, tiny_gguf
+from tests.support.passes import PositionTimer
 from tests.support.toy_model import ToyModel
 
 
@@ -81,30 +82,11 @@ def long_model(tmp_path: Path) -> NativeModel:
     return NativeModel.load(open_model(tiny_gguf(tmp_path / "long.gguf", keys=keys)), threads=1)
 
 
-class Timer:
-    """What reads it after a pass finds that this took a second for each token and position that it attends
-    to."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        forward = NativeModel.forward
-
-        def timed(model: NativeModel, items: Sequence[ForwardItem]) -> list[FloatArray]:
-            for each in items:
-                self.now += float(each.cache.length * len(each.tokens))
-            return forward(model, items)
-
-        monkeypatch.setattr(NativeModel, "forward", timed)
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_longer_context_adds_the_difference_of_both(
     long_model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curve = {1: 100.0, 4: 110.0, 8: 120.0, 16: 150.0}
-    found = measure_longer(long_model, curve, 332, clock=Timer(monkeypatch))
+    found = measure_longer(long_model, curve, 332, clock=PositionTimer(NativeModel, monkeypatch))
     assert found == {n: curve[n] + (332 - CONTEXT) * n for n in LONGER_WIDTHS}
 
 

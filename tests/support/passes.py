@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from outrider.decoding.types import FloatArray
 from outrider.engines.base import Cache, ForwardItem, LanguageModel
@@ -35,3 +36,21 @@ def run(
 
 def same_bits(one: FloatArray, other: FloatArray) -> bool:
     return one.shape == other.shape and bool(np.array_equal(one.view(np.uint32), other.view(np.uint32)))
+
+
+class PositionTimer:
+    """A clock by which a pass of any model of this kind takes a second for each token and position before
+    it."""
+
+    def __init__(self, kind: type[LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        forward = kind.forward
+
+        def timed(model: LanguageModel, items: Sequence[ForwardItem]) -> list[FloatArray]:
+            self.now += sum(float(item.cache.length * len(item.tokens)) for item in items)
+            return forward(model, items)
+
+        monkeypatch.setattr(kind, "forward", timed)
+
+    def __call__(self) -> float:
+        return self.now

@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 
 from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.config.engine import parse_engine  # noqa: E402
-from outrider.decoding.types import FloatArray  # noqa: E402
 from outrider.device_memory import PATH  # noqa: E402
-from outrider.engines.base import ForwardItem  # noqa: E402
+from outrider.engines import pass_times  # noqa: E402
 from outrider.engines.pass_times import CONTEXT, measure_longer  # noqa: E402
 from outrider.engines.torch import backend, calibrate  # noqa: E402
 from outrider.engines.torch.device import find_device, find_dtype  # noqa: E402
@@ -24,6 +23,7 @@ from outrider.errors import ConfigError, InsufficientMemoryError  # noqa: E402
 from outrider.models.open import open_model  # noqa: E402
 from outrider.pipeline import Pipeline, build, load_target  # noqa: E402
 from tests.support.models import Dims, tiny_gguf, tiny_hf  # noqa: E402
+from tests.support.passes import PositionTimer  # noqa: E402
 from tests.torch.support import CPU, item, load, same_bits, source  # noqa: E402
 
 PROMPTS = ["the cat sat on the mat the cat sat", "a b c a b"]
@@ -137,23 +137,6 @@ def test_costs_are_measured(folder: Path) -> None:
     assert 0 < curve.seconds(1) < curve.seconds(512)
 
 
-class Timer:
-    """What reads it after a pass finds that this took a second for each token and position before it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        forward = TorchModel.forward
-
-        def timed(model: TorchModel, items: Sequence[ForwardItem]) -> list[FloatArray]:
-            self.now += sum(float(item.cache.length * len(item.tokens)) for item in items)
-            return forward(model, items)
-
-        monkeypatch.setattr(TorchModel, "forward", timed)
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def long_model(tmp_path: Path, **more: Any) -> TorchModel:
     folder = tiny_hf(tmp_path / "long", dims=Dims(context=512))
     return load(open_model(folder), **more)
@@ -163,7 +146,7 @@ def test_a_longer_context_adds_the_difference_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curve = {1: 100.0, 4: 110.0, 16: 150.0}
-    found = measure_longer(long_model(tmp_path), curve, 332, clock=Timer(monkeypatch))
+    found = measure_longer(long_model(tmp_path), curve, 332, clock=PositionTimer(TorchModel, monkeypatch))
     assert found == {n: curve[n] + (332 - CONTEXT) * n for n in curve}
 
 
@@ -178,7 +161,7 @@ def test_costs_depend_on_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return {n: 1.0 + 0.01 * n for n in widths}
 
     monkeypatch.setattr(calibrate, "measure", steady)
-    monkeypatch.setattr(calibrate, "measure_longer", measured)
+    monkeypatch.setattr(pass_times, "measure_longer", measured)
     costs = calibrate.cost_model(long_model(tmp_path), None)
     assert asked == [512 - 16]
     short = costs.at(CONTEXT).seconds(4)

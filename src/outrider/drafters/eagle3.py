@@ -17,6 +17,7 @@ from outrider.decoding.controller import Guide
 from outrider.decoding.request import ProposeJob, Request
 from outrider.decoding.sampling.randomness import StepRandomness
 from outrider.decoding.types import Draft, FloatArray, IntArray, TargetScores, Verdict
+from outrider.drafters.draft_context import HEAD_TOKENS
 from outrider.drafters.draft_sequence import DraftSlots, GrowingTree
 from outrider.drafters.drawing import Drawing, Draws
 from outrider.drafters.head_states import WaitingStates
@@ -30,7 +31,7 @@ from outrider.policy.tree_growth import TreeGrowth
 # Of a request's states that wait; with more, the head computes its rows at once. (Some 5,000 tokens of a
 # target of 135 million parameters, and 700 of one of eight billion.)
 HELD_BYTES = 32 << 20
-FIRST_ROWS = 16  # of a prompt that is longer than what the head was trained on
+FIRST_ROWS = HEAD_TOKENS  # of a prompt that is longer than what the head was trained on
 USUAL_ROWS = 16  # as many as an accepted draft leaves, which no prefill budget limits
 _NO_ROWS = np.empty(0, np.int32)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -134,6 +135,20 @@ def longer_of(layers: Sequence[LayerSpec], positions: int) -> LongerContext | No
     context = min(LONGER, positions - LONGER_WIDTHS[-1])
     windows = Counter(layer.window for layer in layers)
     return LongerContext(context, {}, tuple(windows.items())) if context >= LEAST_LONGER else None
+
+
+def measured_longer(
+    model: LanguageModel, curve: Mapping[int, float], longer: LongerContext | None
+) -> LongerContext | None:
+    """The same with the seconds that `measure_longer` finds."""
+    if longer is None:
+        return None
+    return replace(longer, seconds=measure_longer(model, curve, longer.context))
+
+
+def measure_head(head: HeadModel, seconds: float, widths: Sequence[int]) -> dict[int, float]:
+    """`measure` a head, of whose rows in a pass the last has logits."""
+    return measure(HeadAsModel(head), seconds, widths=widths, most_rows=1)
 
 
 class HeadAsModel:

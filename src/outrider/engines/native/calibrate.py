@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.decoding.types import FloatArray, IntArray
+from outrider.engines import pass_times
 from outrider.engines.base import Cache, ForwardItem, LanguageModel, VocabSubsetModel
 from outrider.engines.heads import HeadModel
 from outrider.engines.native import _core
@@ -92,7 +93,7 @@ def head_cost_model(head: HeadModel, folder: Path | None = None) -> CostModel:
 
 def measure_head(head: HeadModel, seconds: float = SECONDS) -> dict[int, float]:
     """`measure` a head, as `measure_curve` does a model."""
-    return measure(HeadAsModel(head), seconds, widths=WIDTHS, most_rows=1)
+    return pass_times.measure_head(head, seconds, WIDTHS)
 
 
 def spread_of_head(head: HeadModel, curve: Mapping[int, float]) -> float:
@@ -185,9 +186,7 @@ def measured_longer(
 
     curve: of the short context.
     """
-    if (longer := _longer(model)) is None:
-        return None
-    return replace(longer, seconds=measure_longer(_computing(model, blocks), curve, longer.context))
+    return pass_times.measured_longer(_computing(model, blocks), curve, _longer(model))
 
 
 def _longer(model: NativeModel) -> LongerContext | None:

@@ -6,18 +6,16 @@ reads one curve for all batches: at large ones it drafts less, and then nothing.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from outrider.decoding.types import IntArray
 from outrider.engines.base import LanguageModel
 from outrider.engines.heads import HeadModel
 from outrider.engines.pass_times import (
     CONTEXT,
     LONGER_WIDTHS,
-    HeadAsModel,
     longer_of,
     measure,
-    measure_longer,
+    measure_head,
+    measured_longer,
 )
 from outrider.engines.torch.head import TorchHead
 from outrider.engines.torch.model import TorchModel
@@ -35,10 +33,7 @@ def cost_model(model: LanguageModel, blocks: IntArray | None) -> CostModel:
         return CostModel(measure(model, SECONDS, widths=UNPADDED_WIDTHS), CONTEXT)
     measure(model, 0.0, widths=WIDTHS)  # makes graphs and compiles kernels
     curve = measure(model, SECONDS, widths=WIDTHS)
-    longer = _longer(model)
-    if longer is not None:
-        longer = replace(longer, seconds=measure_longer(model, curve, longer.context))
-    return CostModel(curve, CONTEXT, longer)
+    return CostModel(curve, CONTEXT, measured_longer(model, curve, _longer(model)))
 
 
 def _longer(model: TorchModel) -> LongerContext | None:
@@ -53,6 +48,5 @@ def head_cost_model(head: HeadModel) -> CostModel:
     """What a pass of a head costs, measured now."""
     if not isinstance(head, TorchHead):
         return CostModel()
-    measured = HeadAsModel(head)
-    measure(measured, 0.0, widths=WIDTHS, most_rows=1)
-    return CostModel(measure(measured, SECONDS, widths=WIDTHS, most_rows=1), CONTEXT)
+    measure_head(head, 0.0, WIDTHS)
+    return CostModel(measure_head(head, SECONDS, WIDTHS), CONTEXT)
